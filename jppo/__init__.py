@@ -1,0 +1,32 @@
+"""jppo: PPO on the device, fast. Everything loads on first use, so the import itself costs nothing."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jppo.anakin import make_anakin as make_anakin
+    from jppo.config import PPOConfig as PPOConfig
+    from jppo.envs import make_env as make_env
+    from jppo.evaluate import evaluate as evaluate
+    from jppo.presets import PRESETS as PRESETS
+    from jppo.train import train as train
+    from jppo.types import Hyperparams as Hyperparams
+
+_HOMES = {
+    "Hyperparams": "jppo.types",
+    "PPOConfig": "jppo.config",
+    "PRESETS": "jppo.presets",
+    "evaluate": "jppo.evaluate",
+    "make_anakin": "jppo.anakin",
+    "make_env": "jppo.envs",
+    "train": "jppo.train",
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jppo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

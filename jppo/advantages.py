@@ -1,0 +1,41 @@
+"""Generalised advantage estimation."""
+
+import jax
+import jax.numpy as jnp
+
+from jppo.types import Array
+
+
+def generalized_advantages(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    gamma: Array | float,
+    gae_lambda: Array | float,
+) -> Array:
+    """Advantages A_t, [T, N] f32.
+
+        delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
+        A_t     = delta_t + gamma * lambda * (1 - done_t) * A_{t+1},    done = terminated or truncated
+
+    Schulman et al. (2016), "High-dimensional continuous control using generalized advantage estimation", eq. 16.
+    The paper has no time limits; here `next_value` is V of the true successor, so a truncated episode bootstraps from
+    the state it was cut in, and nothing flows back over the cut. Reward r_t is the one that followed the action at t.
+
+    Args:
+      reward, value, next_value: [T, N] f32.
+      terminated, truncated: [T, N] bool.
+      gamma, gae_lambda: scalars in [0, 1].
+    """
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    decay = jnp.where(jnp.logical_or(terminated, truncated), 0.0, gamma * gae_lambda)
+
+    def backward(advantage: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta_t, decay_t = step
+        advantage = delta_t + decay_t * advantage
+        return advantage, advantage
+
+    _, advantages = jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=8)
+    return advantages

@@ -1,0 +1,82 @@
+"""The on-device mode: rollout and update fused into one program (the "Anakin" architecture of Hessel et al. 2021,
+"Podracer architectures for scalable reinforcement learning")."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jppo.collect import collect, init_collect
+from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.envs import Environment, make_env
+from jppo.learner import Optimizer, adam, make_learner
+from jppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.types import Array, CollectState, Metrics, TrainState
+
+
+class AnakinState(struct.PyTreeNode, kw_only=True):
+    """The whole of a run."""
+
+    train: TrainState
+    collect: CollectState
+
+
+class Anakin(NamedTuple):
+    """Pure functions over a run's state; each can be jitted, vmapped and scanned."""
+
+    init: Callable[[Array, Hyperparams], AnakinState]  # (key, hyperparams)
+    step: Callable[[AnakinState], tuple[AnakinState, Metrics]]  # one rollout and update
+    train: Callable[[Array, Hyperparams], tuple[AnakinState, Metrics]]  # the whole run; metrics stacked [updates]
+    env: Environment
+    policy: Policy
+    config: PPOConfig
+    num_updates: int
+
+
+def make_anakin(
+    env: Any,
+    config: PPOConfig = PPOConfig(),
+    *,
+    total_steps: int = 1_000_000,
+    network: Network | None = None,
+    optimizer: Optimizer = adam,
+) -> Anakin:
+    """The on-device agent.
+
+    Args:
+      env: a name, an object with gymnax's API, or an Environment.
+      total_steps: environment steps of `train`, rounded up to whole updates; also the end of annealing.
+      network: anything that fits `jppo.networks.Network`; by default what `config` names.
+      optimizer: see `make_learner`.
+
+    Raises:
+      ValueError: an unknown or unfit environment, or a network whose outputs do not fit it.
+    """
+    env = make_env(env)
+    network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
+    check_network(network, env.obs_spec, env.action_spec)
+    policy = make_policy(network, env.obs_spec)
+    learner = make_learner(policy, config, optimizer)
+    num_updates = config.num_updates(check_total_steps(total_steps))
+
+    def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
+        learner_key, envs_key = jax.random.split(key)
+        collect_state = init_collect(env, envs_key, jnp.arange(config.num_envs, dtype=jnp.int32))
+        train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)
+        return AnakinState(train=train_state, collect=collect_state)
+
+    rollout_of = functools.partial(collect, env, policy, config.action_bounds, config.num_steps)
+
+    def step(state: AnakinState) -> tuple[AnakinState, Metrics]:
+        train_state = state.train
+        collect_state, rollout, stats = rollout_of(train_state.policy, state.collect, train_state.hyperparams.gamma)
+        train_state, metrics = learner.update(train_state, rollout, stats)
+        return AnakinState(train=train_state, collect=collect_state), metrics
+
+    def train(key: Array, hyperparams: Hyperparams = Hyperparams()) -> tuple[AnakinState, Metrics]:
+        return jax.lax.scan(lambda state, _: step(state), init(key, hyperparams), length=num_updates)
+
+    return Anakin(init, step, train, env, policy, config, num_updates)

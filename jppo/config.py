@@ -1,0 +1,177 @@
+"""What the user sets. Standard library only, so that the command line can show its help at once.
+
+`PPOConfig` is structure: whatever changes the compiled program. `Hyperparams` are numbers: leaves of the
+training state, so that a sweep over them is a `vmap` and compiles once.
+"""
+
+import dataclasses
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MAX_STRATA = 8
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """The structure of a run: a change of any field compiles a new program."""
+
+    num_envs: int = 64
+    """Environments stepped side by side (N)."""
+    num_steps: int = 128
+    """Steps of each environment per rollout (T); an update learns from num_envs*num_steps samples."""
+    num_epochs: int = 4
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Gradient steps per pass; must divide num_envs*num_steps."""
+    network: Literal["mlp", "cnn"] = "mlp"
+    """mlp flattens the observation; cnn takes images [height, width, channels]."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers (after the convolutions, for cnn)."""
+    activation: Literal["tanh", "relu", "swish"] = "tanh"
+    """Activation of the hidden layers of the mlp (the cnn's own layers are relu)."""
+    shared_torso: bool = False
+    """One torso for actor and critic instead of one each."""
+    normalize_obs: bool = False
+    """Divide observations by their running standard deviation, after subtracting the running mean."""
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_advantage: bool = True
+    """Standardise advantages within each minibatch."""
+    clip_value: bool = True
+    """Clip the value update like the policy's (by vf_clip_eps)."""
+    anneal_learning_rate: bool = True
+    """Let the learning rate fall linearly to zero over the run."""
+    kl_control: Literal["none", "stop", "adapt"] = "none"
+    """stop: skip an update's remaining epochs once its KL passes target_kl; adapt: steer the learning rate to it."""
+    action_bounds: Literal["clip", "tanh"] = "clip"
+    """How an unbounded sample becomes a bounded action: clipped to [-1, 1] or squashed, then scaled to the bounds."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches"):
+            _check_positive_int(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            _check_field_type(field, getattr(self, field.name))
+        if not isinstance(self.hidden_sizes, tuple):
+            raise ValueError(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
+        for size in self.hidden_sizes:
+            _check_positive_int("hidden_sizes", size)
+        if self.batch_size % self.num_minibatches:
+            nearest = ", ".join(map(str, _nearest_divisors(self.batch_size, self.num_minibatches)))
+            raise ValueError(
+                f"num_envs*num_steps = {self.batch_size} is not divisible by num_minibatches = "
+                f"{self.num_minibatches}; nearest that divide it: {nearest}"
+            )
+        if self.normalize_advantage and self.minibatch_size < 2:
+            raise ValueError(
+                f"num_minibatches = {self.num_minibatches} leaves minibatches of {self.minibatch_size} sample, whose "
+                "advantages cannot be standardised; use fewer, or set normalize_advantage to false"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per update: num_envs*num_steps."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        """Samples per gradient step."""
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def num_strata(self) -> int:
+        """Shards of the environments that the shuffle keeps apart (see `jppo.shuffle`)."""
+        fits = (
+            s
+            for s in range(min(MAX_STRATA, self.num_envs), 0, -1)
+            if self.num_envs % s == 0 and (self.batch_size // s) % self.num_minibatches == 0
+        )
+        return next(fits)
+
+    def num_updates(self, total_steps: int) -> int:
+        """Updates that make at least `total_steps` environment steps."""
+        return -(-total_steps // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Hyperparams:
+    """The numbers of a run: a pytree of scalars (or, under `vmap`, of arrays of scalars)."""
+
+    learning_rate: Any = 2.5e-4
+    """Step size of Adam (its start, where annealed)."""
+    gamma: Any = 0.99
+    """Discount per step."""
+    gae_lambda: Any = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_eps: Any = 0.2
+    """The policy's probability ratio is clipped to 1 +- this."""
+    vf_clip_eps: Any = 0.2
+    """With clip_value, the value may move this far from the one recorded."""
+    vf_coef: Any = 0.5
+    """Weight of the value loss."""
+    ent_coef: Any = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: Any = 0.5
+    """The gradient's global norm is clipped to this."""
+    target_kl: Any = 0.01
+    """KL aimed at by kl_control."""
+    adam_eps: Any = 1e-5
+    """Adam's epsilon."""
+
+
+# (lowest, highest, whether the lowest is allowed)
+_RANGES = {
+    "learning_rate": (0.0, math.inf, True),
+    "gamma": (0.0, 1.0, True),
+    "gae_lambda": (0.0, 1.0, True),
+    "clip_eps": (0.0, math.inf, False),
+    "vf_clip_eps": (0.0, math.inf, False),
+    "vf_coef": (0.0, math.inf, True),
+    "ent_coef": (-math.inf, math.inf, False),
+    "max_grad_norm": (0.0, math.inf, False),
+    "target_kl": (0.0, math.inf, False),
+    "adam_eps": (0.0, math.inf, False),
+}
+
+
+def check_hyperparams(hyperparams: Hyperparams) -> None:
+    """Raises ValueError for the first number that is out of range, NaN or no number. Takes concrete scalars."""
+    for name, (low, high, closed) in _RANGES.items():
+        value = getattr(hyperparams, name)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} = {value!r} is not a number") from None
+        inside = (low <= number if closed else low < number) and number <= high
+        if not inside or (math.isinf(number) and name != "max_grad_norm"):
+            bounds = f"{'[' if closed else '('}{low:g}, {high:g}{']' if high < math.inf else ')'}"
+            raise ValueError(f"{name} = {number:g} is outside {bounds}")
+
+
+def check_total_steps(total_steps: Any) -> int:
+    """`total_steps` as an int; floats such as 5e5 are taken when whole. Raises ValueError otherwise."""
+    whole = isinstance(total_steps, numbers.Real) and not isinstance(total_steps, bool) and total_steps == total_steps
+    if not whole or math.isinf(total_steps) or total_steps != int(total_steps) or total_steps < 1:
+        raise ValueError(f"total_steps = {total_steps!r} must be a whole number of at least 1")
+    return int(total_steps)
+
+
+def _check_positive_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{name} = {value!r} must be a whole number of at least 1")
+
+
+def _check_field_type(field: dataclasses.Field, value: Any) -> None:
+    choices = getattr(field.type, "__args__", ())
+    if getattr(field.type, "__origin__", None) is Literal and value not in choices:
+        raise ValueError(f"{field.name} = {value!r} is not one of {', '.join(choices)}")
+    if field.type is bool and not isinstance(value, bool):
+        raise ValueError(f"{field.name} = {value!r} must be True or False")
+
+
+def _nearest_divisors(n: int, wanted: int) -> list[int]:
+    """The five divisors of n nearest to `wanted`, in order."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    divisors = {*small, *(n // d for d in small)}
+    return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:5])

@@ -1,0 +1,6 @@
+"""Environments as the collectors see them."""
+
+from jppo.envs.base import Environment, Step
+from jppo.envs.gymnax import available, make_env
+
+__all__ = ["Environment", "Step", "available", "make_env"]

@@ -1,0 +1,138 @@
+"""The one door to gymnax, and to whatever speaks its API."""
+
+import difflib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jppo.envs.base import Environment, Step
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.types import Array, PyTree
+
+
+def available() -> list[str]:
+    """Names that `make_env` takes."""
+    from gymnax.registration import registered_envs  # slow to import: only when asked for
+
+    return list(registered_envs)
+
+
+def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
+    """An on-device environment.
+
+    Args:
+      env: a gymnax name such as "CartPole-v1", an object with gymnax's API (1.0.1 or later), or an Environment.
+      params: the environment's parameters; its default_params when None.
+      **overrides: fields of the parameters to replace, e.g. max_steps_in_episode=200.
+
+    Raises:
+      ValueError: an unknown name (with the nearest), spaces that PPO cannot take, or a step of another API.
+    """
+    if isinstance(env, Environment):
+        return env
+    source = _make_by_name(env) if isinstance(env, str) else env
+    missing = [name for name in ("reset", "step", "action_space", "observation_space") if not hasattr(source, name)]
+    if missing:
+        raise ValueError(f"{type(source).__name__} is no gymnax environment: it has no {', '.join(missing)}")
+    params = source.default_params if params is None else params
+    if overrides:
+        unknown = sorted(set(overrides) - set(vars(params)))
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: no such parameter; there are {', '.join(sorted(vars(params)))}")
+        params = params.replace(**overrides)
+    name = env if isinstance(env, str) else getattr(source, "name", type(source).__name__)
+    action_spec = _action_spec(name, source.action_space(params))
+    return _adapt(name, source, params, action_spec)
+
+
+def _make_by_name(name: str) -> Any:
+    import gymnax
+
+    if name not in available():
+        near = difflib.get_close_matches(name, available(), 3, 0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+        raise ValueError(f"unknown environment {name!r}; {hint}")
+    try:
+        return gymnax.make(name)[0]
+    except OSError as error:  # MNISTBandit-bsuite downloads its images when made
+        raise ValueError(f"{name} could not be made: it needs a download, which failed ({error})") from error
+
+
+def _adapt(name: str, source: Any, params: Any, action_spec: ActionSpec) -> Environment:
+    def reset(key: Array) -> tuple[PyTree, PyTree]:
+        obs, state = source.reset(key, params)
+        return _strong(obs), _strong(state)
+
+    def step(key: Array, state: PyTree, action: Array) -> Step:
+        obs, state, reward, terminated, truncated, info = source.step(key, state, action, params)
+        return Step(
+            obs=_strong(obs),
+            state=_strong(state),
+            reward=jnp.asarray(reward, jnp.float32).reshape(()),
+            terminated=jnp.asarray(terminated, bool).reshape(()),
+            truncated=jnp.asarray(truncated, bool).reshape(()),
+            final_obs=info["final_observation"],
+        )
+
+    obs = _check_contract(name, source, params, action_spec)
+    obs_spec = _obs_spec(name, source.observation_space(params), obs)
+    return Environment(name, reset, step, obs_spec, action_spec, source, params)
+
+
+def _check_contract(name: str, source: Any, params: Any, action_spec: ActionSpec) -> PyTree:
+    """Traces a reset and a step; returns the abstract observation."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    obs, state = jax.eval_shape(source.reset, key, params)
+    action = jax.ShapeDtypeStruct(action_spec.shape, action_spec.dtype)
+    returned = jax.eval_shape(source.step, key, state, action, params)
+    if len(returned) != 6:
+        raise ValueError(
+            f"{name}: step returned {len(returned)} values; gymnax >= 1.0.1 returns six "
+            "(obs, state, reward, terminated, truncated, info)"
+        )
+    if "final_observation" not in returned[5]:
+        raise ValueError(
+            f'{name}: step\'s info has no "final_observation"; gymnax >= 1.0.1 puts the true successor there at every '
+            "step (override step_env, not step, to inherit it)"
+        )
+    for what, after in (("reset observation", returned[0]), ("final_observation", returned[5]["final_observation"])):
+        if _shapes(obs) != _shapes(after):
+            raise ValueError(
+                f"{name}: observations differ: reset gives {_shapes(obs)}, {what} of a step {_shapes(after)}"
+            )
+    if _shapes(state) != _shapes(returned[1]):
+        raise ValueError(f"{name}: the state differs: reset gives {_shapes(state)}, step {_shapes(returned[1])}")
+    if int(np.prod(returned[2].shape)) != 1:
+        raise ValueError(f"{name}: the reward must be a scalar, not of shape {returned[2].shape}")
+    return obs
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+
+
+def _action_spec(name: str, space: Any) -> ActionSpec:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return ActionSpec(shape=(), dtype=str(np.dtype(space.dtype)), num_actions=int(space.n))
+    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"{name}: action space {space} is not supported; Discrete and real-valued Box are")
+    shape = tuple(space.shape)
+    low, high = (tuple(np.broadcast_to(bound, shape).ravel().tolist()) for bound in (space.low, space.high))
+    return ActionSpec(shape=shape, dtype=str(np.dtype(space.dtype)), low=low, high=high)
+
+
+def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:
+    """Shapes and dtypes as they come, since declared ones are not always right; categories from the space."""
+    if type(space).__name__ == "Discrete":
+        return ObsSpec(tuple(obs.shape), str(obs.dtype), int(space.n))
+    if any(not leaf.size for leaf in jax.tree.leaves(obs)):
+        raise ValueError(f"{name}: an observation is empty: {_shapes(obs)}")
+    return jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape), str(leaf.dtype)), obs)
+
+
+def _strong(tree: PyTree) -> PyTree:
+    """Drops weak types, which would otherwise differ between a reset and a step and compile twice."""
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)

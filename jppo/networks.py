@@ -1,0 +1,173 @@
+"""Actor-critic networks, and what stands between an observation and a network.
+
+A network is anything with `init(key, obs) -> params` and `apply(params, obs) -> (distribution, value)`, where obs
+leaves carry one leading batch dim [B, *obs], the distribution has distrax's methods and value is [B]. A flax linen
+module is one as it is.
+"""
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jppo.config import PPOConfig
+from jppo.distributions import Categorical, DiagGaussian
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.statistics import normalize
+from jppo.types import Array, PolicyState, PyTree
+
+_ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
+_PIXELS = 36  # images at least this wide get the strided convolutions made for screens
+
+
+class Network(Protocol):
+    """What a network must offer; obs leaves are float32 [B, *obs]."""
+
+    def init(self, key: Array, obs: PyTree, /) -> PyTree: ...
+
+    def apply(self, params: PyTree, obs: PyTree, /) -> tuple[Any, Array]: ...
+
+
+class MLP(nn.Module):
+    """Dense layers with orthogonal initial weights of gain sqrt(2)."""
+
+    sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for size in self.sizes:
+            x = _ACTIVATIONS[self.activation](_dense(size, math.sqrt(2.0))(x))
+        return x
+
+
+class ConvTorso(nn.Module):
+    """Convolutions over images [B, height, width, channels], flattened.
+
+    Small images: one of 16 features, 3x3 (Young and Tian 2019, "MinAtar"). Others: 32, 64, 64 features of 8x8/4,
+    4x4/2, 3x3/1 (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
+    """
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        small = min(x.shape[1:3]) < _PIXELS
+        layers = [(16, 3, 1)] if small else [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+        for features, kernel, stride in layers:
+            init = nn.initializers.orthogonal(math.sqrt(2.0))
+            x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", kernel_init=init)(x))
+        return x.reshape(x.shape[0], -1)
+
+
+class ActorCritic(nn.Module):
+    """Policy and value heads on one torso, or on one each."""
+
+    action: ActionSpec
+    kind: str = "mlp"
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    shared_torso: bool = False
+
+    @nn.compact
+    def __call__(self, obs: PyTree) -> tuple[Any, Array]:
+        actor = self._torso("shared" if self.shared_torso else "actor", obs)
+        critic = actor if self.shared_torso else self._torso("critic", obs)
+        value = _dense(1, 1.0, "value")(critic)[:, 0]
+        if self.action.num_actions:
+            return Categorical(_dense(self.action.num_actions, 0.01, "policy")(actor)), value
+        mean = _dense(self.action.size, 0.01, "policy")(actor)
+        log_std = self.param("log_std", nn.initializers.zeros, (self.action.size,))
+        return DiagGaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
+
+    def _torso(self, name: str, obs: PyTree) -> Array:
+        if self.kind == "cnn":
+            x, activation = ConvTorso(name=f"{name}_conv")(obs), "relu"
+        else:
+            leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(obs)]
+            x = leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
+            activation = self.activation
+        return MLP(self.hidden_sizes, activation, name=name)(x)
+
+
+class Policy(NamedTuple):
+    """A network with the observation's preparation in front of it."""
+
+    prepare: Any  # (obs [B, *obs]) -> float32 leaves, one-hot where the space is discrete
+    init: Any  # (key, obs [B, *obs]) -> params
+    apply: Any  # (PolicyState, obs [B, *obs]) -> (distribution, value [B])
+
+
+def make_policy(network: Network, obs_spec: PyTree) -> Policy:
+    """The policy that `network` makes of raw observations: cast, one-hot, normalise, apply."""
+
+    def prepare(obs: PyTree) -> PyTree:
+        return jax.tree.map(_to_features, obs_spec, obs, is_leaf=_is_spec)
+
+    def apply(policy: PolicyState, obs: PyTree) -> tuple[Any, Array]:
+        features = prepare(obs)
+        if policy.obs_stats != ():
+            features = jax.tree.map(normalize, features, policy.obs_stats)
+        distribution, value = network.apply(policy.params, features)
+        return distribution, value.astype(jnp.float32)
+
+    def init(key: Array, obs: PyTree) -> PyTree:
+        return network.init(key, prepare(obs))
+
+    return Policy(prepare, init, apply)
+
+
+def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:
+    """Raises ValueError where a network's outputs do not fit the environment. Traces, computes nothing."""
+    policy, batch = make_policy(network, obs_spec), 3
+    obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(policy.init, key, obs)
+    returned = jax.eval_shape(network.apply, params, jax.eval_shape(policy.prepare, obs))
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise ValueError(f"the network returned {type(returned).__name__}; it must return (distribution, value)")
+    value = returned[1]
+    if value.shape != (batch,):
+        raise ValueError(f"the network's value has shape {value.shape} for a batch of {batch}; it must be ({batch},)")
+    sample, log_prob = jax.eval_shape(_sample_with_log_prob, returned[0], key)
+    wanted = (batch, *action.policy_shape)
+    if sample.shape != wanted or log_prob.shape != (batch,):
+        raise ValueError(
+            f"the network's distribution gives actions of shape {sample.shape} with log_prob {log_prob.shape} for a "
+            f"batch of {batch}; this environment needs {wanted} and ({batch},)"
+        )
+    logits = getattr(returned[0], "logits", None)
+    if action.num_actions and logits is not None and logits.shape[-1] != action.num_actions:
+        raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {action.num_actions} actions")
+
+
+def _sample_with_log_prob(distribution: Any, key: Array) -> tuple[Array, Array]:
+    action = distribution.sample(seed=key)
+    return action, distribution.log_prob(action)
+
+
+def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Network:
+    """The network that the configuration names. Raises ValueError for a cnn without images."""
+    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec, is_leaf=_is_spec)]
+    if config.network == "cnn" and (len(shapes) != 1 or len(shapes[0]) != 3 or min(shapes[0][:2]) < 3):
+        raise ValueError(
+            f'network = "cnn" needs one image [height, width, channels] of at least 3x3; the observation is '
+            f'{", ".join(map(str, shapes))}: use network = "mlp"'
+        )
+    return ActorCritic(action, config.network, config.hidden_sizes, config.activation, config.shared_torso)
+
+
+def _dense(size: int, gain: float, name: str | None = None) -> nn.Dense:
+    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(gain), name=name)
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, ObsSpec)
+
+
+def _to_features(spec: ObsSpec, obs: Array) -> Array:
+    if spec.num_categories:
+        return jax.nn.one_hot(obs, spec.num_categories, dtype=jnp.float32)
+    if obs.dtype == jnp.uint8:
+        return obs.astype(jnp.float32) / 255.0
+    return obs.astype(jnp.float32)

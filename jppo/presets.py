@@ -1,0 +1,72 @@
+"""Published configurations, by name, and which environment starts with which."""
+
+from typing import NamedTuple
+
+from jppo.config import Hyperparams, PPOConfig
+
+
+class Preset(NamedTuple):
+    """A configuration and where it was published."""
+
+    config: PPOConfig
+    hyperparams: Hyperparams
+    total_steps: int
+    source: str
+    envs: tuple[str, ...] = ()  # that use it unless told otherwise
+
+
+PRESETS = {
+    "default": Preset(
+        PPOConfig(num_envs=64, num_steps=128),
+        Hyperparams(learning_rate=1e-3),
+        1_000_000,
+        "our own: wide batches, for environments without a preset of their own",
+    ),
+    "cleanrl-classic": Preset(
+        PPOConfig(num_envs=4, num_steps=128),
+        Hyperparams(),
+        500_000,
+        "CleanRL ppo.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/#ppopy",
+        ("CartPole-v1", "Acrobot-v1"),
+    ),
+    "mountaincar": Preset(
+        PPOConfig(
+            num_envs=16,
+            num_steps=16,
+            num_minibatches=4,
+            normalize_obs=True,
+            clip_value=False,
+            anneal_learning_rate=False,
+        ),
+        Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
+        1_000_000,
+        "rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0",
+        ("MountainCar-v0",),
+    ),
+    "pendulum": Preset(
+        PPOConfig(
+            num_envs=4,
+            num_steps=1024,
+            num_epochs=10,
+            num_minibatches=64,
+            clip_value=False,
+            anneal_learning_rate=False,
+        ),
+        Hyperparams(learning_rate=1e-3, gamma=0.9, ent_coef=0.0),
+        100_000,
+        "rl-baselines3-zoo hyperparams/ppo.yml, Pendulum-v1 (without its state-dependent exploration)",
+        ("Pendulum-v1",),
+    ),
+    "gymnax-minatar": Preset(
+        PPOConfig(num_envs=64, num_steps=128, num_minibatches=8, hidden_sizes=(256, 256), activation="relu"),
+        Hyperparams(learning_rate=5e-4, gamma=0.999),
+        10_000_000,
+        "gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022)",
+        ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
+    ),
+}
+
+
+def preset_for(env_name: str) -> str:
+    """Name of the preset that an environment starts with."""
+    return next((name for name, preset in PRESETS.items() if env_name in preset.envs), "default")

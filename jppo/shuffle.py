@@ -1,0 +1,100 @@
+"""The minibatch shuffle: a keyed bijection on indices, with neither sort nor memory.
+
+`jax.random.permutation` sorts, on one thread, and was a third of a whole PPO iteration on CPU. Here index i of a set
+of a*b is written as (l, r), l < a, r < b, and scrambled by an alternating Feistel network:
+
+    l <- (l + f_k(r)) mod a,    r <- (r + g_k(l)) mod b,    repeated with fresh round keys.
+
+Every half-round is undone by subtracting the same term, so the whole is an exact bijection for every a and b. See
+Black and Rogaway (2002), "Ciphers with arbitrary finite domains", for the unbalanced network; they need not be secret
+here, only well mixed, so the round function is an integer hash. Picture: rotate each row of a grid by its own random
+amount, then each column, and so on.
+
+Stratified: the environments are cut into `num_strata` shards, each shuffled on its own, and minibatch m is the union of
+every shard's m-th slice. A device that holds whole shards can thus form its part of every minibatch alone, and the
+minibatches are the same sets of samples on any number of devices.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jppo.types import Array
+
+_DOUBLE_ROUNDS = 4
+_SMALLEST_FACTOR = 4
+
+
+def balanced_factors(size: int) -> tuple[int, int]:
+    """(a, b) with a*b = size and a <= b as near as can be."""
+    a = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
+    return a, size // a
+
+
+def permuted(key: Array, index: Array, size: int) -> Array:
+    """Where a keyed random permutation of 0..size-1 sends each index; same shape, i32.
+
+    Sizes without two factors of at least 4 (primes and the like) have no network to mix them and fall back on
+    `jax.random.permutation`.
+
+    Args:
+      key: chooses the permutation.
+      index: [...] integers in 0..size-1.
+      size: static, below 2**31.
+    """
+    a, b = balanced_factors(size)
+    if a < _SMALLEST_FACTOR:
+        return jax.random.permutation(key, size).astype(jnp.int32)[index]
+    round_keys = jax.random.bits(key, (2 * _DOUBLE_ROUNDS,), jnp.uint32)
+    index = index.astype(jnp.uint32)
+    left, right = index // jnp.uint32(b), index % jnp.uint32(b)
+    for i in range(_DOUBLE_ROUNDS):
+        left = _add_modulo(left, _below(_hash(right, round_keys[2 * i]), a), a)
+        right = _add_modulo(right, _below(_hash(left, round_keys[2 * i + 1]), b), b)
+    return (left * jnp.uint32(b) + right).astype(jnp.int32)
+
+
+def minibatch_indices(
+    key: Array, minibatch: Array, *, num_steps: int, num_envs: int, num_minibatches: int, strata: Array
+) -> Array:
+    """Rows of one minibatch in a rollout flattened from [T, N] to [T*N]; [S * T*N/S/num_minibatches] i32.
+
+    Args:
+      key: one per epoch, the same on every device.
+      minibatch: [] i32 in 0..num_minibatches-1; together they visit every row once.
+      num_steps, num_envs: T and N of the rollout at hand (of this device).
+      num_minibatches: divides T*N/S.
+      strata: [S] i32, global numbers of the shards that make up this rollout, in the order of its environments.
+    """
+    num_strata = strata.shape[0]
+    envs = num_envs // num_strata
+    size = num_steps * envs
+    length = size // num_minibatches
+    position = minibatch * length + jnp.arange(length, dtype=jnp.int32)
+
+    def rows_of(stratum: Array, place: Array) -> Array:
+        sample = permuted(jax.random.fold_in(key, stratum), position, size)
+        return sample // envs * num_envs + place * envs + sample % envs
+
+    return jax.vmap(rows_of)(strata, jnp.arange(num_strata, dtype=jnp.int32)).reshape(-1)
+
+
+def _hash(x: Array, key: Array) -> Array:
+    """A 32-bit integer hash of x with the key mixed in (the finaliser of MurmurHash3)."""
+    x = x * jnp.uint32(0x9E3779B1) + key
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _below(bits: Array, bound: int) -> Array:
+    """Random bits scaled to 0..bound-1, without a division where the product fits 32 bits."""
+    if bound <= 1 << 16:
+        return ((bits >> 16) * jnp.uint32(bound)) >> 16
+    return bits % jnp.uint32(bound)
+
+
+def _add_modulo(x: Array, term: Array, bound: int) -> Array:
+    total = x + term
+    return jnp.where(total >= bound, total - jnp.uint32(bound), total)

@@ -1,0 +1,72 @@
+"""What an environment's spaces mean to a policy."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from jppo.types import Array
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """One observation array (a leaf, where observations are a pytree)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_categories: int = 0  # of a Discrete space, whose integers reach the network one-hot; 0 for a Box
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of what the network sees."""
+        return (*self.shape, self.num_categories) if self.num_categories else self.shape
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """A discrete action (num_actions > 0), or a box of real numbers."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_actions: int = 0
+    low: tuple[float, ...] = ()  # bounds of the flattened box; infinite where there is none
+    high: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Dimensions of the box."""
+        return math.prod(self.shape)
+
+    @property
+    def policy_shape(self) -> tuple[int, ...]:
+        """Shape of the policy's sample: () if discrete, else (size,)."""
+        return () if self.num_actions else (self.size,)
+
+
+def to_env_action(spec: ActionSpec, action: Array, bounds: Literal["clip", "tanh"]) -> Array:
+    """What the environment gets for a policy's sample; runs at the environment's edge, so log_prob never sees it.
+
+    Dimensions bounded on both sides: the sample is clipped to [-1, 1] (or goes through tanh) and scaled to
+    [low, high]. Others: clipped to what bound there is.
+
+    Args:
+      action: [..., *policy_shape].
+      bounds: "clip" or "tanh".
+
+    Returns:
+      [..., *shape] of the space's dtype.
+    """
+    if spec.num_actions:
+        return action.astype(spec.dtype)
+    low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
+    boxed = np.isfinite(low) & np.isfinite(high)
+    unit_low, unit_high = np.where(boxed, low, 0), np.where(boxed, high, 0)
+    lead = (1,) * (action.ndim - 1)
+    expand = [x.reshape(*lead, -1) for x in (low, high, boxed, unit_low, unit_high)]
+    low, high, boxed, unit_low, unit_high = expand
+    unit = jnp.tanh(action) if bounds == "tanh" else jnp.clip(action, -1.0, 1.0)
+    scaled = unit_low + 0.5 * (unit + 1.0) * (unit_high - unit_low)
+    edge = jnp.where(boxed, scaled, jnp.clip(action, low, high))
+    return edge.reshape(*action.shape[:-1], *spec.shape).astype(spec.dtype)

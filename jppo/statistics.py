@@ -1,0 +1,75 @@
+"""Running moments and what is scaled by them."""
+
+import jax
+import jax.numpy as jnp
+
+from jppo.types import Array, Moments, PyTree
+
+NORMALIZED_BOUND = 10.0
+_EPS = 1e-8
+
+
+def empty_moments(shape: tuple[int, ...] = ()) -> Moments:
+    """Moments of no samples, each of the given shape."""
+    return Moments(count=jnp.zeros(()), mean=jnp.zeros(shape), m2=jnp.zeros(shape))
+
+
+def moments_of(samples: Array, where: Array | None = None, num_batch_dims: int = 2) -> Moments:
+    """Moments over the leading dims.
+
+    Args:
+      samples: [*batch, ...] any real dtype; the first `num_batch_dims` dims are reduced.
+      where: [*batch] bool, the samples that count (all when None).
+      num_batch_dims: how many leading dims are the batch.
+    """
+    axes = tuple(range(num_batch_dims))
+    samples = samples.astype(jnp.float32)
+    shape = samples.shape[:num_batch_dims]
+    where = jnp.ones(shape, bool) if where is None else where
+    mask = jnp.expand_dims(where, tuple(range(num_batch_dims, samples.ndim)))
+    count = jnp.sum(where, dtype=jnp.float32)
+    mean = jnp.sum(samples, axes, where=mask) / jnp.maximum(count, 1.0)
+    centred = samples - jnp.expand_dims(mean, axes)
+    return Moments(count=count, mean=mean, m2=jnp.sum(centred * centred, axes, where=mask))
+
+
+def all_reduce(moments: PyTree, axis_name: str | None) -> PyTree:
+    """Moments of the union of all devices' samples; the identity without an axis name.
+
+    Takes any pytree whose nodes are `Moments`.
+    """
+    if axis_name is None:
+        return moments
+
+    def reduce(local: Moments) -> Moments:
+        count = jax.lax.psum(local.count, axis_name)
+        mean = jax.lax.psum(local.count * local.mean, axis_name) / jnp.maximum(count, 1.0)
+        delta = local.mean - mean
+        return Moments(count=count, mean=mean, m2=jax.lax.psum(local.m2 + local.count * (delta * delta), axis_name))
+
+    return jax.tree.map(reduce, moments, is_leaf=lambda node: isinstance(node, Moments))
+
+
+def normalize(x: Array, stats: Moments) -> Array:
+    """(x - mean) / std, clipped to +-10; unchanged while there are no samples.
+
+    Args:
+      x: [..., *shape of stats.mean].
+      stats: of the same trailing shape.
+    """
+    fresh = stats.count == 0
+    mean = jnp.where(fresh, 0.0, stats.mean)
+    inverse_std = jnp.where(fresh, 1.0, jax.lax.rsqrt(stats.variance + _EPS))
+    lead = tuple(range(x.ndim - mean.ndim))
+    centred = x.astype(jnp.float32) - jnp.expand_dims(mean, lead)
+    return jnp.clip(centred * jnp.expand_dims(inverse_std, lead), -NORMALIZED_BOUND, NORMALIZED_BOUND)
+
+
+def scale_reward(reward: Array, stats: Moments) -> Array:
+    """reward / std of the discounted return, clipped to +-10; unchanged while there are no samples.
+
+    Rewards are scaled, not centred: subtracting a mean would change which behaviour is best.
+    Engstrom et al. (2020), "Implementation matters in deep policy gradients", section 3.
+    """
+    scale = jnp.where(stats.count == 0, 1.0, jax.lax.rsqrt(stats.variance + _EPS))
+    return jnp.clip(reward * scale, -NORMALIZED_BOUND, NORMALIZED_BOUND)

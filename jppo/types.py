@@ -1,0 +1,118 @@
+"""The records that every part speaks in.
+
+Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A actions, D devices.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jppo.config import Hyperparams
+
+Array = jax.Array
+PyTree = Any
+Metrics = dict[str, Array]
+
+jax.tree_util.register_dataclass(Hyperparams)
+
+
+class Moments(struct.PyTreeNode, kw_only=True):
+    """Count, mean and sum of squared deviations of a set of samples; two sets add with `+`.
+
+    Kept in this centred form because plain sums of squares lose all digits in float32 once the mean is large against
+    the spread. Chan, Golub, LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
+
+    count: Array  # [] f32
+    mean: Array  # [...] f32
+    m2: Array  # [...] f32, sum of (x - mean)^2
+
+    def __add__(self, other: "Moments") -> "Moments":
+        count = self.count + other.count
+        share = other.count / jnp.maximum(count, 1.0)
+        delta = other.mean - self.mean
+        return Moments(
+            count=count,
+            mean=self.mean + delta * share,
+            m2=self.m2 + other.m2 + delta * delta * (self.count * share),
+        )
+
+    @property
+    def variance(self) -> Array:
+        """Population variance, [...] f32; 0 for an empty set."""
+        return self.m2 / jnp.maximum(self.count, 1.0)
+
+    @property
+    def std(self) -> Array:
+        """Population standard deviation, [...] f32; 0 for an empty set."""
+        return jnp.sqrt(self.variance)
+
+
+class Transition(struct.PyTreeNode, kw_only=True):
+    """One step of N environments; a `Rollout` when its leaves are stacked to [T, N, ...]."""
+
+    obs: PyTree  # [T, N, *obs], the environment's dtype: what the policy saw, un-normalised
+    action: Array  # [T, N, *act]: the sample whose log_prob was recorded, before any clip, squash or scale
+    log_prob: Array  # [T, N] f32, of the behaviour policy
+    value: Array  # [T, N] f32, of the behaviour policy
+    next_value: Array  # [T, N] f32: V of the true successor, never of the reset observation; 0 where terminated
+    reward: Array  # [T, N] f32, unscaled
+    terminated: Array  # [T, N] bool: the episode ended; no bootstrap
+    truncated: Array  # [T, N] bool: the episode was cut (a time limit); bootstraps from next_value
+    carry: PyTree = ()  # [T, N, ...]: recurrent state before the step; () if feed-forward
+
+    @property
+    def done(self) -> Array:
+        """[T, N] bool: the next observation belongs to another episode."""
+        return jnp.logical_or(self.terminated, self.truncated)
+
+
+Rollout = Transition
+
+
+class EpisodeStats(struct.PyTreeNode, kw_only=True):
+    """What a rollout says about episodes; stats of two rollouts (other devices, other actors) add with `+`."""
+
+    returns: Moments  # undiscounted returns of the episodes that ended
+    lengths: Moments  # their lengths in steps
+    discounted: Moments  # discounted return so far, one sample per step: the scale for rewards
+
+    def __add__(self, other: "EpisodeStats") -> "EpisodeStats":
+        return EpisodeStats(
+            returns=self.returns + other.returns,
+            lengths=self.lengths + other.lengths,
+            discounted=self.discounted + other.discounted,
+        )
+
+
+class PolicyState(struct.PyTreeNode, kw_only=True):
+    """All that an actor needs to act."""
+
+    params: PyTree  # the network's
+    obs_stats: PyTree  # Moments per observation leaf (shape of the leaf); () when observations are not normalised
+
+
+class TrainState(struct.PyTreeNode, kw_only=True):
+    """All that the learner needs to go on: arrays only."""
+
+    policy: PolicyState
+    opt_state: PyTree
+    hyperparams: Hyperparams  # f32 scalars
+    reward_stats: Moments  # of the discounted return
+    learning_rate_scale: Array  # [] f32, moved by kl_control="adapt"
+    key: Array  # [] key; never consumed, folded with `step`
+    step: Array  # [] i32, updates done
+    num_updates: Array  # [] i32, length of the run, for annealing
+
+
+class CollectState(struct.PyTreeNode, kw_only=True):
+    """Where N environments stand between two rollouts. Every leaf has the leading dim N."""
+
+    env_state: PyTree
+    obs: PyTree  # [N, *obs]
+    key: Array  # [N] keys: one stream per environment, so that draws do not depend on how environments are sharded
+    episode_return: Array  # [N] f32
+    episode_length: Array  # [N] i32
+    discounted_return: Array  # [N] f32
