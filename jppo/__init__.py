@@ -23,7 +23,7 @@ _HOMES = {
     "make_env": "jppo.envs",
     "train": "jppo.train",
 }
-__all__ = [*_HOMES, "__version__"]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,10 @@ import jax
 def jit(fun: Callable, **kwargs: Any) -> Callable:
     """`jax.jit` with the options that this library's programs want; for outermost functions.
 
-    On CPU, XLA's concurrency-optimised schedule is switched off: with it, vmapped training programs stop for good after
-    some ten thousand gradient steps, all of XLA's threads asleep (jaxlib 0.10.2; docs/performance.md has the
-    measurements), and without it they are no slower.
+    On CPU, XLA's default schedule runs independent operations at once, and in jaxlib 0.10.2 programs of many small ones
+    (a vmapped training run is one) come to a stop for good after some thousand iterations, all of XLA's threads asleep.
+    The memory-optimised schedule does not, and is no slower (docs/performance.md has the measurements).
     """
-    options = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if jax.default_backend() == "cpu" else None
+    on_cpu = jax.default_backend() == "cpu"
+    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if on_cpu else None
     return jax.jit(fun, compiler_options=options, **kwargs)

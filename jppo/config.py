@@ -96,27 +96,27 @@ class PPOConfig:
 
 @dataclass(frozen=True)
 class Hyperparams:
-    """The numbers of a run: a pytree of scalars (or, under `vmap`, of arrays of scalars)."""
+    """The numbers of a run: a pytree whose leaves may as well be arrays, one number per lane of a `vmap`."""
 
-    learning_rate: Any = 2.5e-4
+    learning_rate: float = 2.5e-4
     """Step size of Adam (its start, where annealed)."""
-    gamma: Any = 0.99
+    gamma: float = 0.99
     """Discount per step."""
-    gae_lambda: Any = 0.95
+    gae_lambda: float = 0.95
     """Lambda of generalised advantage estimation."""
-    clip_eps: Any = 0.2
+    clip_eps: float = 0.2
     """The policy's probability ratio is clipped to 1 +- this."""
-    vf_clip_eps: Any = 0.2
+    vf_clip_eps: float = 0.2
     """With clip_value, the value may move this far from the one recorded."""
-    vf_coef: Any = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    ent_coef: Any = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    max_grad_norm: Any = 0.5
+    max_grad_norm: float = 0.5
     """The gradient's global norm is clipped to this."""
-    target_kl: Any = 0.01
+    target_kl: float = 0.01
     """KL aimed at by kl_control."""
-    adam_eps: Any = 1e-5
+    adam_eps: float = 1e-5
     """Adam's epsilon."""
 
 
@@ -151,8 +151,8 @@ def check_hyperparams(hyperparams: Hyperparams) -> None:
 
 def check_total_steps(total_steps: Any) -> int:
     """`total_steps` as an int; floats such as 5e5 are taken when whole. Raises ValueError otherwise."""
-    whole = isinstance(total_steps, numbers.Real) and not isinstance(total_steps, bool) and total_steps == total_steps
-    if not whole or math.isinf(total_steps) or total_steps != int(total_steps) or total_steps < 1:
+    number = isinstance(total_steps, numbers.Real) and not isinstance(total_steps, bool)
+    if not number or not math.isfinite(total_steps) or total_steps != int(total_steps) or total_steps < 1:
         raise ValueError(f"total_steps = {total_steps!r} must be a whole number of at least 1")
     return int(total_steps)
 

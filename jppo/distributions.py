@@ -33,7 +33,8 @@ class Categorical(struct.PyTreeNode):
         """[...] f32, in nats; a logit of -inf counts as probability 0."""
         log_probs = jax.nn.log_softmax(self.logits)
         probs = jnp.exp(log_probs)
-        return -jnp.sum(jnp.where(probs > 0.0, probs * log_probs, 0.0), axis=-1)
+        finite = jnp.where(probs > 0.0, log_probs, 0.0)  # before the product, so that its gradient is finite too
+        return -jnp.sum(probs * finite, axis=-1)
 
     def mode(self) -> Array:
         """[...] i32, the most likely action (the first of equals)."""

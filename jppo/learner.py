@@ -80,7 +80,7 @@ def make_learner(
         after = _update_statistics(after, rollout, stats, policy, config, axis_name)
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
-        finite = _all_finite((after.policy, metrics["loss/policy"], metrics["loss/value"]))
+        finite = _all_finite((after.policy, after.reward_stats, metrics["loss/policy"], metrics["loss/value"]))
         after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
         return after.replace(step=state.step + 1), metrics
@@ -187,11 +187,13 @@ def _run_epochs(
         if config.normalize_advantage:
             m = all_reduce(moments_of(minibatch.advantage, num_batch_dims=1), axis_name)
             minibatch = minibatch._replace(advantage=losses.standardize(minibatch.advantage, m.mean, m.variance))
+        # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
+        local = params if axis_name is None else jax.lax.pcast(params, axis_name, to="varying")
         grad = jax.grad(ppo_loss, has_aux=True)
-        grads, metrics = grad(params, state.policy.obs_stats, minibatch, hyperparams, policy, config)
+        grads, metrics = grad(local, state.policy.obs_stats, minibatch, hyperparams, policy, config)
         if axis_name is not None:
             grads, metrics = jax.lax.pmean((grads, metrics), axis_name)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
         direction, opt_state = tx.update(jax.tree.map(lambda g: g * scale, grads), opt_state, params)
         params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
@@ -254,7 +256,7 @@ def _local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Ar
 
 
 def _adapted(state: TrainState, kl: Array) -> Array:
-    """The learning-rate scale after an update of this KL: down when it was over twice the target, up when under half."""
+    """The learning-rate scale after an update of this KL: down if over twice the target, up if under half of it."""
     target, scale = state.hyperparams.target_kl, state.learning_rate_scale
     scale = jnp.where(kl > 2.0 * target, scale / _ADAPT_FACTOR, scale)
     scale = jnp.where(kl < 0.5 * target, scale * _ADAPT_FACTOR, scale)

@@ -25,7 +25,8 @@ def value_loss(value: Array, target: Array) -> Array:
 def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_eps: Array | float) -> Array:
     """mean(max((V - target)^2, (V_clip - target)^2)) / 2, V_clip = V_old + clip(V - V_old, -eps, eps); a scalar.
 
-    Not in the paper: OpenAI baselines' ppo2 has it. eps is in units of the return, so its effect depends on their scale.
+    Not in the paper: OpenAI baselines' ppo2 has it. eps is in units of the return, so what it does depends on the
+    rewards' scale.
     """
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)))
@@ -57,4 +58,4 @@ def explained_variance(residual: Moments, target: Moments) -> Array:
       residual: moments of target - V(s).
       target: moments of the targets.
     """
-    return 1.0 - residual.variance / target.variance
+    return jnp.where(target.variance > 0.0, 1.0 - residual.variance / target.variance, jnp.nan)

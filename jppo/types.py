@@ -22,7 +22,8 @@ class Moments(struct.PyTreeNode, kw_only=True):
     """Count, mean and sum of squared deviations of a set of samples; two sets add with `+`.
 
     Kept in this centred form because plain sums of squares lose all digits in float32 once the mean is large against
-    the spread. Chan, Golub, LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
+    the spread. Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for
+    computing sample variances".
     """
 
     count: Array  # [] f32

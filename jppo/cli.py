@@ -1,0 +1,235 @@
+"""The command line. Imports nothing slow before it knows what is asked for."""
+
+import dataclasses
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.presets import PRESETS, preset_for
+
+_EXIT_DIVERGED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+_Inline = tyro.conf.arg(name="")
+
+
+_WholeNumber = tyro.constructors.PrimitiveConstructorSpec(  # an int that may be written 5e5 or 500_000
+    nargs=1,
+    metavar="INT",
+    instance_from_str=lambda words: check_total_steps(float(words[0])),
+    is_instance=lambda value: isinstance(value, int),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train PPO on an environment, on the device."""
+
+    env: tyro.conf.Positional[str]
+    """Environment to train on; `jppo envs` lists them."""
+    total_steps: Annotated[int, _WholeNumber] = 1_000_000
+    """Environment steps, rounded up to whole updates."""
+    seed: int = 0
+    """Seed of everything random."""
+    preset: str | None = None
+    """Published configuration to start from (by default the environment's own): default, cleanrl-classic, mountaincar, pendulum, gymnax-minatar. Options given override it."""  # noqa: E501
+    run_dir: Path | None = None
+    """Where to write the run (default: runs/<env>/<time>-<seed>)."""
+    quiet: bool = False
+    """Show nothing while training."""
+    json: bool = False
+    """End standard output with one line of JSON; everything else goes to standard error."""
+    wandb: bool = False
+    """Log to Weights & Biases too (pip install 'jppo[wandb]')."""
+    config: Annotated[PPOConfig, _Inline] = dataclasses.field(default_factory=PPOConfig)
+    hyperparams: Annotated[Hyperparams, _Inline] = dataclasses.field(default_factory=Hyperparams)
+
+    def run(self) -> int:
+        from jppo import runs
+        from jppo.progress import make_reporter, summary_lines
+        from jppo.train import TrainingDiverged, train
+
+        stream = sys.stderr if self.json else sys.stdout
+        reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
+        try:
+            result = train(
+                self.env,
+                total_steps=self.total_steps,
+                seed=self.seed,
+                config=self.config,
+                hyperparams=self.hyperparams,
+                run_dir=self.run_dir or runs.default_run_dir(self.env, self.seed),
+                progress=reporter,
+                wandb=self.wandb,
+            )
+        except TrainingDiverged as error:
+            print(f"jppo: {error}", file=sys.stderr)
+            result = error.result
+        if not self.quiet:
+            print(*summary_lines(result.summary), sep="\n", file=stream)
+        if self.json:
+            print(json.dumps(runs.jsonable(result.summary)))
+        return {"diverged": _EXIT_DIVERGED, "interrupted": _EXIT_INTERRUPTED}.get(result.summary["status"], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Play a trained policy and report its returns."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """A run directory made by `jppo train`."""
+    episodes: int = 100
+    """Episodes to play, side by side."""
+    sampled: bool = False
+    """Draw actions from the policy instead of taking the most likely ones."""
+    seed: int = 0
+    """Seed of the environments and draws."""
+    json: bool = False
+    """Print one line of JSON instead."""
+
+    def run(self) -> int:
+        from jppo.evaluate import evaluate
+        from jppo.load import load_run
+
+        agent, state, settings = load_run(self.run_dir)
+        summary = evaluate(
+            agent.env,
+            agent.policy,
+            state,
+            num_episodes=self.episodes,
+            seed=self.seed,
+            sampled=self.sampled,
+            action_bounds=agent.config.action_bounds,
+        ).summary()
+        if self.json:
+            print(json.dumps({"env": settings["env"], "sampled": self.sampled} | summary))
+            return 0
+        unfinished = f"; {summary['unfinished']} did not finish" if summary["unfinished"] else ""
+        print(
+            f"{settings['env']}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
+            f"{summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
+            f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), "
+            f"length {summary['length_mean']:.1f}{unfinished}"
+        )
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw learning curves of runs as a PNG; runs that differ only in their seed share a line."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories made by `jppo train`."""
+    output: Path = Path("learning.png")
+    """The picture to write."""
+
+    def run(self) -> int:
+        from jppo.plots import plot
+
+        if not self.run_dirs:
+            raise ValueError("name at least one run directory")
+        plot(self.run_dirs, self.output)
+        print(f"wrote {self.output}")
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Write a GIF of a trained policy at play."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """A run directory made by `jppo train`."""
+    output: Path = Path("play.gif")
+    """The GIF to write."""
+    seed: int = 0
+    """Seed of the episode."""
+    sampled: bool = False
+    """Draw actions from the policy instead of taking the most likely ones."""
+    max_steps: int = 500
+    """Stop after this many steps."""
+
+    def run(self) -> int:
+        from jppo.load import load_run
+        from jppo.render import play_gif
+
+        agent, state, _ = load_run(self.run_dir)
+        length, total = play_gif(
+            agent.env,
+            agent.policy,
+            state,
+            self.output,
+            seed=self.seed,
+            sampled=self.sampled,
+            action_bounds=agent.config.action_bounds,
+            max_steps=self.max_steps,
+        )
+        print(f"wrote {self.output}: {length} steps, return {total:.2f}")
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Envs:
+    """List the environments that can be named, by backend."""
+
+    def run(self) -> int:
+        from rich.console import Console
+        from rich.table import Table
+
+        from jppo.envs import available
+        from jppo.render import DRAWABLE
+
+        table = Table("environment", "backend", "preset", "drawn by `jppo play`")
+        for name in available():
+            table.add_row(name, "anakin (gymnax)", preset_for(name), "yes" if name in DRAWABLE else "")
+        Console().print(table)
+        return 0
+
+
+_COMMANDS = {"train": Train, "eval": Eval, "plot": Plot, "play": Play, "envs": Envs}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input) or 130 (interrupted)."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _parse(argv).run()
+    except ValueError as error:
+        print(f"jppo: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+    except KeyboardInterrupt:
+        print("jppo: interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+
+
+def _parse(argv: list[str]) -> Any:
+    if argv and not argv[0].startswith("-") and argv[0] not in _COMMANDS:
+        near = difflib.get_close_matches(argv[0], _COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
+        raise ValueError(f"unknown command {argv[0]!r}; {hint}")
+    preset = PRESETS[_preset_named_in(argv)]
+    defaults = Train("", total_steps=preset.total_steps, config=preset.config, hyperparams=preset.hyperparams)
+    commands: Any = None
+    for name, command in _COMMANDS.items():
+        default = {"default": dataclasses.replace(defaults, env=tyro.MISSING)} if command is Train else {}
+        option = Annotated[command, tyro.conf.subcommand(name, **default)]
+        commands = option if commands is None else commands | option
+    return tyro.cli(commands, prog="jppo", args=argv, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def _preset_named_in(argv: list[str]) -> str:
+    """The preset whose values the options start from: --preset, else that of an environment named anywhere."""
+    for i, word in enumerate(argv):
+        name = word.removeprefix("--preset=") if word.startswith("--preset=") else None
+        if word == "--preset" and i + 1 < len(argv):
+            name = argv[i + 1]
+        if name is not None:
+            if name not in PRESETS:
+                near = difflib.get_close_matches(name, PRESETS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
+                raise ValueError(f"unknown preset {name!r}; {hint}")
+            return name
+    return next((preset_for(word) for word in argv if preset_for(word) != "default"), "default")

@@ -1,0 +1,78 @@
+"""A trained policy for NumPy callers."""
+
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jppo.compiling import jit
+from jppo.networks import Policy
+from jppo.spaces import ActionSpec, to_env_action
+from jppo.types import Array, PolicyState, PyTree
+
+
+class TrainedPolicy:
+    """Acts on observations as NumPy arrays.
+
+    Attributes:
+      state: the network's parameters and the observation statistics.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        obs_spec: PyTree,
+        action_spec: ActionSpec,
+        action_bounds: Literal["clip", "tanh"],
+    ) -> None:
+        self.state = state
+        self._obs_spec = obs_spec
+        self._key = jax.random.key(0)
+
+        def act(state: PolicyState, obs: PyTree, key: Array, sampled: bool) -> Array:
+            distribution, _ = policy.apply(state, obs)
+            action = distribution.sample(seed=key) if sampled else distribution.mode()
+            return to_env_action(action_spec, action, action_bounds)
+
+        self._act = jit(act, static_argnames="sampled")
+        self._value = jit(lambda state, obs: policy.apply(state, obs)[1])
+
+    def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
+        """The actions that the environment takes: most likely ones, or samples.
+
+        Args:
+          obs: one observation [*obs] or a batch [B, *obs]; a pytree where the environment's is.
+          sampled: draw from the policy's distribution.
+          seed: of the draw; consecutive draws differ without one.
+
+        Raises:
+          ValueError: the observation has another shape than the environment's.
+        """
+        batch, single = self._batched(obs)
+        if seed is None:
+            self._key, key = jax.random.split(self._key)
+        else:
+            key = jax.random.key(seed)
+        actions = np.asarray(self._act(self.state, batch, key, sampled=sampled))
+        return actions[0] if single else actions
+
+    def value(self, obs: Any) -> np.ndarray:
+        """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
+        batch, single = self._batched(obs)
+        values = np.asarray(self._value(self.state, batch))
+        return values[0] if single else values
+
+    def _batched(self, obs: Any) -> tuple[PyTree, bool]:
+        specs, structure = jax.tree.flatten(self._obs_spec)
+        obs = np.asarray(obs) if jax.tree_util.treedef_is_leaf(structure) else obs
+        if jax.tree.structure(obs) != structure:
+            raise ValueError(f"the observation has structure {jax.tree.structure(obs)}; the policy takes {structure}")
+        leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(jax.tree.leaves(obs), specs, strict=True)]
+        single = leaves[0].shape == specs[0].shape
+        leaves = [leaf[None] for leaf in leaves] if single else leaves
+        for leaf, spec in zip(leaves, specs, strict=True):
+            if leaf.shape[1:] != spec.shape or not leaf.ndim:
+                shape = leaf.shape[1:] if single else leaf.shape
+                raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+        return jax.tree.unflatten(structure, leaves), single

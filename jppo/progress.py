@@ -1,0 +1,118 @@
+"""What a person sees while a run trains."""
+
+import math
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+_PLAIN_SECONDS = 5.0
+
+
+class Reporter(Protocol):
+    """Gets told how a run goes."""
+
+    def message(self, text: str) -> None: ...
+
+    def update(self, step: int, steps_per_second: float, recent_return: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def message(self, text: str) -> None: ...
+
+    def update(self, step: int, steps_per_second: float, recent_return: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A progress bar for terminals."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=console,
+            auto_refresh=False,  # drawn when there is news: a drawing thread would take time from the loop
+        )
+        self._total = total_steps
+        self._task = self._progress.add_task("training", total=total_steps, status="compiling")
+        self._progress.start()
+
+    def message(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
+        status = status_line(step, self._total, steps_per_second, recent_return)
+        self._progress.update(self._task, completed=min(step, self._total), status=status, refresh=True)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class Lines:
+    """A line every few seconds, where the output is no terminal."""
+
+    def __init__(self, stream: TextIO, total_steps: int) -> None:
+        self._stream, self._total, self._last = stream, total_steps, -math.inf
+
+    def message(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
+        if time.monotonic() - self._last >= _PLAIN_SECONDS or step >= self._total:
+            self._last = time.monotonic()
+            self.message(status_line(step, self._total, steps_per_second, recent_return))
+
+    def close(self) -> None: ...
+
+
+def make_reporter(kind: str, total_steps: int, stream: TextIO | None = None) -> Reporter:
+    """A reporter: "none", or "auto" for a bar on a terminal and lines elsewhere."""
+    stream = stream or sys.stdout
+    if kind == "none":
+        return Silent()
+    return Bar(Console(file=stream), total_steps) if stream.isatty() else Lines(stream, total_steps)
+
+
+def status_line(step: int, total: int, steps_per_second: float, recent_return: float) -> str:
+    """step/total, speed, time to go, recent return."""
+    remaining = max(0, total - step) / steps_per_second if steps_per_second else math.inf
+    shown = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
+    return f"{step:,}/{total:,} steps  {_short(steps_per_second)} steps/s  {_duration(remaining)} left  {shown}"
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """A finished run in a few lines."""
+    mean, std = summary["return_mean"], summary["return_std"]
+    returns = "no episode ended" if mean is None or math.isnan(mean) else f"return {mean:.1f} +- {std:.1f}"
+    lines = [
+        f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
+        f"{summary['seconds']:.1f} s ({_short(summary['steps_per_second'])} steps/s) "
+        f"after {summary['compile_seconds']:.1f} s of compiling; {returns} over the last episodes"
+    ]
+    return lines + ([f"saved in {summary['run_dir']}"] if summary["run_dir"] else [])
+
+
+def _short(number: float) -> str:
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "?"
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,107 @@
+"""Pictures of a policy at play."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jppo.compiling import jit
+from jppo.envs import Environment
+from jppo.networks import Policy
+from jppo.spaces import to_env_action
+from jppo.types import PolicyState, PyTree
+
+CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+_DRAWN_BY_GYMNAX = (
+    "Asterix-MinAtar",
+    "Breakout-MinAtar",
+    "Catch-bsuite",
+    "FourRooms-misc",
+    "Freeway-MinAtar",
+    "MetaMaze-misc",
+    "PointRobot-misc",
+    "Pong-misc",
+    "Seaquest-MinAtar",
+    "SpaceInvaders-MinAtar",
+)
+DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
+
+
+def play_gif(
+    env: Environment,
+    policy: Policy,
+    state: PolicyState,
+    output: Path,
+    *,
+    seed: int = 0,
+    sampled: bool = False,
+    action_bounds: str = "clip",
+    max_steps: int = 500,
+) -> tuple[int, float]:
+    """Plays one episode (at most max_steps) and writes it as a GIF; returns its length and return.
+
+    Raises:
+      ValueError: an environment that cannot be drawn, or an output that cannot be written.
+    """
+    if env.name not in DRAWABLE:
+        raise ValueError(f"{env.name} cannot be drawn; these can: {', '.join(DRAWABLE)}")
+    if output.suffix.lower() != ".gif":
+        raise ValueError(f"output {output} must end in .gif")
+    if not output.parent.is_dir():
+        raise ValueError(f"output {output} cannot be written: there is no directory {output.parent}")
+    states, rewards = _episode(env, policy, state, seed, sampled, action_bounds, max_steps)
+    if env.name in CLASSIC_CONTROL:
+        _draw_classic_control(env, states, output)
+    else:
+        import matplotlib
+        from gymnax.visualize import Visualizer
+
+        matplotlib.use("Agg")
+        Visualizer(env.source, env.params, states, np.cumsum(rewards)).animate(str(output))
+    return len(rewards), float(np.sum(rewards))
+
+
+def _episode(
+    env: Environment, policy: Policy, state: PolicyState, seed: int, sampled: bool, bounds: str, max_steps: int
+) -> tuple[list[PyTree], list[float]]:
+    """States before each step of one episode, and the rewards that followed."""
+
+    def step(carry: tuple[PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree], Any]:
+        obs, env_state = carry
+        action_key, env_key = jax.random.split(key)
+        distribution, _ = policy.apply(state, jax.tree.map(lambda x: x[None], obs))
+        action = distribution.sample(seed=action_key) if sampled else distribution.mode()
+        after = env.step(env_key, env_state, to_env_action(env.action_spec, action, bounds)[0])  # type: ignore[arg-type]
+        return (after.obs, after.state), (env_state, after.reward, after.terminated | after.truncated)
+
+    def play(key: jax.Array) -> Any:
+        reset_key, steps_key = jax.random.split(key)
+        return jax.lax.scan(step, env.reset(reset_key), jax.random.split(steps_key, max_steps))[1]
+
+    states, rewards, done = jax.device_get(jit(play)(jax.random.key(seed)))
+    length = int(np.argmax(done)) + 1 if done.any() else max_steps
+    return [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)], rewards[:length].tolist()
+
+
+def _draw_classic_control(env: Environment, states: list[PyTree], output: Path) -> None:
+    """With Gymnasium's own renderer, one environment for all frames (gymnax's makes a new one for each)."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the renderer needs neither screen nor sound
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    import gymnasium
+    from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
+    from PIL import Image
+
+    screen: Any = gymnasium.make(env.name, render_mode="rgb_array").unwrapped
+    screen.reset(seed=0)
+    set_gym_params(screen, env.name, env.params)
+    frames = []
+    for state in states:
+        screen.state = get_gym_state(state, env.name)
+        if env.name == "Pendulum-v1":
+            screen.last_u = np.asarray(state.last_u, np.float64)
+        frames.append(Image.fromarray(screen.render()).quantize(32))
+    screen.close()
+    frames[0].save(output, save_all=True, append_images=frames[1:], duration=40, loop=0)

@@ -1,0 +1,172 @@
+"""Run directories: what is written while training, and how it is read back."""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jppo.config import Hyperparams, PPOConfig
+from jppo.types import PolicyState
+
+PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
+_POLICY = "policy"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what a run depends on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def default_run_dir(env_name: str, seed: int) -> Path:
+    """runs/<env>/<time>-<seed>, numbered on if that is taken."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_name)
+    base = Path("runs") / safe / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
+    return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
+
+
+class RunWriter:
+    """Owns a run's directory: config.json, metrics.jsonl, TensorBoard events, policy/, summary.json."""
+
+    def __init__(self, path: Path, config: dict[str, Any], wandb: bool = False) -> None:
+        """Raises ValueError where the directory cannot be made or already holds a run."""
+        if (path / "config.json").exists():
+            raise ValueError(f"run_dir {path} already holds a run; name another, or remove it")
+        wandb_module = _import_wandb() if wandb else None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._metrics = open(path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - held for the whole run
+        except OSError as error:
+            raise ValueError(f"run_dir {path} cannot be written: {error.strerror or error}") from error
+        from tensorboardX import SummaryWriter  # two seconds to import
+
+        self.path = path
+        self._tensorboard = SummaryWriter(str(path / "tensorboard"))
+        self._wandb = wandb_module and wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
+        write_json(path / "config.json", config)
+
+    def write_updates(self, rows: list[dict[str, Any]]) -> None:
+        """One metrics.jsonl line per update; TensorBoard and W&B get the means over the rows at once."""
+        self._metrics.writelines(json.dumps(jsonable(row)) + "\n" for row in rows)
+        self._metrics.flush()
+        step = rows[-1]["step"]
+        means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "step")}
+        means = {name: value for name, value in means.items() if not math.isnan(value)}
+        for name, value in means.items():
+            self._tensorboard.add_scalar(name, value, step)
+        if self._wandb:
+            self._wandb.log(means, step=step)
+
+    def close(self, policy: PolicyState, summary: dict[str, Any]) -> None:
+        """Writes the final policy and the summary, and closes every file."""
+        save_policy(self.path / _POLICY, policy)
+        write_json(self.path / "summary.json", summary)
+        self.abort()
+
+    def abort(self) -> None:
+        """Closes the files without a policy or summary."""
+        self._metrics.close()
+        self._tensorboard.close()
+        if self._wandb:
+            self._wandb.finish()
+
+
+def run_config(
+    env: str, backend: str, seed: int, total_steps: int, config: PPOConfig, hyperparams: Hyperparams, **more: Any
+) -> dict[str, Any]:
+    """Everything to repeat a run."""
+    return {
+        "env": env,
+        "backend": backend,
+        "seed": seed,
+        "total_steps": total_steps,
+        "config": dataclasses.asdict(config),
+        "hyperparams": {name: float(value) for name, value in vars(hyperparams).items()},
+        **more,
+        "versions": versions(),
+    }
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """config.json of a run. Raises ValueError where there is none or it is damaged."""
+    try:
+        return json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(f"{run_dir} is not a run directory: it has no config.json") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
+
+
+def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
+    """metrics.jsonl as arrays over updates, NaN where a value was null. A torn last line is left out."""
+    try:
+        lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError:
+        raise ValueError(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    if not rows:
+        raise ValueError(f"{run_dir}/metrics.jsonl has no updates yet")
+    return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in rows[0]}
+
+
+def save_policy(path: Path, policy: PolicyState) -> None:
+    """Writes a policy with orbax, atomically: the directory appears when it is complete."""
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path.absolute(), policy)
+
+
+def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
+    """The policy of a run, in the structure, shapes and dtypes of `like`. Raises ValueError where it has others."""
+    import orbax.checkpoint as ocp
+
+    path = (run_dir / _POLICY).absolute()
+    if not path.exists():
+        raise ValueError(f"{run_dir} has no policy: its run did not finish")
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            return checkpointer.restore(path, like)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a whole JSON file or nothing."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError("--wandb needs the wandb package: pip install 'jppo[wandb]'") from None
+    return wandb
+
+
+def _mean(values: Iterable[float]) -> float:
+    present = [value for value in values if not math.isnan(value)]
+    return sum(present) / len(present) if present else math.nan
+
+
+def jsonable(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

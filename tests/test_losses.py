@@ -1,0 +1,189 @@
+"""PPO's terms against float64 loops and scipy, and where their gradients must vanish."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jppo import losses
+from jppo.statistics import moments_of
+
+EPS = 0.2
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(0)
+    size = 257
+    old = rng.normal(-1.0, 0.5, size)
+    columns = {
+        "log_prob": old + rng.normal(0.0, 0.3, size),
+        "old_log_prob": old,
+        "advantage": rng.normal(0.2, 2.0, size),
+        "value": rng.normal(size=size),
+        "old_value": rng.normal(size=size),
+        "target": rng.normal(size=size),
+    }
+    return {name: column.astype(np.float32) for name, column in columns.items()}
+
+
+def columns_of(batch, *names):
+    return [jnp.asarray(batch[name]) for name in names]
+
+
+def test_clipped_surrogate_loss(batch):
+    total, cases = 0.0, set()
+    for new, old, advantage in zip(batch["log_prob"], batch["old_log_prob"], batch["advantage"], strict=True):
+        ratio = math.exp(float(new) - float(old))
+        clipped = min(max(ratio, 1 - EPS), 1 + EPS)
+        total += min(ratio * advantage, clipped * advantage)
+        cases.add((advantage > 0, (ratio > 1 + EPS) - (ratio < 1 - EPS)))
+    assert len(cases) == 6, "every side of the ratio with every sign of the advantage"
+    actual = losses.clipped_surrogate_loss(*columns_of(batch, "log_prob", "old_log_prob", "advantage"), EPS)
+    assert float(actual) == pytest.approx(-total / len(batch["log_prob"]), rel=1e-5)
+
+
+def test_value_losses(batch):
+    plain = clipped = 0.0
+    for value, old, target in zip(batch["value"], batch["old_value"], batch["target"], strict=True):
+        near = float(old) + min(max(float(value) - float(old), -EPS), EPS)
+        plain += 0.5 * (float(value) - target) ** 2
+        clipped += 0.5 * max((float(value) - target) ** 2, (near - target) ** 2)
+    size = len(batch["value"])
+    value, old, target = columns_of(batch, "value", "old_value", "target")
+    assert float(losses.value_loss(value, target)) == pytest.approx(plain / size, rel=1e-5)
+    assert float(losses.clipped_value_loss(value, old, target, EPS)) == pytest.approx(clipped / size, rel=1e-5)
+    assert clipped > plain
+
+
+def test_kl_and_clip_fraction(batch):
+    kl = outside = 0.0
+    for new, old in zip(batch["log_prob"], batch["old_log_prob"], strict=True):
+        log_ratio = float(new) - float(old)
+        kl += math.exp(log_ratio) - 1 - log_ratio
+        outside += abs(math.exp(log_ratio) - 1) > EPS
+    size = len(batch["log_prob"])
+    new, old = columns_of(batch, "log_prob", "old_log_prob")
+    assert float(losses.approx_kl(new, old)) == pytest.approx(kl / size, rel=1e-4)
+    assert float(losses.clip_fraction(new, old, EPS)) == pytest.approx(outside / size, rel=1e-6)
+    assert 0.1 < outside / size < 0.9
+
+
+def test_approx_kl_estimates_the_kl_of_two_gaussians():
+    mean, std, samples = 0.3, 1.2, 200_000
+    old, new = scipy.stats.norm(0.0, 1.0), scipy.stats.norm(mean, std)
+    x = old.rvs(samples, random_state=0)
+    exact = math.log(std) + (1 + mean**2) / (2 * std**2) - 0.5
+    estimate = losses.approx_kl(*(jnp.asarray(d.logpdf(x), jnp.float32) for d in (new, old)))
+    assert float(estimate) == pytest.approx(exact, rel=0.03)
+
+
+def test_approx_kl_keeps_its_digits_near_zero():
+    """A KL of 5e-7, from ratios that differ from 1 by 1e-3."""
+    log_ratio = jnp.full(1000, 1e-3, jnp.float32)
+    assert float(losses.approx_kl(log_ratio, jnp.zeros(1000))) == pytest.approx(5.0e-7, rel=1e-2)
+
+
+def test_equal_policies_have_no_kl_and_no_clipping(batch):
+    log_prob, advantage = columns_of(batch, "log_prob", "advantage")
+    assert float(losses.approx_kl(log_prob, log_prob)) == 0.0
+    assert float(losses.clip_fraction(log_prob, log_prob, 1e-6)) == 0.0
+    loss, gradient = jax.value_and_grad(losses.clipped_surrogate_loss)(log_prob, log_prob, advantage, EPS)
+    assert float(loss) == pytest.approx(-batch["advantage"].mean(dtype=float), rel=1e-5)
+    np.testing.assert_allclose(gradient, -batch["advantage"] / len(batch["advantage"]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [
+        (1.5, 2.0, False),  # already more likely than the clip allows, and good
+        (1.5, -2.0, True),
+        (0.5, -2.0, False),
+        (0.5, 2.0, True),
+        (1.1, 2.0, True),
+        (0.9, -2.0, True),
+    ],
+)
+def test_policy_gradient_vanishes_where_the_objective_is_clipped(ratio, advantage, moves):
+    log_prob, old, gain = jnp.asarray([math.log(ratio)]), jnp.zeros(1), jnp.asarray([advantage])
+    gradient = jax.grad(losses.clipped_surrogate_loss)(log_prob, old, gain, EPS)
+    np.testing.assert_allclose(gradient, [-ratio * advantage if moves else 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "slope"),
+    [
+        (0.1, 1.0, -0.9),  # within the clip: as without it
+        (0.5, 1.0, 0.0),  # beyond the clip, and the clipped error is the larger
+        (1.5, 1.0, 0.0),
+        (0.5, 0.0, 0.5),  # beyond, but away from the target: pulled back
+    ],
+)
+def test_value_gradient_vanishes_once_clipped_towards_the_target(value, target, slope):
+    arguments = (jnp.asarray([value]), jnp.zeros(1), jnp.asarray([target]), EPS)
+    np.testing.assert_allclose(jax.grad(losses.clipped_value_loss)(*arguments), [slope], rtol=1e-6)
+
+
+def test_a_huge_clip_is_no_clip(batch):
+    value, old, target = columns_of(batch, "value", "old_value", "target")
+    unclipped = float(losses.value_loss(value, target))
+    assert float(losses.clipped_value_loss(value, old, target, 1e6)) == pytest.approx(unclipped, rel=1e-2)
+    new, old, advantage = columns_of(batch, "log_prob", "old_log_prob", "advantage")
+    importance = -np.mean(np.exp(batch["log_prob"].astype(float) - batch["old_log_prob"]) * batch["advantage"])
+    assert float(losses.clipped_surrogate_loss(new, old, advantage, 1e6)) == pytest.approx(importance, rel=1e-4)
+
+
+def test_standardize(batch):
+    x = batch["advantage"] * 30 + 500
+    m = moments_of(jnp.asarray(x), num_batch_dims=1)
+    actual = np.asarray(losses.standardize(jnp.asarray(x), m.mean, m.variance), float)
+    np.testing.assert_allclose(actual, scipy.stats.zscore(x.astype(float)), atol=2e-5)
+    constant = losses.standardize(jnp.full(4, 3.0), jnp.asarray(3.0), jnp.asarray(0.0))
+    np.testing.assert_array_equal(constant, 0.0)
+
+
+def explained(target, value):
+    target, value = np.asarray(target, np.float32), np.asarray(value, np.float32)
+    both = (moments_of(jnp.asarray(x), num_batch_dims=1) for x in (target - value, target))
+    return float(losses.explained_variance(*both))
+
+
+def test_explained_variance(batch):
+    target, value = batch["target"], batch["target"] + 0.5 * batch["value"]
+    expected = 1 - np.var(target.astype(float) - value) / np.var(target.astype(float))
+    assert explained(target, value) == pytest.approx(expected, rel=1e-5)
+    assert explained(target, target) == 1.0
+    assert explained(target, target + 3) == pytest.approx(1.0, abs=1e-6)
+    assert explained(target, np.zeros_like(target)) == pytest.approx(0.0, abs=1e-6)
+    assert explained(target, -target) == pytest.approx(-3.0, rel=1e-5)
+
+
+def test_explained_variance_of_constant_targets_is_nan():
+    assert math.isnan(explained([2.0, 2.0], [2.0, 2.0]))
+    assert math.isnan(explained([2.0, 2.0], [1.0, 3.0]))
+
+
+_ARRAYS = hnp.arrays(np.float32, 16, elements=st.floats(-3, 3, width=32))
+
+
+@settings(deadline=None, max_examples=100)
+@given(new=_ARRAYS, old=_ARRAYS, advantage=_ARRAYS, eps=st.floats(0.015625, 0.875, width=32))
+def test_bounds(new, old, advantage, eps):
+    ratio = np.exp(new.astype(float) - old)
+    slack = 1e-5 * (1 + np.abs(ratio * advantage).max())
+    surrogate, kl, fraction = map(float, _terms(new, old, advantage, np.float32(eps)))
+    assert surrogate >= -np.mean(ratio * advantage) - slack, "the clip only ever lowers the objective"
+    assert kl >= -1e-6
+    assert 0.0 <= fraction <= 1.0
+
+
+@jax.jit
+def _terms(new, old, advantage, eps):
+    surrogate = losses.clipped_surrogate_loss(new, old, advantage, eps)
+    return surrogate, losses.approx_kl(new, old), losses.clip_fraction(new, old, eps)
