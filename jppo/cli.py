@@ -189,7 +189,7 @@ class Envs:
         return 0
 
 
-_COMMANDS = {"train": Train, "eval": Eval, "plot": Plot, "play": Play, "envs": Envs}
+_COMMANDS = ("train", "eval", "plot", "play", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -212,11 +212,14 @@ def _parse(argv: list[str]) -> Any:
         raise ValueError(f"unknown command {argv[0]!r}; {hint}")
     preset = PRESETS[_preset_named_in(argv)]
     defaults = Train("", total_steps=preset.total_steps, config=preset.config, hyperparams=preset.hyperparams)
-    commands: Any = None
-    for name, command in _COMMANDS.items():
-        default = {"default": dataclasses.replace(defaults, env=tyro.MISSING)} if command is Train else {}
-        option = Annotated[command, tyro.conf.subcommand(name, **default)]
-        commands = option if commands is None else commands | option
+    train = tyro.conf.subcommand("train", default=dataclasses.replace(defaults, env=tyro.MISSING))
+    commands: Any = (
+        Annotated[Train, train]
+        | Annotated[Eval, tyro.conf.subcommand("eval")]
+        | Annotated[Plot, tyro.conf.subcommand("plot")]
+        | Annotated[Play, tyro.conf.subcommand("play")]
+        | Annotated[Envs, tyro.conf.subcommand("envs")]
+    )
     return tyro.cli(commands, prog="jppo", args=argv, config=(tyro.conf.OmitArgPrefixes,))
 
 

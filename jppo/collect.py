@@ -38,7 +38,7 @@ def collect(
     num_steps: int,
     policy_state: PolicyState,
     state: CollectState,
-    gamma: Array,
+    gamma: Array | float,
 ) -> tuple[CollectState, Rollout, EpisodeStats]:
     """Steps N environments `num_steps` times with a fixed policy.
 
@@ -48,7 +48,7 @@ def collect(
     Args:
       action_bounds: see PPOConfig.
       policy_state: held fixed for the whole rollout.
-      gamma: [] f32, for the discounted returns that scale rewards.
+      gamma: for the discounted returns that scale rewards.
 
     Returns:
       the new state, the rollout [T, N, ...], and its episode statistics.

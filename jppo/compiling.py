@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 
-def jit(fun: Callable, **kwargs: Any) -> Callable:
+def jit(fun: Callable, **kwargs: Any) -> Any:
     """`jax.jit` with the options that this library's programs want; for outermost functions.
 
     On CPU, XLA's default schedule runs independent operations at once, and in jaxlib 0.10.2 programs of many small ones

@@ -157,7 +157,7 @@ def _prepare(state: TrainState, rollout: Rollout, config: PPOConfig, axis_name: 
 def _run_epochs(
     state: TrainState,
     batch: Batch,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     rate: Array,
     policy: Policy,
     optimizer: Optimizer,
@@ -215,7 +215,9 @@ def _run_epochs(
     return state.replace(policy=state.policy.replace(params=params), opt_state=opt_state), metrics
 
 
-def _epochs_until_kl(epoch: Callable, carry: PyTree, epoch_keys: Array, target_kl: Array) -> tuple[PyTree, Metrics]:
+def _epochs_until_kl(
+    epoch: Callable, carry: PyTree, epoch_keys: Array, target_kl: Array | float
+) -> tuple[PyTree, Metrics]:
     """Runs epochs until one's mean KL exceeds target_kl; metrics are means over the epochs that ran."""
     carry, total = epoch(carry, epoch_keys[0])
 

@@ -154,7 +154,8 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Net
             f'network = "cnn" needs one image [height, width, channels] of at least 3x3; the observation is '
             f'{", ".join(map(str, shapes))}: use network = "mlp"'
         )
-    return ActorCritic(action, config.network, config.hidden_sizes, config.activation, config.shared_torso)
+    network: Any = ActorCritic(action, config.network, config.hidden_sizes, config.activation, config.shared_torso)
+    return network
 
 
 def _dense(size: int, gain: float, name: str | None = None) -> nn.Dense:

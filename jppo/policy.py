@@ -1,6 +1,6 @@
 """A trained policy for NumPy callers."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ class TrainedPolicy:
         state: PolicyState,
         obs_spec: PyTree,
         action_spec: ActionSpec,
-        action_bounds: Literal["clip", "tanh"],
+        action_bounds: str,
     ) -> None:
         self.state = state
         self._obs_spec = obs_spec
@@ -66,8 +66,9 @@ class TrainedPolicy:
     def _batched(self, obs: Any) -> tuple[PyTree, bool]:
         specs, structure = jax.tree.flatten(self._obs_spec)
         obs = np.asarray(obs) if jax.tree_util.treedef_is_leaf(structure) else obs
-        if jax.tree.structure(obs) != structure:
-            raise ValueError(f"the observation has structure {jax.tree.structure(obs)}; the policy takes {structure}")
+        given: Any = jax.tree.structure(obs)
+        if given != structure:
+            raise ValueError(f"the observation has structure {given}; the policy takes {structure}")
         leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(jax.tree.leaves(obs), specs, strict=True)]
         single = leaves[0].shape == specs[0].shape
         leaves = [leaf[None] for leaf in leaves] if single else leaves

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +44,7 @@ class ActionSpec:
         return () if self.num_actions else (self.size,)
 
 
-def to_env_action(spec: ActionSpec, action: Array, bounds: Literal["clip", "tanh"]) -> Array:
+def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
     """What the environment gets for a policy's sample; runs at the environment's edge, so log_prob never sees it.
 
     Dimensions bounded on both sides: the sample is clipped to [-1, 1] (or goes through tanh) and scaled to
@@ -63,10 +62,8 @@ def to_env_action(spec: ActionSpec, action: Array, bounds: Literal["clip", "tanh
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
     boxed = np.isfinite(low) & np.isfinite(high)
     unit_low, unit_high = np.where(boxed, low, 0), np.where(boxed, high, 0)
-    lead = (1,) * (action.ndim - 1)
-    expand = [x.reshape(*lead, -1) for x in (low, high, boxed, unit_low, unit_high)]
-    low, high, boxed, unit_low, unit_high = expand
+    lead = (1,) * (action.ndim - 1) + (-1,)
     unit = jnp.tanh(action) if bounds == "tanh" else jnp.clip(action, -1.0, 1.0)
-    scaled = unit_low + 0.5 * (unit + 1.0) * (unit_high - unit_low)
-    edge = jnp.where(boxed, scaled, jnp.clip(action, low, high))
+    scaled = (unit + 1.0) * (0.5 * (unit_high - unit_low)).reshape(lead) + unit_low.reshape(lead)
+    edge = jnp.where(boxed.reshape(lead), scaled, jnp.clip(action, low.reshape(lead), high.reshape(lead)))
     return edge.reshape(*action.shape[:-1], *spec.shape).astype(spec.dtype)
