@@ -7,21 +7,23 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
+    from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
     from jppo.envs import make_env as make_env
-    from jppo.evaluate import evaluate as evaluate
+    from jppo.evaluation import evaluate as evaluate
     from jppo.presets import PRESETS as PRESETS
-    from jppo.train import train as train
+    from jppo.driver import train as train
     from jppo.types import Hyperparams as Hyperparams
 
 _HOMES = {
     "Hyperparams": "jppo.types",
     "PPOConfig": "jppo.config",
     "PRESETS": "jppo.presets",
-    "evaluate": "jppo.evaluate",
+    "evaluate": "jppo.evaluation",
+    "jit": "jppo.compiling",
     "make_anakin": "jppo.anakin",
     "make_env": "jppo.envs",
-    "train": "jppo.train",
+    "train": "jppo.driver",
 }
 __all__ = list(_HOMES)
 

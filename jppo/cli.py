@@ -51,7 +51,7 @@ class Train:
     def run(self) -> int:
         from jppo import runs
         from jppo.progress import make_reporter, summary_lines
-        from jppo.train import TrainingDiverged, train
+        from jppo.driver import TrainingDiverged, train
 
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
@@ -92,7 +92,7 @@ class Eval:
     """Print one line of JSON instead."""
 
     def run(self) -> int:
-        from jppo.evaluate import evaluate
+        from jppo.evaluation import evaluate
         from jppo.load import load_run
 
         agent, state, settings = load_run(self.run_dir)
