@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
+    from jppo.driver import train as train
     from jppo.envs import make_env as make_env
     from jppo.evaluation import evaluate as evaluate
     from jppo.presets import PRESETS as PRESETS
-    from jppo.driver import train as train
     from jppo.types import Hyperparams as Hyperparams
 
 _HOMES = {

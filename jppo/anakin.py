@@ -12,7 +12,7 @@ from flax import struct
 from jppo.collect import collect, init_collect
 from jppo.config import Hyperparams, PPOConfig, check_total_steps
 from jppo.envs import Environment, make_env
-from jppo.learner import Optimizer, adam, make_learner
+from jppo.learner import Loss, Optimizer, adam, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
 from jppo.types import Array, CollectState, Metrics, TrainState
 
@@ -43,6 +43,7 @@ def make_anakin(
     total_steps: int = 1_000_000,
     network: Network | None = None,
     optimizer: Optimizer = adam,
+    loss: Loss | None = None,
 ) -> Anakin:
     """The on-device agent.
 
@@ -50,7 +51,7 @@ def make_anakin(
       env: a name, an object with gymnax's API, or an Environment.
       total_steps: environment steps of `train`, rounded up to whole updates; also the end of annealing.
       network: anything that fits `jppo.networks.Network`; by default what `config` names.
-      optimizer: see `make_learner`.
+      optimizer, loss: see `make_learner`.
 
     Raises:
       ValueError: an unknown or unfit environment, or a network whose outputs do not fit it.
@@ -59,7 +60,7 @@ def make_anakin(
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
     check_network(network, env.obs_spec, env.action_spec)
     policy = make_policy(network, env.obs_spec)
-    learner = make_learner(policy, config, optimizer)
+    learner = make_learner(policy, config, optimizer, loss)
     num_updates = config.num_updates(check_total_steps(total_steps))
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:

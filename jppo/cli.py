@@ -50,8 +50,8 @@ class Train:
 
     def run(self) -> int:
         from jppo import runs
-        from jppo.progress import make_reporter, summary_lines
         from jppo.driver import TrainingDiverged, train
+        from jppo.progress import make_reporter, summary_lines
 
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)

@@ -19,7 +19,7 @@ from jppo.compiling import jit
 from jppo.config import PPOConfig, check_hyperparams, check_total_steps
 from jppo.envs import make_env
 from jppo.history import History, RecentEpisodes
-from jppo.learner import Optimizer, adam
+from jppo.learner import Loss, Optimizer, adam
 from jppo.networks import Network
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
@@ -63,6 +63,7 @@ def train(
     preset: str | None = None,
     network: Network | None = None,
     optimizer: Optimizer = adam,
+    loss: Loss | None = None,
     run_dir: str | Path | None = None,
     progress: str | Reporter = "none",
     wandb: bool = False,
@@ -76,7 +77,7 @@ def train(
       config, hyperparams: the preset's when None.
       preset: a name in `jppo.PRESETS`; the environment's own when None.
       network: see `jppo.networks.Network`; what config names when None.
-      optimizer: see `jppo.learner.make_learner`.
+      optimizer, loss: see `jppo.learner.make_learner`.
       run_dir: where to write config.json, metrics.jsonl, TensorBoard events, the policy and summary.json; nothing is
         written when None.
       progress: "auto" shows a bar (lines where there is no terminal), "none" nothing; or a reporter of your own.
@@ -98,7 +99,7 @@ def train(
         raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
     if wandb and run_dir is None:
         raise ValueError("wandb needs a run_dir")
-    agent = make_anakin(env, config, total_steps=total_steps, network=network, optimizer=optimizer)
+    agent = make_anakin(env, config, total_steps=total_steps, network=network, optimizer=optimizer, loss=loss)
     custom = {"network": "custom"} if network is not None else {}
     settings = runs.run_config(env.name, "anakin", seed, total_steps, config, hyperparams, **custom)
     writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)

@@ -1,5 +1,6 @@
 """The one update: advantages, then epochs of minibatches. Both ways of collecting feed it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
+_Learnt = tuple[PyTree, PyTree]  # params, opt_state
+Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
@@ -43,15 +46,29 @@ def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
     return optax.scale_by_adam(eps=hyperparams.adam_eps)
 
 
+class _Parts(NamedTuple):
+    policy: Policy
+    config: PPOConfig
+    optimizer: Optimizer
+    loss: Loss
+    axis_name: str | None
+
+
 def make_learner(
-    policy: Policy, config: PPOConfig, optimizer: Optimizer = adam, axis_name: str | None = None
+    policy: Policy,
+    config: PPOConfig,
+    optimizer: Optimizer = adam,
+    loss: Loss | None = None,
+    axis_name: str | None = None,
 ) -> Learner:
     """The learner of a policy.
 
     Args:
       optimizer: makes an optax transformation whose output is scaled by -learning_rate.
+      loss: has the arguments and results of `ppo_loss`, which it is when None; its metrics are logged.
       axis_name: mesh axis over which environments are sharded; None on one device.
     """
+    parts = _Parts(policy, config, optimizer, ppo_loss if loss is None else loss, axis_name)
 
     def init(key: Array, obs: PyTree, hyperparams: Hyperparams, num_updates: Array | int) -> TrainState:
         """State before the first update, for observations like obs [B, *obs]."""
@@ -75,12 +92,12 @@ def make_learner(
         """One PPO update; on NaN or infinity the state comes back as it was, and metrics["finite"] is False."""
         stats = all_reduce(stats, axis_name)
         rate = learning_rate(state, config)
-        batch, value_metrics = _prepare(state, rollout, config, axis_name)
-        after, metrics = _run_epochs(state, batch, rollout.reward.shape, rate, policy, optimizer, config, axis_name)
-        after = _update_statistics(after, rollout, stats, policy, config, axis_name)
+        batch, value_metrics = _prepare(parts, state, rollout)
+        after, metrics = _run_epochs(parts, state, batch, rollout.reward.shape, rate)
+        after = _update_statistics(parts, after, rollout, stats)
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
-        finite = _all_finite((after.policy, after.reward_stats, metrics["loss/policy"], metrics["loss/value"]))
+        finite = _all_finite((after.policy, after.reward_stats, metrics))
         after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
         return after.replace(step=state.step + 1), metrics
@@ -108,10 +125,17 @@ def episode_metrics(stats: EpisodeStats) -> Metrics:
 
 
 def ppo_loss(
-    params: PyTree, obs_stats: PyTree, batch: Batch, hyperparams: Hyperparams, policy: Policy, config: PPOConfig
+    distribution: Any, value: Array, batch: Batch, hyperparams: Hyperparams, config: PPOConfig
 ) -> tuple[Array, Metrics]:
-    """policy loss + vf_coef * value loss - ent_coef * entropy, over a minibatch whose advantages are as they count."""
-    distribution, value = policy.apply(PolicyState(params=params, obs_stats=obs_stats), batch.obs)
+    """policy loss + vf_coef * value loss - ent_coef * entropy. Schulman et al. (2017), eq. 9, with the sign of a loss.
+
+    Args:
+      distribution, value: the network's outputs for batch.obs; value [B].
+      batch: a minibatch, its advantages standardised where config says so.
+
+    Returns:
+      a scalar, and metrics (scalars, logged as means over the gradient steps).
+    """
     log_prob = distribution.log_prob(batch.action)
     policy_loss = losses.clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps)
     if config.clip_value:
@@ -129,9 +153,9 @@ def ppo_loss(
     }
 
 
-def _prepare(state: TrainState, rollout: Rollout, config: PPOConfig, axis_name: str | None) -> tuple[Batch, Metrics]:
+def _prepare(parts: _Parts, state: TrainState, rollout: Rollout) -> tuple[Batch, Metrics]:
     """Advantages and targets, flattened to [B, ...]."""
-    reward = scale_reward(rollout.reward, state.reward_stats) if config.normalize_reward else rollout.reward
+    reward = scale_reward(rollout.reward, state.reward_stats) if parts.config.normalize_reward else rollout.reward
     hyperparams = state.hyperparams
     advantage = generalized_advantages(
         reward,
@@ -144,7 +168,8 @@ def _prepare(state: TrainState, rollout: Rollout, config: PPOConfig, axis_name: 
     )
     target = advantage + rollout.value
     moments = all_reduce(
-        {"residual": moments_of(advantage), "target": moments_of(target), "value": moments_of(rollout.value)}, axis_name
+        {"residual": moments_of(advantage), "target": moments_of(target), "value": moments_of(rollout.value)},
+        parts.axis_name,
     )
     batch = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage, target)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
@@ -155,64 +180,63 @@ def _prepare(state: TrainState, rollout: Rollout, config: PPOConfig, axis_name: 
 
 
 def _run_epochs(
-    state: TrainState,
-    batch: Batch,
-    shape: tuple[int, ...],
-    rate: Array,
-    policy: Policy,
-    optimizer: Optimizer,
-    config: PPOConfig,
-    axis_name: str | None,
+    parts: _Parts, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array
 ) -> tuple[TrainState, Metrics]:
     """num_epochs x num_minibatches gradient steps; metrics are means over those that were taken."""
+    config, hyperparams = parts.config, state.hyperparams
     num_steps, num_envs = shape
-    strata = _local_strata(config, num_envs, axis_name)
-    hyperparams = state.hyperparams
-    tx = optimizer(hyperparams)
+    rows_of = functools.partial(
+        minibatch_indices,
+        num_steps=num_steps,
+        num_envs=num_envs,
+        num_minibatches=config.num_minibatches,
+        strata=_local_strata(config, num_envs, parts.axis_name),
+    )
 
-    def minibatch_step(
-        carry: tuple[PyTree, PyTree], keyed: tuple[Array, Array]
-    ) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        params, opt_state = carry
-        epoch_key, number = keyed
-        rows = minibatch_indices(
-            epoch_key,
-            number,
-            num_steps=num_steps,
-            num_envs=num_envs,
-            num_minibatches=config.num_minibatches,
-            strata=strata,
-        )
-        minibatch = jax.tree.map(lambda x: x[rows], batch)
-        if config.normalize_advantage:
-            m = all_reduce(moments_of(minibatch.advantage, num_batch_dims=1), axis_name)
-            minibatch = minibatch._replace(advantage=losses.standardize(minibatch.advantage, m.mean, m.variance))
-        # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
-        local = params if axis_name is None else jax.lax.pcast(params, axis_name, to="varying")
-        grad = jax.grad(ppo_loss, has_aux=True)
-        grads, metrics = grad(local, state.policy.obs_stats, minibatch, hyperparams, policy, config)
-        if axis_name is not None:
-            grads, metrics = jax.lax.pmean((grads, metrics), axis_name)
-        norm = optax.tree.norm(grads)
-        scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
-        direction, opt_state = tx.update(jax.tree.map(lambda g: g * scale, grads), opt_state, params)
-        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
-        return (params, opt_state), metrics | {"grad/norm": norm}
+    def epoch(learnt: _Learnt, epoch_key: Array) -> tuple[_Learnt, Metrics]:
+        def step(learnt: _Learnt, minibatch: Array) -> tuple[_Learnt, Metrics]:
+            rows = rows_of(epoch_key, minibatch)
+            samples = jax.tree.map(lambda x: x[rows], batch)
+            return _gradient_step(parts, learnt, samples, state.policy.obs_stats, hyperparams, rate)
 
-    def epoch(carry: tuple[PyTree, PyTree], epoch_key: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-        numbers = jnp.arange(config.num_minibatches, dtype=jnp.int32)
-        keyed = (jnp.broadcast_to(epoch_key, numbers.shape), numbers)
-        carry, metrics = jax.lax.scan(minibatch_step, carry, keyed)
-        return carry, jax.tree.map(jnp.mean, metrics)
+        learnt, metrics = jax.lax.scan(step, learnt, jnp.arange(config.num_minibatches, dtype=jnp.int32))
+        return learnt, jax.tree.map(jnp.mean, metrics)
 
     epoch_keys = jax.random.split(jax.random.fold_in(state.key, state.step), config.num_epochs)
-    carry = (state.policy.params, state.opt_state)
+    learnt = (state.policy.params, state.opt_state)
     if config.kl_control == "stop":
-        (params, opt_state), metrics = _epochs_until_kl(epoch, carry, epoch_keys, hyperparams.target_kl)
+        learnt, metrics = _epochs_until_kl(epoch, learnt, epoch_keys, hyperparams.target_kl)
     else:
-        (params, opt_state), per_epoch = jax.lax.scan(epoch, carry, epoch_keys)
+        learnt, per_epoch = jax.lax.scan(epoch, learnt, epoch_keys)
         metrics = jax.tree.map(jnp.mean, per_epoch)
+    params, opt_state = learnt
     return state.replace(policy=state.policy.replace(params=params), opt_state=opt_state), metrics
+
+
+def _gradient_step(
+    parts: _Parts, learnt: _Learnt, samples: Batch, obs_stats: PyTree, hyperparams: Hyperparams, rate: Array
+) -> tuple[_Learnt, Metrics]:
+    """One minibatch: gradient, all-reduce, clip, Adam."""
+    params, opt_state = learnt
+    if parts.config.normalize_advantage:
+        moments = all_reduce(moments_of(samples.advantage, num_batch_dims=1), parts.axis_name)
+        samples = samples._replace(advantage=losses.standardize(samples.advantage, moments.mean, moments.variance))
+
+    def loss_of(params: PyTree) -> tuple[Array, Metrics]:
+        distribution, value = parts.policy.apply(PolicyState(params=params, obs_stats=obs_stats), samples.obs)
+        return parts.loss(distribution, value, samples, hyperparams, parts.config)
+
+    # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
+    local = params if parts.axis_name is None else jax.lax.pcast(params, parts.axis_name, to="varying")
+    grads, metrics = jax.grad(loss_of, has_aux=True)(local)
+    if parts.axis_name is not None:
+        grads, metrics = jax.lax.pmean((grads, metrics), parts.axis_name)
+    norm = optax.tree.norm(grads)
+    scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
+    clipped = jax.tree.map(lambda grad: grad * scale, grads)
+    direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
+    params = jax.tree.map(lambda param, d: param - rate * d, params, direction)
+    return (params, opt_state), metrics | {"grad/norm": norm}
 
 
 def _epochs_until_kl(
@@ -235,17 +259,15 @@ def _epochs_until_kl(
     return carry, jax.tree.map(lambda x: x / done, total)
 
 
-def _update_statistics(
-    state: TrainState, rollout: Rollout, stats: EpisodeStats, policy: Policy, config: PPOConfig, axis_name: str | None
-) -> TrainState:
+def _update_statistics(parts: _Parts, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> TrainState:
     """Normalisers move after the epochs, so that the first minibatch sees exactly what the policy saw."""
-    if config.normalize_obs:
+    if parts.config.normalize_obs:
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        fresh = jax.tree.map(lambda x: moments_of(x, num_batch_dims=1), policy.prepare(flat))
-        fresh = all_reduce(fresh, axis_name)
+        fresh = jax.tree.map(lambda x: moments_of(x, num_batch_dims=1), parts.policy.prepare(flat))
+        fresh = all_reduce(fresh, parts.axis_name)
         obs_stats = jax.tree.map(lambda old, new: old + new, state.policy.obs_stats, fresh, is_leaf=_is_moments)
         state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-    if config.normalize_reward:
+    if parts.config.normalize_reward:
         state = state.replace(reward_stats=state.reward_stats + stats.discounted)
     return state
 
