@@ -3,6 +3,8 @@
 import dataclasses
 import difflib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,7 +96,9 @@ class Eval:
     def run(self) -> int:
         from jppo.evaluation import evaluate
         from jppo.load import load_run
+        from jppo.runs import check_seed
 
+        check_seed(self.seed)
         agent, state, settings = load_run(self.run_dir)
         summary = evaluate(
             agent.env,
@@ -155,7 +159,9 @@ class Play:
     def run(self) -> int:
         from jppo.load import load_run
         from jppo.render import play_gif
+        from jppo.runs import check_seed
 
+        check_seed(self.seed)
         agent, state, _ = load_run(self.run_dir)
         length, total = play_gif(
             agent.env,
@@ -182,8 +188,10 @@ class Envs:
         from jppo.envs import available
         from jppo.render import DRAWABLE
 
+        names = available()
         table = Table("environment", "backend", "preset", "drawn by `jppo play`")
-        for name in available():
+        table.columns[0].no_wrap, table.columns[0].min_width = True, max(map(len, names))
+        for name in names:
             table.add_row(name, "anakin (gymnax)", preset_for(name), "yes" if name in DRAWABLE else "")
         Console().print(table)
         return 0
@@ -194,15 +202,28 @@ _COMMANDS = ("train", "eval", "plot", "play", "envs")
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input) or 130 (interrupted)."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
+        signal.signal(signal.SIGINT, _quit)
     try:
         return _parse(argv).run()
     except ValueError as error:
         print(f"jppo: {error}", file=sys.stderr)
         return _EXIT_USAGE
+    except BrokenPipeError:
+        from jppo.progress import silence
+
+        silence(sys.stdout)
+        return 0
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
+
+
+def _quit(signum: int, frame: Any) -> None:
+    """Ctrl-C while nothing trains. An exception would get lost inside JAX's garbage-collection callback."""
+    os.write(sys.stderr.fileno(), b"jppo: interrupted\n")
+    os._exit(_EXIT_INTERRUPTED)
 
 
 def _parse(argv: list[str]) -> Any:
@@ -235,4 +256,6 @@ def _preset_named_in(argv: list[str]) -> str:
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
                 raise ValueError(f"unknown preset {name!r}; {hint}")
             return name
-    return next((preset_for(word) for word in argv if preset_for(word) != "default"), "default")
+    paths = {i + 1 for i, word in enumerate(argv) if word in ("--run-dir", "--run_dir")}
+    words = [word for i, word in enumerate(argv) if i not in paths]
+    return next((preset_for(word) for word in words if preset_for(word) != "default"), "default")

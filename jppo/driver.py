@@ -83,35 +83,48 @@ def train(
       progress: "auto" shows a bar (lines where there is no terminal), "none" nothing; or a reporter of your own.
       wandb: log to Weights & Biases too; needs run_dir.
 
-    Ctrl-C ends the run early and returns what was reached (summary["status"] is "interrupted"); a second one raises.
+    Ctrl-C ends the run early and returns what was reached (summary["status"] is "interrupted"); a second one raises
+    KeyboardInterrupt, as does one before the first update.
 
     Raises:
       ValueError: anything given that cannot be; before anything is written.
       TrainingDiverged: a loss or parameter became NaN or infinite; everything up to then is saved.
     """
+    own = {
+        "environment": not isinstance(env, str),
+        "network": network is not None,
+        "optimizer": optimizer is not adam,
+        "loss": loss is not None,
+    }
     env = make_env(env)
     chosen = PRESETS[_check_preset(preset or preset_for(env.name))]
     config = chosen.config if config is None else config
     hyperparams = chosen.hyperparams if hyperparams is None else hyperparams
     check_hyperparams(hyperparams)
     total_steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
+    seed = runs.check_seed(seed)
+    _check_sizes(config, total_steps)
     if wandb and run_dir is None:
         raise ValueError("wandb needs a run_dir")
     agent = make_anakin(env, config, total_steps=total_steps, network=network, optimizer=optimizer, loss=loss)
-    custom = {"network": "custom"} if network is not None else {}
+    custom = {name: "custom" for name, given in own.items() if given}
     settings = runs.run_config(env.name, "anakin", seed, total_steps, config, hyperparams, **custom)
-    writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)
     reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
+    writer = None
     try:
         with _stop_on_interrupt(reporter) as stop_requested:
+            writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)
             loop = _Loop(agent, seed, hyperparams, writer, reporter)
+            if stop_requested():
+                raise KeyboardInterrupt
             status = loop.run(stop_requested)
-        result = loop.result(status, writer)
-    except BaseException:
+            result = loop.result(status, writer)
+    except BaseException as error:
         if writer is not None:
             writer.abort()
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            sizes = f"num_envs = {config.num_envs} and num_steps = {config.num_steps}"
+            raise ValueError(f"{sizes} need more memory than the device has; lower one of them") from error
         raise
     finally:
         reporter.close()
@@ -131,8 +144,9 @@ class _Loop:
         self.updates, self.seconds = 0, 0.0
         start = time.perf_counter()
         self.state = jit(agent.init)(jax.random.key(seed), hyperparams)
+        self._finite = jnp.ones((), bool)
         chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-        self._chunk = chunk.lower(self.state, jnp.int32(0)).compile()
+        self._chunk = chunk.lower(self.state, self._finite, jnp.int32(0)).compile()
         self.compile_seconds = time.perf_counter() - start
         reporter.message(f"compiled in {self.compile_seconds:.1f} s")
 
@@ -146,7 +160,7 @@ class _Loop:
             following = None
             if remaining and not stop_requested():
                 length = min(length, remaining, CHUNK_CAPACITY)
-                self.state, buffers = self._chunk(self.state, jnp.int32(length))
+                self.state, self._finite, buffers = self._chunk(self.state, self._finite, jnp.int32(length))
                 following = (length, buffers)
                 launched += length
             if pending is not None:
@@ -212,11 +226,14 @@ class _Loop:
         return Result(self._history.arrays(), policy, summary, self.state, agent, path)
 
 
-def run_chunk(agent: Anakin, state: AnakinState, length: Array) -> tuple[AnakinState, Metrics]:
-    """`length` updates (or fewer, up to the first that diverges); metrics in the first rows of buffers
-    [CHUNK_CAPACITY].
+def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:
+    """`length` updates, or fewer: up to the first that diverges, and none where finite, which the chunk before
+    returned, is False already.
 
     The length is an argument, not a shape, so that one compiled program serves every chunk.
+
+    Returns:
+      the state, whether all went well, and metrics in the first rows of buffers [CHUNK_CAPACITY].
     """
     shapes = jax.eval_shape(agent.step, state)[1]
     buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
@@ -231,15 +248,23 @@ def run_chunk(agent: Anakin, state: AnakinState, length: Array) -> tuple[AnakinS
         buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
         return done + 1, metrics["finite"], state, buffers
 
-    start = (jnp.zeros((), jnp.int32), jnp.ones((), bool), state, buffers)
-    _, _, state, buffers = jax.lax.while_loop(go_on, body, start)
-    return state, buffers
+    start = (jnp.zeros((), jnp.int32), finite, state, buffers)
+    _, finite, state, buffers = jax.lax.while_loop(go_on, body, start)
+    return state, finite, buffers
 
 
 def _check_preset(name: str) -> str:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     return name
+
+
+def _check_sizes(config: PPOConfig, total_steps: int) -> None:
+    """The device counts samples and updates in 32 bits."""
+    if config.batch_size >= 2**31:
+        raise ValueError(f"num_envs*num_steps = {config.batch_size:,} must be less than 2**31")
+    if (updates := config.num_updates(total_steps)) >= 2**31:
+        raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
 
 
 @contextlib.contextmanager

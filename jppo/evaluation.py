@@ -12,6 +12,8 @@ from jppo.networks import Policy
 from jppo.spaces import to_env_action
 from jppo.types import Array, PolicyState, PyTree
 
+_MAX_EPISODES = 1_000_000
+
 
 class Evaluation(NamedTuple):
     """One entry per episode, in NumPy."""
@@ -51,8 +53,8 @@ def evaluate(
       sampled: draw actions instead of taking the most likely ones.
       max_steps: episodes longer than this are reported as unfinished.
     """
-    if num_episodes < 1:
-        raise ValueError(f"num_episodes = {num_episodes} must be at least 1")
+    if not 1 <= num_episodes <= _MAX_EPISODES:
+        raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}: all play at once")
 
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:

@@ -256,7 +256,7 @@ def _epochs_until_kl(
 
     start = (carry, total, total["policy/approx_kl"], jnp.ones((), jnp.int32))
     carry, total, _, done = jax.lax.while_loop(more, body, start)
-    return carry, jax.tree.map(lambda x: x / done, total)
+    return carry, jax.tree.map(lambda x: x / done.astype(jnp.float32), total)
 
 
 def _update_statistics(parts: _Parts, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> TrainState:

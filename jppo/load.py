@@ -32,11 +32,15 @@ def load_run(run_dir: str | Path) -> LoadedRun:
         raise ValueError(
             f"{run_dir} was trained with a network of its own; rebuild it in Python and call jppo.evaluate"
         )
+    if settings.get("environment") == "custom":
+        raise ValueError(
+            f"{run_dir} was trained in an environment of its own; rebuild it in Python and call jppo.evaluate"
+        )
     try:
         fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}
         config = PPOConfig(**fields)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run_dir}/config.json is of another version of jppo: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
     agent = make_anakin(settings["env"], config)
     like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
     return LoadedRun(agent, runs.load_policy_state(run_dir, like), settings)

@@ -25,7 +25,8 @@ def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
     """Groups runs that differ only in their seed. Raises ValueError where one is no run or has no finished episode."""
     configs = [read_config(path) for path in run_dirs]
     settings = [_settings(config) for config in configs]
-    differing = [key for key in settings[0] if len({repr(s.get(key)) for s in settings}) > 1]
+    keys = {key: None for setting in settings for key in setting}
+    differing = [key for key in keys if len({repr(s.get(key)) for s in settings}) > 1]
     groups: dict[str, list[dict[str, np.ndarray]]] = {}
     for path, setting in zip(run_dirs, settings, strict=True):
         more = ", ".join(f"{key}={setting[key]}" for key in differing if key != "env" and key in setting)
@@ -39,6 +40,8 @@ def plot(run_dirs: Sequence[Path], output: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"output {output} must end in .png")
     curves = learning_curves(run_dirs)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -65,7 +68,8 @@ def plot(run_dirs: Sequence[Path], output: Path) -> None:
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """What tells two settings apart: everything but the seed and the versions."""
-    return {"env": config["env"], "backend": config["backend"]} | config["config"] | config["hyperparams"]
+    nested = config["config"] | config["hyperparams"]
+    return nested | {k: v for k, v in config.items() if k not in ("config", "hyperparams", "seed", "versions")}
 
 
 def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -65,7 +65,8 @@ class TrainedPolicy:
 
     def _batched(self, obs: Any) -> tuple[PyTree, bool]:
         specs, structure = jax.tree.flatten(self._obs_spec)
-        obs = np.asarray(obs) if jax.tree_util.treedef_is_leaf(structure) else obs
+        if jax.tree_util.treedef_is_leaf(structure) and isinstance(obs, list | tuple):
+            obs = np.asarray(obs)
         given: Any = jax.tree.structure(obs)
         if given != structure:
             raise ValueError(f"the observation has structure {given}; the policy takes {structure}")

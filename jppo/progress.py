@@ -1,6 +1,7 @@
 """What a person sees while a run trains."""
 
 import math
+import os
 import sys
 import time
 from typing import Any, Protocol, TextIO
@@ -66,7 +67,10 @@ class Lines:
         self._stream, self._total, self._last = stream, total_steps, -math.inf
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        try:
+            print(text, file=self._stream, flush=True)
+        except BrokenPipeError:
+            silence(self._stream)
 
     def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
         if time.monotonic() - self._last >= _PLAIN_SECONDS or step >= self._total:
@@ -78,10 +82,17 @@ class Lines:
 
 def make_reporter(kind: str, total_steps: int, stream: TextIO | None = None) -> Reporter:
     """A reporter: "none", or "auto" for a bar on a terminal and lines elsewhere."""
+    if kind not in ("none", "auto"):
+        raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter")
     stream = stream or sys.stdout
     if kind == "none":
         return Silent()
     return Bar(Console(file=stream), total_steps) if stream.isatty() else Lines(stream, total_steps)
+
+
+def silence(stream: TextIO) -> None:
+    """Lets a stream whose reader has gone (`jppo train ... | head`) lead nowhere, so that the run goes on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def status_line(step: int, total: int, steps_per_second: float, recent_return: float) -> str:
@@ -94,11 +105,15 @@ def status_line(step: int, total: int, steps_per_second: float, recent_return: f
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """A finished run in a few lines."""
     mean, std = summary["return_mean"], summary["return_std"]
-    returns = "no episode ended" if mean is None or math.isnan(mean) else f"return {mean:.1f} +- {std:.1f}"
+    returns = (
+        "no episode ended"
+        if mean is None or math.isnan(mean)
+        else f"return {mean:.1f} +- {std:.1f} over the last episodes"
+    )
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
         f"{summary['seconds']:.1f} s ({_short(summary['steps_per_second'])} steps/s) "
-        f"after {summary['compile_seconds']:.1f} s of compiling; {returns} over the last episodes"
+        f"after {summary['compile_seconds']:.1f} s of compiling; {returns}"
     ]
     return lines + ([f"saved in {summary['run_dir']}"] if summary["run_dir"] else [])
 

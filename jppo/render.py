@@ -52,15 +52,14 @@ def play_gif(
         raise ValueError(f"output {output} must end in .gif")
     if not output.parent.is_dir():
         raise ValueError(f"output {output} cannot be written: there is no directory {output.parent}")
+    if max_steps < 1:
+        raise ValueError(f"max_steps = {max_steps} must be at least 1")
     states, rewards = _episode(env, policy, state, seed, sampled, action_bounds, max_steps)
-    if env.name in CLASSIC_CONTROL:
-        _draw_classic_control(env, states, output)
-    else:
-        import matplotlib
-        from gymnax.visualize import Visualizer
-
-        matplotlib.use("Agg")
-        Visualizer(env.source, env.params, states, np.cumsum(rewards)).animate(str(output))
+    draw = _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax
+    try:
+        draw(env, states, rewards, output)
+    except OSError as error:
+        raise ValueError(f"output {output} cannot be written: {error.strerror or error}") from error
     return len(rewards), float(np.sum(rewards))
 
 
@@ -86,7 +85,15 @@ def _episode(
     return [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)], rewards[:length].tolist()
 
 
-def _draw_classic_control(env: Environment, states: list[PyTree], output: Path) -> None:
+def _draw_with_gymnax(env: Environment, states: list[PyTree], rewards: list[float], output: Path) -> None:
+    import matplotlib
+    from gymnax.visualize import Visualizer
+
+    matplotlib.use("Agg")
+    Visualizer(env.source, env.params, states, np.cumsum(rewards)).animate(str(output))
+
+
+def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[float], output: Path) -> None:
     """With Gymnasium's own renderer, one environment for all frames (gymnax's makes a new one for each)."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the renderer needs neither screen nor sound
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -28,26 +29,34 @@ def versions() -> dict[str, str]:
 
 def default_run_dir(env_name: str, seed: int) -> Path:
     """runs/<env>/<time>-<seed>, numbered on if that is taken."""
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in env_name)
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in env_name)
     base = Path("runs") / safe / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
     return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
+
+
+def check_seed(seed: Any) -> int:
+    """The seed as an int. Raises ValueError where it is no whole number of 32 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
+    return int(seed)
 
 
 class RunWriter:
     """Owns a run's directory: config.json, metrics.jsonl, TensorBoard events, policy/, summary.json."""
 
     def __init__(self, path: Path, config: dict[str, Any], wandb: bool = False) -> None:
-        """Raises ValueError where the directory cannot be made or already holds a run."""
-        if (path / "config.json").exists():
-            raise ValueError(f"run_dir {path} already holds a run; name another, or remove it")
+        """Raises ValueError where the directory cannot be made or already holds something."""
         wandb_module = _import_wandb() if wandb else None
+        from tensorboardX import SummaryWriter  # two seconds to import
+
         try:
             path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                what = "already holds a run" if (path / "config.json").exists() else "is not empty"
+                raise ValueError(f"run_dir {path} {what}; name another")
             self._metrics = open(path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - held for the whole run
         except OSError as error:
             raise ValueError(f"run_dir {path} cannot be written: {error.strerror or error}") from error
-        from tensorboardX import SummaryWriter  # two seconds to import
-
         self.path = path
         self._tensorboard = SummaryWriter(str(path / "tensorboard"))
         self._wandb = wandb_module and wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
@@ -69,10 +78,15 @@ class RunWriter:
         """Writes the final policy and the summary, and closes every file."""
         save_policy(self.path / _POLICY, policy)
         write_json(self.path / "summary.json", summary)
-        self.abort()
+        self._close()
 
     def abort(self) -> None:
-        """Closes the files without a policy or summary."""
+        """Closes the files without a policy or summary; a run without a single update leaves nothing behind."""
+        self._close()
+        if not (self.path / "metrics.jsonl").stat().st_size:
+            shutil.rmtree(self.path)
+
+    def _close(self) -> None:
         self._metrics.close()
         self._tensorboard.close()
         if self._wandb:
@@ -98,11 +112,15 @@ def run_config(
 def read_config(run_dir: Path) -> dict[str, Any]:
     """config.json of a run. Raises ValueError where there is none or it is damaged."""
     try:
-        return json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
     except OSError:
         raise ValueError(f"{run_dir} is not a run directory: it has no config.json") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or not even text
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
+    missing = {"env", "backend", "config", "hyperparams"} - (set(config) if isinstance(config, dict) else set())
+    if missing:
+        raise ValueError(f"{run_dir}/config.json is damaged: it has no {', '.join(sorted(missing))}")
+    return config
 
 
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
@@ -111,10 +129,15 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
         lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError:
         raise ValueError(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        names = rows[0] if rows else {}
+        columns = {name: [np.nan if row[name] is None else row[name] for row in rows] for name in names}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run_dir}/metrics.jsonl is damaged: {error}") from None
     if not rows:
         raise ValueError(f"{run_dir}/metrics.jsonl has no updates yet")
-    return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in rows[0]}
+    return {name: np.array(column) for name, column in columns.items()}
 
 
 def save_policy(path: Path, policy: PolicyState) -> None:
@@ -162,7 +185,9 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def jsonable(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
+    """JSON has no NaN: null stands for it. Nor has it NumPy's numbers."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, dict):
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

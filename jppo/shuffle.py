@@ -46,12 +46,19 @@ def permuted(key: Array, index: Array, size: int) -> Array:
     a, b = balanced_factors(size)
     if a < _SMALLEST_FACTOR:
         return jax.random.permutation(key, size).astype(jnp.int32)[index]
-    round_keys = jax.random.bits(key, (2 * _DOUBLE_ROUNDS,), jnp.uint32)
     index = index.astype(jnp.uint32)
-    left, right = index // jnp.uint32(b), index % jnp.uint32(b)
-    for i in range(_DOUBLE_ROUNDS):
-        left = _add_modulo(left, _below(_hash(right, round_keys[2 * i]), a), a)
-        right = _add_modulo(right, _below(_hash(left, round_keys[2 * i + 1]), b), b)
+
+    def double_round(halves: tuple[Array, Array], keys: Array) -> tuple[tuple[Array, Array], None]:
+        left, right = halves
+        left = _add_modulo(left, _below(_hash(right, keys[0]), a), a)
+        right = _add_modulo(right, _below(_hash(left, keys[1]), b), b)
+        return (left, right), None
+
+    # A loop, not straight code: XLA would fuse all rounds into every gather that uses the result, each value copied
+    # once per use, and compile for minutes.
+    round_keys = jax.random.bits(key, (_DOUBLE_ROUNDS, 2), jnp.uint32)
+    index = index + (round_keys[0, 0] & jnp.uint32(0))  # of the keys' type under shard_map, as scan's carry must be
+    (left, right), _ = jax.lax.scan(double_round, (index // jnp.uint32(b), index % jnp.uint32(b)), round_keys)
     return (left * jnp.uint32(b) + right).astype(jnp.int32)
 
 

@@ -51,7 +51,7 @@ def all_reduce(moments: PyTree, axis_name: str | None) -> PyTree:
 
 
 def normalize(x: Array, stats: Moments) -> Array:
-    """(x - mean) / std, clipped to +-10; unchanged while there are no samples.
+    """(x - mean) / std, clipped to +-10; only clipped while there are no samples.
 
     Args:
       x: [..., *shape of stats.mean].
@@ -66,7 +66,7 @@ def normalize(x: Array, stats: Moments) -> Array:
 
 
 def scale_reward(reward: Array, stats: Moments) -> Array:
-    """reward / std of the discounted return, clipped to +-10; unchanged while there are no samples.
+    """reward / std of the discounted return, clipped to +-10; only clipped while there are no samples.
 
     Rewards are scaled, not centred: subtracting a mean would change which behaviour is best.
     Engstrom et al. (2020), "Implementation matters in deep policy gradients", section 3.

@@ -56,7 +56,7 @@ def test_golden_numbers_by_hand():
     columns = {name: np.array(column, np.float32)[:, None] for name, column in GOLDEN.items()}
     for name in ("terminated", "truncated"):
         columns[name] = columns[name].astype(bool)
-    # gamma = 0.5, lambda = 0.5: deltas 0, 4, 4.5 | 4.5, 4 (the truncated one bootstraps from 7, the terminated not from 9)
+    # gamma = lambda = 0.5: deltas 0, 4, 4.5 | 4.5, 4; the truncated step bootstraps from 7, the terminated not from 9
     expected = np.array([[0 + 0.25 * (4 + 0.25 * 4.5)], [4 + 0.25 * 4.5], [4.5], [4.5 + 0.25 * 4], [4]])
     np.testing.assert_allclose(ours(columns, 0.5, 0.5), expected, rtol=1e-6)
 

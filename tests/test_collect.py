@@ -216,7 +216,7 @@ class StandardNormal:
 
 
 def test_every_draw_has_a_key_of_its_own():
-    """Resets, environment steps and actions all draw normal(key, (3,)): one key used twice would show as equal draws."""
+    """Resets, steps and actions all draw normal(key, (3,)), so that one key used twice would show as equal draws."""
     env, _, _, run = collector(noise_env(), StandardNormal())
     state, first, _ = run(start(env))
     last, second, _ = run(state)
@@ -251,35 +251,29 @@ def test_runs_repeat_and_seeds_differ():
     assert (again[0].action != again[2].action).any()
 
 
-def test_no_critic_pass_over_final_observations_unless_truncated():
-    """The critic's second pass sits in a branch that a rollout without truncations never takes."""
-    passes = []
-
-    class Watched(StandardNormal):
-        def apply(self, params, obs):
-            jax.debug.callback(lambda: passes.append(1), ordered=False)
-            return super().apply(params, obs)
-
-    class NoLimit(Probe):
-        continuous = True
-        obs_size = 2
-
-        def get_obs(self, state, params=None, key=None):
-            return jnp.zeros((2,))
-
-    for env, extra in ((NoLimit(), 0), (Counted(), 2)):
-        *_, run = collector(env, Watched(), num_steps=6)
-        jax.block_until_ready(run(start(make_env(env))))
-        jax.effects_barrier()
-        assert len(passes) == 6 + 1 + extra
-        passes.clear()
-
-
-class Counted(Probe):
-    """Truncated every third step."""
+class Blank(Probe):
+    """Truncated every third step; observations do not matter."""
 
     continuous = True
     length, limit, obs_size = 10, 3, 2
 
     def get_obs(self, state, params=None, key=None):
         return jnp.zeros((2,))
+
+
+@pytest.mark.parametrize(("limit", "extra"), [(3, 2), (100, 0)])
+def test_no_critic_pass_over_final_observations_unless_truncated(limit, extra):
+    """The critic's second pass sits in a branch that steps without a truncation never take."""
+    passes = []
+
+    class Watched(StandardNormal):
+        def apply(self, params, obs):
+            jax.debug.callback(lambda: passes.append(1))
+            return super().apply(params, obs)
+
+    env, _, _, run = collector(make_env(Blank(), max_steps_in_episode=limit), Watched(), num_steps=6)
+    state = start(env)
+    passes.clear()
+    jax.block_until_ready(run(state))
+    jax.effects_barrier()
+    assert len(passes) == 6 + 1 + extra

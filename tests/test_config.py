@@ -126,7 +126,8 @@ def test_every_combination_is_sound_or_refused_by_name(fields):
     try:
         config = PPOConfig(**fields)
     except ValueError as error:
-        assert any(name in str(error) for name in FIELDS), error
+        if not any(name in str(error) for name in FIELDS):
+            raise
         return
     assert hash(config) == hash(dataclasses.replace(config))
     assert config.minibatch_size * config.num_minibatches == config.num_envs * config.num_steps

@@ -148,7 +148,9 @@ def test_all_reduce_without_an_axis_is_the_identity():
 
 def test_episode_stats_add():
     one, two = np.random.default_rng(6).normal(size=(2, 7)).astype(np.float32)
-    stats = [EpisodeStats(**{k: moments_of(jnp.asarray(i * x), num_batch_dims=1) for i, k in NAMES}) for x in (one, two)]
+    stats = [
+        EpisodeStats(**{k: moments_of(jnp.asarray(i * x), num_batch_dims=1) for i, k in NAMES}) for x in (one, two)
+    ]
     total = stats[0] + stats[1]
     for scale, name in NAMES:
         assert_moments(getattr(total, name), scale * np.concatenate([one, two]), rtol=1e-4)
@@ -182,6 +184,6 @@ def test_scale_reward_divides_and_does_not_centre():
 
 
 def test_without_samples_nothing_is_scaled():
-    x = jnp.asarray([[0.5, -3.0]])
-    np.testing.assert_array_equal(normalize(x, empty_moments((2,))), x)
-    np.testing.assert_array_equal(scale_reward(x, empty_moments()), x)
+    x = jnp.asarray([[0.5, -3.0], [-11.0, 1e6]])
+    for unscaled in (normalize(x, empty_moments((2,))), scale_reward(x, empty_moments())):
+        np.testing.assert_array_equal(unscaled, [[0.5, -3.0], [-NORMALIZED_BOUND, NORMALIZED_BOUND]])

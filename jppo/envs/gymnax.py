@@ -31,6 +31,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
       ValueError: an unknown name (with the nearest), spaces that PPO cannot take, or a step of another API.
     """
     if isinstance(env, Environment):
+        if params is not None or overrides:
+            raise ValueError(f"{env.name} is made already; give the parameters to the make_env that makes it")
         return env
     source = _make_by_name(env) if isinstance(env, str) else env
     missing = [name for name in ("reset", "step", "action_space", "observation_space") if not hasattr(source, name)]
@@ -86,7 +88,12 @@ def _check_contract(name: str, source: Any, params: Any, action_spec: ActionSpec
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, state = jax.eval_shape(source.reset, key, params)
     action = jax.ShapeDtypeStruct(action_spec.shape, action_spec.dtype)
-    returned = jax.eval_shape(source.step, key, state, action, params)
+    try:
+        returned = jax.eval_shape(source.step, key, state, action, params)
+    except TypeError as error:  # gymnax's own, from choosing between a reset's outcome and a step's
+        raise ValueError(
+            f"{name}: step could not be traced: {error}\nDo resets and steps return the same shapes and dtypes?"
+        ) from error
     if len(returned) != 6:
         raise ValueError(
             f"{name}: step returned {len(returned)} values; gymnax >= 1.0.1 returns six "

@@ -1,0 +1,174 @@
+"""Scores over ten seeds per environment, each environment's seeds in one vmapped program.
+
+    python benchmarks/learning.py                       # all of the table in docs/learning.md
+    python benchmarks/learning.py --envs CartPole-v1 Pendulum-v1
+    python benchmarks/learning.py --envs Breakout-MinAtar --breakout-steps 1e6 --breakout-seeds 2
+
+Rows that are not run again stay as they are in the results.
+"""
+
+import datetime
+import functools
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from scipy import stats
+from throughput import RESULTS, hardware
+
+import jppo
+from jppo.compiling import jit
+from jppo.runs import write_json
+
+DOCS = Path(__file__).parents[1] / "docs" / "learning.md"
+BEGIN, END = "<!-- learning table: begin -->", "<!-- learning table: end -->"
+LAST_SHARE = 0.05
+EVAL_EPISODES = 100
+
+
+class Task(NamedTuple):
+    """What is run, and what it is held against."""
+
+    preset: str
+    total_steps: int
+    reference: str
+    target: float | None = None
+
+
+TASKS = {
+    "CartPole-v1": Task("cleanrl-classic", 500_000, "490.0 ± 6.1, CleanRL, 3 seeds", 484.0),
+    "Acrobot-v1": Task("cleanrl-classic", 500_000, "-86.4 ± 1.3, CleanRL, 3 seeds", -90.0),
+    "Pendulum-v1": Task("pendulum", 100_000, "-172 ± 104, rl-zoo, 1 seed, greedy", -200.0),
+    "MountainCar-v0": Task("mountaincar", 1_000_000, "-110 ± 19, rl-zoo, 1 seed, greedy", -125.0),
+    "Breakout-MinAtar": Task("gymnax-minatar", 10_000_000, "28, gymnax-blines, 1 seed, 1e7 steps"),
+}
+
+
+def final_returns(metrics: dict[str, Any]) -> np.ndarray:
+    """Mean return of the episodes that ended in the last 5 % of the updates, [seeds]."""
+    count, mean = (np.asarray(metrics[f"episode/{name}"], np.float64) for name in ("count", "return_mean"))
+    last = math.ceil(LAST_SHARE * count.shape[1])
+    count, mean = count[:, -last:], np.nan_to_num(mean[:, -last:])
+    return (count * mean).sum(axis=1) / count.sum(axis=1)
+
+
+def spread(scores: np.ndarray) -> dict[str, Any]:
+    """Mean, sample standard deviation and interquartile mean over seeds."""
+    return {
+        "mean": float(scores.mean()),
+        "std": float(scores.std(ddof=1)) if len(scores) > 1 else None,
+        "iqm": float(stats.trim_mean(scores, 0.25)),
+        "per_seed": scores.tolist(),
+    }
+
+
+def run(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+    """Trains and evaluates every seed."""
+    preset = jppo.PRESETS[task.preset]
+    agent = jppo.make_anakin(env, preset.config, total_steps=total_steps)
+    keys = jax.vmap(jax.random.key)(np.arange(num_seeds))
+    start = time.perf_counter()
+    train = jit(jax.vmap(agent.train, in_axes=(0, None))).lower(keys, preset.hyperparams).compile()
+    compiled = time.perf_counter()
+    state, metrics = jax.block_until_ready(train(keys, preset.hyperparams))
+    trained = time.perf_counter()
+    lanes = [jax.tree.map(lambda x, i=i: x[i], state.train.policy) for i in range(num_seeds)]
+    play = functools.partial(jppo.evaluate, agent.env, agent.policy, num_episodes=EVAL_EPISODES, seed=1)
+    greedy = np.array([play(lane, action_bounds=agent.config.action_bounds).returns.mean() for lane in lanes])
+    steps = agent.num_updates * agent.config.batch_size
+    return {
+        "env": env,
+        "preset": task.preset,
+        "steps": steps,
+        "seeds": num_seeds,
+        "score": spread(final_returns(metrics)),
+        "greedy": spread(greedy.astype(np.float64)),
+        "updates_undone": int((~np.asarray(metrics["finite"])).sum()),
+        "compile_seconds": compiled - start,
+        "seconds": trained - compiled,
+        "steps_per_second": steps * num_seeds / (trained - compiled),
+        "date": datetime.date.today().isoformat(),
+        **hardware(),
+    }
+
+
+def _plus_minus(part: dict[str, Any]) -> str:
+    std = "" if part["std"] is None else f" ± {part['std']:.1f}"
+    return f"{part['mean']:.1f}{std}"
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The rows in markdown."""
+    lines = [
+        "| environment | preset | steps | seeds | score | IQM | greedy | target | reference | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for env, task in TASKS.items():
+        if env not in rows:
+            continue
+        row, target = rows[env], task.target
+        reached = "" if target is None else f"≥ {target:.0f}"
+        if target is not None:
+            reached += ": yes" if row["score"]["mean"] >= target else ": **no**"
+        iqm = f"{row['score']['iqm']:.1f}"
+        lines.append(
+            f"| {env} | `{row['preset']}` | {row['steps']:,} | {row['seeds']} | {_plus_minus(row['score'])} | {iqm} | "
+            f"{_plus_minus(row['greedy'])} | {reached} | {task.reference} | {row['seconds']:.0f} |"
+        )
+    machines = {(row["cpu"] if row["device"] == "cpu" else row["device"], row["cores"]) for row in rows.values()}
+    jaxes = {row["versions"]["jax"] for row in rows.values()}
+    where = "; ".join(f"{name}, {cores} CPU cores" for name, cores in sorted(machines))
+    return "\n".join([*lines, "", f"On {where}; JAX {', '.join(sorted(jaxes))}."])
+
+
+def rewrite(document: Path, content: str) -> None:
+    """Puts the content between the document's markers."""
+    text = document.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise SystemExit(f"{document} must have one '{BEGIN}' and one '{END}'")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    document.write_text(f"{before}{BEGIN}\n{content}\n{END}{after}", encoding="utf-8")
+
+
+def main(
+    envs: tuple[str, ...] = tuple(TASKS),
+    seeds: int = 10,
+    breakout_steps: float = 10_000_000,
+    breakout_seeds: int | None = None,
+    output: Path = RESULTS / "learning.json",
+    document: Path | None = DOCS,
+) -> None:
+    """Runs the learning table and writes it into docs/learning.md.
+
+    Args:
+      envs: which environments to run.
+      seeds: of each environment, in one program.
+      breakout_steps: environment steps of Breakout-MinAtar, whose learning rate falls to zero at their end.
+      breakout_seeds: seeds of Breakout-MinAtar, where other than the rest.
+      output: where the results are, and are written to.
+      document: whose table is rewritten; none with `--document None`.
+    """
+    unknown = [env for env in envs if env not in TASKS]
+    if unknown:
+        raise SystemExit(f"no task for {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for env in envs:
+        task, breakout = TASKS[env], env == "Breakout-MinAtar"
+        total_steps = int(breakout_steps) if breakout else task.total_steps
+        rows[env] = run(env, task, (breakout_seeds or seeds) if breakout else seeds, total_steps)
+        print(json.dumps(rows[env]), flush=True)
+        write_json(output, rows)
+        if document is not None:
+            rewrite(document, table(rows))
+    Console(width=200).print(table(rows), markup=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,75 @@
+"""The minibatch shuffle of one epoch against `jax.random.permutation` of as many rows.
+
+python benchmarks/shuffle.py
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from throughput import RESULTS, hardware, interleaved
+
+from jppo.compiling import jit
+from jppo.config import PPOConfig
+from jppo.runs import write_json
+from jppo.shuffle import minibatch_indices
+from jppo.types import Array
+
+SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
+
+
+def epoch_rows(config: PPOConfig, key: Array) -> Array:
+    """The rows of all minibatches of an epoch, one minibatch after the other; [num_minibatches, B/num_minibatches]."""
+    rows_of = functools.partial(
+        minibatch_indices,
+        num_steps=config.num_steps,
+        num_envs=config.num_envs,
+        num_minibatches=config.num_minibatches,
+        strata=jnp.arange(config.num_strata, dtype=jnp.int32),
+    )
+    return jax.lax.map(lambda number: rows_of(key, number), jnp.arange(config.num_minibatches, dtype=jnp.int32))
+
+
+def measure(num_envs: int, num_steps: int, repeats: int) -> dict[str, Any]:
+    config = PPOConfig(num_envs=num_envs, num_steps=num_steps)
+    key, size = jax.random.key(0), config.batch_size
+    shuffle = functools.partial(jit(functools.partial(epoch_rows, config)), key)
+    permutation = functools.partial(jit(lambda key: jax.random.permutation(key, size)), key)
+    np.testing.assert_array_equal(np.sort(np.asarray(shuffle()).ravel()), np.arange(size))
+    times, others = interleaved({"shuffle": shuffle, "permutation": permutation}, repeats)
+    return {
+        "num_envs": num_envs,
+        "num_steps": num_steps,
+        "rows": size,
+        "ms": {name: 1e3 * float(np.median(seconds)) for name, seconds in times.items()},
+        "ratio": float(np.median(times["permutation"] / times["shuffle"])),
+        "cores_busy_with_others": others,
+    }
+
+
+def main(repeats: int = 200, output: Path = RESULTS / "shuffle.json") -> None:
+    """Times the shuffle.
+
+    Args:
+      repeats: timed epochs of each.
+      output: where to write the numbers.
+    """
+    rows = [measure(*size, repeats) for size in SIZES]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(output, {"repeats": repeats, "rows": rows, **hardware()})
+    table = Table("rows", "jppo.shuffle ms", "jax.random.permutation ms", "ratio")
+    for row in rows:
+        table.add_row(
+            f"{row['rows']:,}", f"{row['ms']['shuffle']:.2f}", f"{row['ms']['permutation']:.2f}", f"{row['ratio']:.1f}"
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,322 @@
+"""Steps per second of the full loop, and of its parts alone.
+
+    python benchmarks/throughput.py
+    python benchmarks/throughput.py --workloads W1 W3 --profile --output results.json
+
+Each round times every program once, so that whatever else the machine does falls on all of them alike; numbers are
+medians over the rounds. Compile time and memory come from one fresh process per workload.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import multiprocessing
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import jppo
+from jppo.advantages import generalized_advantages
+from jppo.anakin import Anakin, AnakinState
+from jppo.collect import collect
+from jppo.compiling import jit
+from jppo.learner import Batch, Learner, make_learner, ppo_loss
+from jppo.runs import versions, write_json
+from jppo.shuffle import minibatch_indices
+from jppo.spaces import to_env_action
+from jppo.types import Array, CollectState, PolicyState, PyTree, Rollout, TrainState
+
+RESULTS = Path(__file__).parent / "results"
+Program = Callable[[], Any]
+
+
+class Workload(NamedTuple):
+    """Four epochs of four minibatches; separate networks of two 64-wide tanh layers."""
+
+    env: str
+    num_envs: int
+    num_steps: int
+
+    @property
+    def config(self) -> jppo.PPOConfig:
+        return jppo.PPOConfig(num_envs=self.num_envs, num_steps=self.num_steps)
+
+
+WORKLOADS = {
+    "W1": Workload("CartPole-v1", 2048, 32),
+    "W2": Workload("CartPole-v1", 64, 128),
+    "W3": Workload("Breakout-MinAtar", 1024, 32),
+    "W4": Workload("Pendulum-v1", 1024, 32),
+}
+CEILINGS = ("environment", "policy", "learner")
+
+
+def hardware() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    models = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = (line.split(":")[1].strip() for line in models if line.startswith("model name"))
+    return {
+        "device": jax.devices()[0].device_kind,
+        "cpu": next(named, platform.processor()),
+        "cores": os.cpu_count(),
+        "versions": versions(),
+    }
+
+
+class Timed(NamedTuple):
+    """Seconds [repeats] of each program, and how many cores everything else on the machine kept busy meanwhile."""
+
+    seconds: dict[Any, np.ndarray]
+    others: float
+
+
+def interleaved(programs: dict[Any, Program], repeats: int, warm_up: int = 2) -> Timed:
+    """Times programs in rounds, each of which runs every program once."""
+    seconds: dict[Any, list[float]] = {name: [] for name in programs}
+    for i in range(warm_up + repeats):
+        if i == warm_up:
+            began, others = time.perf_counter(), _cpu_seconds_of_others()
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            seconds[name].append(time.perf_counter() - start)
+    busy = (_cpu_seconds_of_others() - others) / (time.perf_counter() - began)
+    return Timed({name: np.array(times[warm_up:]) for name, times in seconds.items()}, busy)
+
+
+def _cpu_seconds_of_others() -> float:
+    """Spent so far by all but this process; NaN where there is no /proc."""
+    if not Path("/proc/stat").exists():
+        return math.nan
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+class Updates:
+    """The full loop: each call is one rollout and update, with the state donated."""
+
+    def __init__(self, agent: Anakin) -> None:
+        start = time.perf_counter()
+        self.state: AnakinState = jit(agent.init)(jax.random.key(0), jppo.Hyperparams())
+        self._step = jit(agent.step, donate_argnums=0).lower(self.state).compile()
+        self.compile_seconds = time.perf_counter() - start
+
+    def __call__(self) -> AnakinState:
+        self.state, _ = self._step(self.state)
+        return self.state
+
+
+def make_agent(name: str) -> Anakin:
+    workload = WORKLOADS[name]
+    return jppo.make_anakin(workload.env, workload.config, total_steps=10**9)
+
+
+def fresh_process(name: str) -> dict[str, float]:
+    """Compile time and peak memory of a process that does nothing but train."""
+    updates = Updates(make_agent(name))
+    for _ in range(3):
+        jax.block_until_ready(updates())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if platform.system() == "Darwin" else 2**10)
+    return {"compile_seconds": updates.compile_seconds, "peak_rss_mb": peak}
+
+
+def step_environments(agent: Anakin, state: CollectState, key: Array) -> CollectState:
+    """num_steps of random actions and nothing else."""
+    env, config = agent.env, agent.config
+
+    def random_action(key: Array) -> Array:
+        if env.action_spec.num_actions:
+            return jax.random.randint(key, (config.num_envs,), 0, env.action_spec.num_actions)
+        return jax.random.uniform(key, (config.num_envs, env.action_spec.size), minval=-1.0)
+
+    def step(state: CollectState, step_key: Array) -> tuple[CollectState, None]:
+        action_key, envs_key = jax.random.split(step_key)
+        action = to_env_action(env.action_spec, random_action(action_key), config.action_bounds)
+        after = jax.vmap(env.step)(jax.random.split(envs_key, config.num_envs), state.env_state, action)
+        total = state.episode_return + after.reward
+        return state.replace(env_state=after.state, obs=after.obs, episode_return=total), None
+
+    return jax.lax.scan(step, state, jax.random.split(key, config.num_steps))[0]
+
+
+def act(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Array, Array, Array]:
+    """What a rollout asks of the policy, on recorded observations [T, N, ...]: actions, log_probs and values."""
+
+    def step(_: None, xs: tuple[PyTree, Array]) -> tuple[None, tuple[Array, Array, Array]]:
+        obs, step_key = xs
+        distribution, value = agent.policy.apply(state, obs)
+        keys = jax.random.split(step_key, agent.config.num_envs)
+        action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
+        return None, (action, distribution.log_prob(action), value)
+
+    return jax.lax.scan(step, None, (obs, jax.random.split(key, agent.config.num_steps)))[1]
+
+
+def learner_of(agent: Anakin, **changes: Any) -> Learner:
+    return make_learner(agent.policy, dataclasses.replace(agent.config, **changes))
+
+
+def advantages(train: TrainState, rollout: Rollout) -> Array:
+    r, h = rollout, train.hyperparams
+    return generalized_advantages(r.reward, r.value, r.next_value, r.terminated, r.truncated, h.gamma, h.gae_lambda)
+
+
+def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
+    """The shuffle and gather of every epoch and minibatch; the last minibatch."""
+    config = agent.config
+    strata = jnp.arange(config.num_strata, dtype=jnp.int32)
+
+    def gather(_: Batch, keyed: tuple[Array, Array]) -> tuple[Batch, None]:
+        rows = minibatch_indices(
+            *keyed,
+            num_steps=config.num_steps,
+            num_envs=config.num_envs,
+            num_minibatches=config.num_minibatches,
+            strata=strata,
+        )
+        return jax.tree.map(lambda x: x[rows], batch), None
+
+    keys = jnp.repeat(jax.random.split(key, config.num_epochs), config.num_minibatches)
+    numbers = jnp.tile(jnp.arange(config.num_minibatches, dtype=jnp.int32), config.num_epochs)
+    first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
+    return jax.lax.scan(gather, first, (keys, numbers))[0]
+
+
+def descend(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
+    """As many gradients as an update takes, all on the first minibatch; no shuffle, no Adam."""
+    config = agent.config
+    minibatch = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
+
+    def loss(params: PyTree) -> Array:
+        distribution, value = agent.policy.apply(train.policy.replace(params=params), minibatch.obs)
+        return ppo_loss(distribution, value, minibatch, train.hyperparams, config)[0]
+
+    def step(params: PyTree, _: None) -> tuple[PyTree, None]:
+        grads = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 1e-4 * g, params, grads), None
+
+    return jax.lax.scan(step, train.policy.params, length=config.num_epochs * config.num_minibatches)[0]
+
+
+def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
+    """Programs that do one part of the loop, on a state and a rollout of their own."""
+    state = jit(agent.init)(jax.random.key(1), jppo.Hyperparams())
+    train, key = state.train, jax.random.key(2)
+    roll = jit(functools.partial(collect, agent.env, agent.policy, agent.config.action_bounds, agent.config.num_steps))
+    _, rollout, stats = roll(train.policy, state.collect, train.hyperparams.gamma)
+
+    def bound(function: Callable, *args: Any) -> Program:
+        return functools.partial(jit(function), *args)
+
+    parts = {
+        "environment": bound(functools.partial(step_environments, agent), state.collect, key),
+        "policy": bound(functools.partial(act, agent), train.policy, rollout.obs, key),
+        "learner": bound(learner_of(agent).update, train, rollout, stats),
+        "rollout": functools.partial(roll, train.policy, state.collect, train.hyperparams.gamma),
+    }
+    if not profile:
+        return parts
+    gae = advantages(train, rollout)
+    batch = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, gae, gae + rollout.value)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    return parts | {
+        "learner, 1 epoch": bound(learner_of(agent, num_epochs=1).update, train, rollout, stats),
+        "advantages": bound(advantages, train, rollout),
+        "shuffle and gather": bound(functools.partial(gather_minibatches, agent), batch, key),
+        "gradients": bound(functools.partial(descend, agent), train, batch),
+    }
+
+
+def report(name: str, seconds: dict[str, np.ndarray], fresh: dict[str, float], others: float) -> dict[str, Any]:
+    """One workload's line."""
+    workload = WORKLOADS[name]
+    samples = workload.config.batch_size
+    update = seconds["update"]
+    milliseconds = {part: 1e3 * float(np.median(times)) for part, times in seconds.items()}
+    return {
+        "workload": name,
+        **workload._asdict(),
+        "steps_per_second": samples / float(np.median(update)),
+        "ms_per_update": milliseconds["update"],
+        "ms_per_update_quartiles": [1e3 * float(q) for q in np.quantile(update, (0.25, 0.75))],
+        "repeats": len(update),
+        **fresh,
+        "ceilings": {part: samples / float(np.median(seconds[part])) for part in CEILINGS},
+        "ms_of_parts": {part: value for part, value in milliseconds.items() if part != "update"},
+        "cores_busy_with_others": others,
+        **hardware(),
+    }
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    columns = ("workload", "env", "envs x steps", "steps/s", "ms/update", "compile s", "peak MB")
+    table = Table(*columns, *(f"{part} only" for part in CEILINGS))
+    for line in lines:
+        low, high = line["ms_per_update_quartiles"]
+        table.add_row(
+            line["workload"],
+            line["env"],
+            f"{line['num_envs']} x {line['num_steps']}",
+            f"{line['steps_per_second']:,.0f}",
+            f"{line['ms_per_update']:.1f} [{low:.1f}, {high:.1f}]",
+            f"{line['compile_seconds']:.1f}",
+            f"{line['peak_rss_mb']:.0f}",
+            *(f"{line['ceilings'][part]:,.0f}" for part in CEILINGS),
+        )
+    parts = Table("ms of", *(line["workload"] for line in lines))
+    for part in lines[0]["ms_of_parts"]:
+        parts.add_row(part, *(f"{line['ms_of_parts'][part]:.1f}" for line in lines))
+    Console(width=160).print(table, parts, f"cores kept busy by others: {lines[0]['cores_busy_with_others']:.2f}")
+
+
+def main(
+    workloads: tuple[str, ...] = tuple(WORKLOADS),
+    repeats: int = 30,
+    profile: bool = False,
+    output: Path = RESULTS / "throughput.json",
+) -> None:
+    """Measures steps per second.
+
+    Args:
+      workloads: which of W1, W2, W3 and W4.
+      repeats: timed updates of each.
+      profile: time the learner's parts too.
+      output: where to write the lines as one JSON list.
+    """
+    unknown = [name for name in workloads if name not in WORKLOADS]
+    if unknown or repeats < 1:
+        raise SystemExit(f"unknown workloads: {', '.join(unknown)}" if unknown else "repeats must be at least 1")
+    fresh = {}
+    for name in workloads:  # before this process touches the device itself
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            fresh[name] = pool.submit(fresh_process, name).result()
+    programs: dict[tuple[str, str], Program] = {}
+    for name in workloads:
+        agent = make_agent(name)
+        programs |= {(name, part): program for part, program in parts_of(agent, profile).items()}
+        programs[name, "update"] = Updates(agent)
+    times, others = interleaved(programs, repeats)
+    parts = {name: {part: times[of, part] for of, part in times if of == name} for name in workloads}
+    lines = [report(name, parts[name], fresh[name], others) for name in workloads]
+    for line in lines:
+        print(json.dumps(line), flush=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(output, lines)
+    show(lines)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,24 @@
+"""What several tests ask of a training run."""
+
+import functools
+
+import jax
+import numpy as np
+
+import jppo
+
+SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=(8,))
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster
+
+
+def check_two_updates(env, config):
+    agent = jppo.make_anakin(env, config, total_steps=64)
+    state, metrics = quick_jit(agent.train)(jax.random.key(0))
+    assert agent.num_updates == state.train.step == 2
+    assert metrics["finite"].all()
+    for name, metric in metrics.items():
+        assert metric.shape == (2,), name
+        if not name.startswith("episode/"):  # NaN where no episode ended
+            assert np.isfinite(metric).all() or name == "value/explained_variance", name
+    assert metrics["grad/norm"].max() > 0.0
+    return agent, metrics

@@ -1,0 +1,22 @@
+"""Run directories without training."""
+
+import jax
+from checks import quick_jit
+from lenient import lenient
+
+import jppo
+from jppo.runs import RunWriter, run_config
+
+ROW = {"update": 1, "step": 32, "episode/count": 2.0, "episode/return_mean": 1.5, "episode/return_std": 0.5}
+
+
+def save_run(path, env="CartPole-v1", config=jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(8,)), **more):
+    """Writes the run directory of an untrained policy; returns its state."""
+    with lenient():
+        agent = jppo.make_anakin(env, config)
+        policy = quick_jit(agent.init)(jax.random.key(0)).train.policy
+    settings = run_config(env, "anakin", 0, 1000, config, jppo.Hyperparams(), **more)
+    writer = RunWriter(path, settings)
+    writer.write_updates([ROW])
+    writer.close(policy, {"status": "finished"})
+    return policy

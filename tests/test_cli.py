@@ -1,0 +1,429 @@
+"""The command line: what its options do, what it answers, and how it ends."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from checks import quick_jit
+from lenient import lenient
+from PIL import Image
+from saved import save_run
+
+import jppo
+from jppo import PRESETS, driver, evaluation, render
+from jppo.cli import main
+from jppo.envs import available
+from jppo.load import load_run, read_summary
+from jppo.plots import learning_curves
+from jppo.runs import read_metrics
+
+DEADLINE = 120  # seconds, for other processes
+SMALL = ["--num-envs", "8", "--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2"]
+SUMMARY = {
+    *("env", "backend", "status", "steps", "updates", "seconds", "compile_seconds", "steps_per_second", "episodes"),
+    *("return_mean", "return_std", "device", "num_devices", "versions", "run_dir"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch, lenient():
+        for module in (driver, evaluation, render):
+            patch.setattr(module, "jit", quick_jit)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*argv):
+    """Exit code, standard output and standard error, the latter two without boxes and line breaks."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([str(word) for word in argv])
+        except SystemExit as ended:  # tyro's own answers
+            code = ended.code
+    plain = (" ".join(text.getvalue().replace("│", " ").split()) for text in (out, err))
+    return code, *plain
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of the command, and what it printed."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    options = ["--total-steps", "2e3", "--seed", "3", "--run-dir", path, "--json", *SMALL]
+    return path, *call("train", "CartPole-v1", *options)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `train` was called with, by commands that stop there."""
+    calls = []
+
+    def stop(env, **kwargs):
+        calls.append({"env": env} | kwargs)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(driver, "train", stop)
+    return lambda *argv: (call("train", *argv), calls.pop())[1]
+
+
+def test_help_names_every_option_with_the_default_of_the_environment():
+    code, out, err = call("train", "Pendulum-v1", "--help")
+    assert (code, err) == (0, "")
+    for field in (*dataclasses.fields(jppo.PPOConfig), *dataclasses.fields(jppo.Hyperparams)):
+        assert f" --{field.name.replace('_', '-')}" in out
+    for option in ("--total-steps", "--seed", "--preset", "--run-dir", "--quiet", "--json", "--wandb"):
+        assert f" {option}" in out
+    assert "Discount per step. (default: 0.9)" in out
+    assert all(preset in out for preset in PRESETS)
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "plot", "play", "envs"])
+def test_every_command_is_listed_and_has_help(command):
+    assert f"• {command} " in call("--help")[1]
+    code, out, _ = call(command, "--help")
+    assert code == 0
+    assert out.startswith(f"usage: jppo {command}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "preset"),
+    [
+        (["CartPole-v1"], "cleanrl-classic"),
+        (["MountainCar-v0"], "mountaincar"),
+        (["Pendulum-v1"], "pendulum"),
+        (["Breakout-MinAtar"], "gymnax-minatar"),
+        (["Catch-bsuite"], "default"),
+        (["CartPole-v1", "--preset", "pendulum"], "pendulum"),
+        (["--preset=default", "CartPole-v1"], "default"),
+        (["--run-dir", "Pendulum-v1", "CartPole-v1"], "cleanrl-classic"),
+        (["Catch-bsuite", "--run-dir", "Pendulum-v1"], "default"),
+    ],
+)
+def test_an_environment_starts_from_its_preset(asked, argv, preset):
+    given = asked(*argv)
+    assert given["config"] == PRESETS[preset].config
+    assert given["hyperparams"] == PRESETS[preset].hyperparams
+    assert given["total_steps"] == PRESETS[preset].total_steps
+    assert given["seed"] == 0
+
+
+def test_options_override_the_preset_and_leave_the_rest(asked):
+    given = asked("Pendulum-v1", "--gamma", "0.5", "--num-steps", "256", "--normalize-obs", "--seed", "7")
+    preset = PRESETS["pendulum"]
+    assert given["config"] == dataclasses.replace(preset.config, num_steps=256, normalize_obs=True)
+    assert given["hyperparams"] == dataclasses.replace(preset.hyperparams, gamma=0.5)
+    assert given["total_steps"] == preset.total_steps
+    assert given["seed"] == 7
+
+
+def options_of(values):
+    """Command-line words for fields."""
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{option}" if value else f"--no-{option}"
+        else:
+            yield from (f"--{option}", *map(str, value if isinstance(value, tuple) else (value,)))
+
+
+def test_every_option_reaches_its_field(asked):
+    changed = {
+        **{"num_envs": 6, "num_steps": 10, "num_epochs": 2, "num_minibatches": 3, "network": "cnn"},
+        **{"hidden_sizes": (3, 2, 1), "activation": "swish", "kl_control": "adapt", "action_bounds": "tanh"},
+    }
+    flags = {field.name: not field.default for field in dataclasses.fields(jppo.PPOConfig) if field.type is bool}
+    numbers = {field.name: field.default / 2 for field in dataclasses.fields(jppo.Hyperparams)}
+    config = jppo.PPOConfig(**changed | flags)
+    same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
+    assert not same, "the test leaves fields as they are"
+    given = asked("Catch-bsuite", *options_of(changed | flags | numbers))
+    assert given["config"] == config
+    assert given["hyperparams"] == jppo.Hyperparams(**numbers)
+    assert asked("Catch-bsuite", "--hidden-sizes")["config"].hidden_sizes == ()
+
+
+@pytest.mark.parametrize(("written", "steps"), [("5e5", 500_000), ("500_000", 500_000), ("7", 7), ("1.5e1", 15)])
+def test_total_steps_are_written_as_people_write_them(asked, written, steps):
+    given = asked("CartPole-v1", "--total-steps", written)["total_steps"]
+    assert given == steps
+    assert type(given) is int
+
+
+def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked):
+    assert asked("CartPole-v1", "--run-dir", "a/b")["run_dir"] == Path("a/b")
+    assert asked("CartPole-v1", "--seed", "4")["run_dir"].match("runs/CartPole-v1/*-4")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "Expected one of {train, eval, plot, play, envs}"),
+        (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
+        (["fly"], "jppo: unknown command 'fly'; there are train, eval, plot, play, envs"),
+        (["train"], "Environment to train on"),
+        (["train", "CartPole-v1", "--total-stesp", "5"], "Perhaps you meant: --total-steps"),
+        (["train", "CartPole-v1", "--lerning-rate", "5"], "Perhaps you meant: --learning-rate"),
+        (["train", "CartPole-v1", "Pendulum-v1"], "Unrecognized options: Pendulum-v1"),
+        (["train", "CartPol-v1"], "jppo: unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
+        (["train", "../x"], "jppo: unknown environment '../x'; `jppo envs` lists what there is"),
+        (["train", ""], "jppo: unknown environment ''"),
+        (["train", "CartPole-v1", "--preset", "pendulm"], "jppo: unknown preset 'pendulm'; did you mean pendulum?"),
+        (["train", "CartPole-v1", "--preset", "x"], "jppo: unknown preset 'x'; there are default, cleanrl-classic"),
+        (["train", "CartPole-v1", "--total-steps", "many"], "could not convert string to float: 'many'"),
+        (["train", "CartPole-v1", "--total-steps", "1.5"], "total_steps = 1.5 must be a whole number"),
+        (["train", "CartPole-v1", "--total-steps", "nan"], "total_steps = nan must be a whole number"),
+        (["train", "CartPole-v1", "--total-steps", "1e30"], "jppo: total_steps = 1,000,0"),
+        (["train", "CartPole-v1", "--num-envs", "0"], "jppo: num_envs = 0 must be a whole number of at least 1"),
+        (["train", "CartPole-v1", "--num-envs", "two"], "Error parsing --num-envs"),
+        (["train", "CartPole-v1", "--num-envs", "10000000000"], "jppo: num_envs*num_steps = 1,280,000,000,000 must be"),
+        (["train", "CartPole-v1", "--num-minibatches", "3"], "jppo: num_envs*num_steps = 512 is not divisible by"),
+        (["train", "CartPole-v1", "--hidden-sizes", "0"], "jppo: hidden_sizes = 0 must be"),
+        (["train", "CartPole-v1", "--network", "rnn"], "--network"),
+        (["train", "CartPole-v1", "--network", "cnn"], 'jppo: network = "cnn" needs one image'),
+        (["train", "CartPole-v1", "--gamma", "2"], "jppo: gamma = 2 is outside [0, 1]"),
+        (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: learning_rate = nan is outside"),
+        (["train", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
+        (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
+        (["train", "CartPole-v1", "--run-dir", "/dev/null/x"], "jppo: run_dir /dev/null/x cannot be written"),
+        (["eval"], "A run directory made by `jppo train`"),
+        (["eval", "nowhere"], "jppo: nowhere is not a run directory: it has no config.json"),
+        (["eval", "nowhere", "--seed", "-1"], "jppo: seed = -1 must be"),
+        (["plot"], "jppo: name at least one run directory"),
+        (["plot", "nowhere"], "jppo: nowhere is not a run directory"),
+        (["play", "nowhere"], "jppo: nowhere is not a run directory"),
+        (["play", "nowhere", "--seed", "1e9"], "Error parsing --seed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_ends_with_2_a_reason_and_nothing_written(argv, message):
+    code, out, err = call(*argv)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert list(Path().iterdir()) == []
+
+
+def test_training_ends_standard_output_with_json(trained):
+    path, code, out, err = trained
+    assert code == 0
+    summary = json.loads(out)
+    assert set(summary) == SUMMARY
+    assert (summary["env"], summary["backend"], summary["num_devices"]) == ("CartPole-v1", "anakin", 1)
+    assert (summary["steps"], summary["updates"], summary["status"]) == (2048, 16, "finished")
+    assert summary["run_dir"] == str(path)
+    assert {"python", "jppo", "jax", "gymnax"} <= set(summary["versions"])
+    assert summary == read_summary(path)
+    metrics = read_metrics(path)
+    assert metrics["step"][-1] == 2048
+    assert metrics["episode/count"].sum() == summary["episodes"] > 0
+    for said in ("compiled in", "2,048/2,000 steps", "finished: 2,048 steps, 16 updates", f"saved in {path}"):
+        assert said in err
+
+
+@pytest.fixture
+def pretend(trained, monkeypatch):
+    """Makes `train` end at once with a status."""
+
+    def ending(status, error=None):
+        result = SimpleNamespace(summary=json.loads(trained[2]) | {"status": status, "return_mean": float("nan")})
+
+        def train(env, **kwargs):
+            if error is not None:
+                raise error(result)
+            return result
+
+        monkeypatch.setattr(driver, "train", train)
+
+    return ending
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code", "said"),
+    [
+        ("finished", None, 0, ""),
+        ("interrupted", None, 130, ""),
+        ("diverged", lambda result: driver.TrainingDiverged(3, result), 1, "jppo: update 3 made a loss or"),
+        ("", lambda result: KeyboardInterrupt(), 130, "jppo: interrupted"),
+    ],
+)
+def test_exit_codes(pretend, status, error, code, said):
+    pretend(status, error)
+    ended, out, err = call("train", "CartPole-v1", "--quiet")
+    assert (ended, out) == (code, "")
+    assert err.startswith(said)
+    assert bool(err) == bool(said)
+
+
+def test_how_much_is_said(pretend):
+    pretend("finished")
+    _, out, err = call("train", "CartPole-v1")
+    assert out.startswith("finished: 2,048 steps")
+    assert "no episode ended" in out
+    assert err == ""
+    _, out, err = call("train", "CartPole-v1", "--quiet", "--json")
+    assert json.loads(out)["return_mean"] is None
+    assert err == ""
+    assert call("train", "CartPole-v1", "--quiet") == (0, "", "")
+
+
+def test_eval(trained):
+    path = trained[0]
+    code, out, err = call("eval", path, "--episodes", "20", "--json")
+    assert (code, err) == (0, "")
+    greedy = json.loads(out)
+    assert set(greedy) == {
+        *("env", "sampled", "episodes", "return_mean", "return_std"),
+        *("return_min", "return_max", "length_mean", "unfinished"),
+    }
+    assert (greedy["env"], greedy["sampled"], greedy["episodes"], greedy["unfinished"]) == ("CartPole-v1", False, 20, 0)
+    assert greedy["return_mean"] == pytest.approx(greedy["length_mean"]), "CartPole pays 1 per step"
+    assert 5 < greedy["return_min"] < greedy["return_mean"] < greedy["return_max"] <= 500
+    text = call("eval", path, "--episodes", "20")[1]
+    assert text.startswith(f"CartPole-v1, greedy, 20 episodes: return {greedy['return_mean']:.2f} +- ")
+    draws = [json.loads(call("eval", path, "--sampled", "--json", *more)[1]) for more in ([], [], ["--seed", "1"])]
+    assert draws[0]["sampled"]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize("episodes", ["0", "-1", "10000000000"])
+def test_eval_refuses_odd_numbers_of_episodes(trained, episodes):
+    code, out, err = call("eval", trained[0], "--episodes", episodes)
+    assert (code, out) == (2, "")
+    assert f"num_episodes = {episodes} must be from 1 to" in err
+
+
+def test_plot_of_two_seeds(trained):
+    other = shutil.copytree(trained[0], Path("other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"seed": 4}))
+    assert [curve.runs for curve in learning_curves([trained[0], other])] == [2]
+    assert call("plot", trained[0], other, "--output", "a.png") == (0, "wrote a.png", "")
+    with Image.open("a.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (1320, 540))
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "nothing is drawn"
+    code, _, err = call("plot", trained[0], "--output", "no/a.png")
+    assert (code, err) == (2, "jppo: no/a.png cannot be written: No such file or directory")
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the drawing packages
+def test_play(env):
+    save_run(Path("run"), env)
+    code, out, _ = call("play", "run", "--max-steps", "6", "--sampled", "--output", "a.gif")
+    assert code == 0
+    assert out.startswith("wrote a.gif: 6 steps, return ")
+    with Image.open("a.gif") as film:
+        assert film.format == "GIF"
+        assert min(film.size) >= 100
+        assert 2 <= film.n_frames <= 6  # equal ones are merged
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        ("DeepSea-bsuite", [], "DeepSea-bsuite cannot be drawn; these can: Acrobot-v1, "),
+        ("CartPole-v1", ["--output", "a.png"], "output a.png must end in .gif"),
+        ("CartPole-v1", ["--output", "no/a.gif"], "there is no directory no"),
+        ("CartPole-v1", ["--max-steps", "0"], "max_steps = 0 must be at least 1"),
+        ("CartPole-v1", ["--max-steps", "2", "--output", "/proc/a.gif"], "output /proc/a.gif cannot be written"),
+    ],
+)
+def test_play_refuses(env, options, message):
+    save_run(Path("run"), env)
+    code, out, err = call("play", "run", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("jppo: ")
+    assert message in err
+    assert [path.name for path in Path().iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_envs_lists_whole_names(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = call("envs")
+    assert code == 0
+    names = available()
+    assert len(set(names)) == 26
+    assert [word for word in out.split() if word in names] == names
+
+
+def test_the_script_is_installed():
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="jppo")
+    assert script.load() is main
+
+
+def start(program, *argv):
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; from jppo.cli import main; {program}", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_help_loads_nothing_heavy():
+    program = """
+try:
+    main()
+finally:
+    print("\\nloaded", *{"jax", "numpy", "gymnax", "flax", "matplotlib", "rich.progress"} & set(sys.modules))
+"""
+    process = start(program, "--help")
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, err) == (0, "")
+    assert "usage: jppo" in out
+    assert out.endswith("\nloaded\n")
+
+
+def test_ctrl_c_is_not_lost_in_a_callback_that_swallows_exceptions():
+    program = """
+import gc, os, signal
+gc.callbacks.append(lambda *args: os.kill(os.getpid(), signal.SIGINT))
+sys.exit(main())
+"""
+    process = start(program, "envs")
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out, err) == (130, "", "jppo: interrupted\n")
+
+
+def test_ctrl_c_ends_training_early_and_saves(tmp_path):
+    path = tmp_path / "run"
+    process = start("sys.exit(main())", "train", "CartPole-v1", "--total-steps", "1e9", "--run-dir", str(path), *SMALL)
+    try:
+        end = time.monotonic() + DEADLINE
+        while not (path / "metrics.jsonl").exists() or not (path / "metrics.jsonl").read_text().count("\n"):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end, "it does not start to train"
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, err) == (130, "")
+    assert "stopping: " in out
+    assert "interrupted: " in out
+    summary = read_summary(path)
+    assert summary["status"] == "interrupted"
+    assert summary["updates"] == len(read_metrics(path)["update"]) >= 1
+    assert load_run(path).settings["total_steps"] == 10**9
+    with pytest.raises(ProcessLookupError):  # nothing of it is left
+        os.killpg(process.pid, 0)

@@ -1,0 +1,34 @@
+"""Every gymnax environment trains, or says why it cannot."""
+
+import jax
+import pytest
+from checks import SMALL, check_two_updates
+from lenient import lenient_env
+
+import jppo
+from jppo.envs import available
+
+NEEDS_DOWNLOAD = "MNISTBandit-bsuite"
+
+
+@pytest.mark.parametrize("name", [name for name in available() if name != NEEDS_DOWNLOAD])
+def test_every_environment_trains(name):
+    check_two_updates(lenient_env(name), SMALL())
+
+
+def test_an_environment_that_needs_a_download_says_so(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("no network here")
+
+    monkeypatch.setattr("gymnax.utils.load_mnist._download", refuse)
+    with pytest.raises(ValueError, match=f"{NEEDS_DOWNLOAD} .*needs a download, which failed .*no network here"):
+        jppo.make_anakin(NEEDS_DOWNLOAD)
+
+
+@pytest.mark.parametrize("shared_torso", [False, True])
+def test_convolutions_on_images(shared_torso):
+    env = lenient_env("Breakout-MinAtar")
+    agent, _ = check_two_updates(env, SMALL(network="cnn", shared_torso=shared_torso))
+    params = agent.init(jax.random.key(0)).train.policy.params["params"]
+    towers = {"shared"} if shared_torso else {"actor", "critic"}
+    assert set(params) == {f"{tower}{part}" for tower in towers for part in ("", "_conv")} | {"policy", "value"}

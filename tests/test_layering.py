@@ -1,0 +1,141 @@
+"""Imports go down the layers, each outside system has one door, and `import jppo` does nothing."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jppo
+
+ROOT = Path(jppo.__file__).parent
+
+# Top to bottom as a reader meets them; a module not listed here fails, so that whoever adds one places it.
+LAYERS = [
+    {"config", "types", "spaces", "presets", "compiling"},
+    {"advantages", "losses", "distributions", "statistics", "shuffle"},
+    {"networks", "learner"},
+    {"envs", "envs.base", "envs.gymnax", "collect", "evaluate", "evaluation"},
+    {"anakin"},
+    {
+        *("cli", "driver", "history", "load", "plots", "policy", "progress", "render", "runs", "train"),
+        *("__init__", "__main__"),
+    },
+]
+LAYER = {module: number for number, layer in enumerate(LAYERS) for module in layer}
+
+EVERYWHERE = {"jax", "numpy", "flax.struct"}
+DOORS = {
+    "optax": {"learner"},
+    "flax.linen": {"networks"},
+    "gymnax": {"envs.gymnax", "render"},  # render: gymnax draws its own environments
+    "gymnasium": {"render"},
+    "matplotlib": {"plots", "render"},
+    "PIL": {"render"},
+    "orbax": {"runs"},
+    "tensorboardX": {"runs"},
+    "wandb": {"runs"},
+    "rich": {"cli", "progress"},
+    "tyro": {"cli"},
+}
+
+
+def sources():
+    """Module name (without `jppo.`) -> its source."""
+    paths = {path.relative_to(ROOT).with_suffix(""): path for path in ROOT.rglob("*.py")}
+    names = {".".join(p.parts[:-1] if p.name == "__init__" and p.parent.parts else p.parts): p for p in paths}
+    return {name: paths[path].read_text() for name, path in names.items()}
+
+
+def imports(source):
+    """Dotted names of everything imported, at the top or inside a function; `from a import b` gives a.b."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def inside(source):
+    """Modules of jppo that it imports, without the prefix."""
+    own = {name.removeprefix("jppo.") for name in imports(source) if name.startswith("jppo.")}
+    return {name if name in LAYER else name.rpartition(".")[0] or "__init__" for name in own}
+
+
+def outside(source):
+    """Imports from neither jppo nor the standard library."""
+    roots = {*sys.stdlib_module_names, "jppo"}
+    return {name for name in imports(source) if name.partition(".")[0] not in roots}
+
+
+def belongs(name, package):
+    return name == package or name.startswith(f"{package}.")
+
+
+SOURCES = sources()
+
+
+def test_the_parser_sees_every_kind_of_import():
+    source = (
+        "import os\nimport optax\ndef f():\n    from jppo import runs\n    from jppo.types import Array\n    import ray"
+    )
+    assert inside(source) == {"runs", "types"}
+    assert outside(source) == {"optax", "ray"}
+    assert {"config", "learner", "envs", "envs.gymnax", "__init__"} <= set(SOURCES)
+
+
+def test_every_module_has_a_layer():
+    assert set(SOURCES) <= set(LAYER), "place new modules in LAYERS"
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_imports_go_down(module):
+    wrong = {name for name in inside(SOURCES[module]) if LAYER[name] > LAYER[module]}
+    assert not wrong
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = {module: inside(source) for module, source in SOURCES.items() if module != "__init__"}  # that one is lazy
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_outside_systems_are_entered_by_their_doors(module):
+    for name in outside(SOURCES[module]):
+        doors = [modules for package, modules in DOORS.items() if belongs(name, package)]
+        allowed = any(belongs(name, package) for package in EVERYWHERE) or any(module in modules for modules in doors)
+        assert allowed, f"{name} in jppo.{module}"
+
+
+@pytest.mark.parametrize("module", sorted(LAYERS[1]))
+def test_the_maths_needs_only_jax_and_the_vocabulary(module):
+    assert inside(SOURCES[module]) <= LAYERS[0]
+    assert all(any(belongs(name, package) for package in EVERYWHERE) for name in outside(SOURCES[module]))
+
+
+def test_the_configuration_needs_only_the_standard_library():
+    assert outside(SOURCES["config"]) | outside(SOURCES["presets"]) == set()
+    assert inside(SOURCES["config"]) == set()
+    assert inside(SOURCES["presets"]) == {"config"}
+
+
+def test_nothing_imports_rllib():
+    assert not any("rllib" in name for source in SOURCES.values() for name in imports(source))
+
+
+def test_importing_jppo_does_nothing():
+    program = """if True:
+        import os, sys
+        before = dict(os.environ)
+        import jppo
+        heavy = {"jax", "numpy", "flax", "optax", "gymnax", "gymnasium", "ray", "matplotlib"} & set(sys.modules)
+        assert not heavy, heavy
+        assert dict(os.environ) == before
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,482 @@
+"""The update against a second implementation in float64 NumPy, and what must hold whatever the numbers."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from jppo.advantages import generalized_advantages
+from jppo.config import Hyperparams, PPOConfig
+from jppo.learner import make_learner
+from jppo.losses import approx_kl
+from jppo.networks import make_network, make_policy
+from jppo.shuffle import minibatch_indices
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.statistics import moments_of
+from jppo.types import EpisodeStats, Transition
+
+T, N, OBS = 8, 16, 3
+OBS_SPEC = ObsSpec((OBS,), "float32")
+ACTIONS = {
+    "discrete": ActionSpec((), "int32", 4),
+    "continuous": ActionSpec((2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2),
+}
+BASE = PPOConfig(num_envs=N, num_steps=T, num_epochs=3, num_minibatches=4, hidden_sizes=(8, 8))
+NORMALISED = dataclasses.replace(
+    BASE,
+    normalize_obs=True,
+    normalize_reward=True,
+    clip_value=False,
+    anneal_learning_rate=False,
+    kl_control="adapt",
+)
+NUMBERS = Hyperparams(
+    learning_rate=3e-3,
+    gamma=0.97,
+    gae_lambda=0.9,
+    ent_coef=0.02,
+    vf_coef=0.7,
+    vf_clip_eps=0.3,
+    adam_eps=1e-3,
+    target_kl=0.1,
+)
+
+
+# Each program here runs a few times only, and takes seconds to optimise.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def variant(**fields):
+    return dataclasses.replace(BASE, **fields)
+
+
+def numbers(**fields):
+    return dataclasses.replace(NUMBERS, **fields)
+
+
+def policy_of(config, kind="discrete"):
+    return make_policy(make_network(config, OBS_SPEC, ACTIONS[kind]), OBS_SPEC)
+
+
+@jax.jit
+def stats_of(rollout):
+    """Made-up episodes; what they are does not matter to an update, except `discounted`, which scales rewards."""
+    return EpisodeStats(
+        returns=moments_of(rollout.reward, rollout.done),
+        lengths=moments_of(jnp.abs(rollout.value), rollout.done),
+        discounted=moments_of(2.0 * rollout.reward + 0.5),
+    )
+
+
+@functools.cache
+def compiled(config, kind="discrete"):
+    """(init, jitted update), shared by the tests: compiling one takes seconds."""
+    learner = make_learner(policy_of(config, kind), config)
+
+    def init(seed=0, hyperparams=NUMBERS, num_updates=10):
+        return learner.init(jax.random.key(seed), jnp.zeros((N, OBS)), hyperparams, num_updates)
+
+    jitted = quick_jit(learner.update)
+    return init, lambda state, rollout, stats=None: jitted(state, rollout, stats or stats_of(rollout))
+
+
+@functools.cache
+def acting(config, kind):
+    policy = policy_of(config, kind)
+
+    @jax.jit
+    def act(policy_state, obs, key):
+        distribution, value = policy.apply(policy_state, obs)
+        action = distribution.sample(seed=key)
+        return action, distribution.log_prob(action), value
+
+    return act
+
+
+def rollout_for(state, config, seed, kind="discrete", off_policy=0.0):
+    """Random observations and rewards, acted on by the policy; `off_policy` then blurs what it recorded."""
+    rng = np.random.default_rng(seed)
+    obs = rng.normal([0.0, 5.0, -2.0], [1.0, 2.0, 0.1], (T, N, OBS)).astype(np.float32)
+    act = acting(config, kind)
+    keys = jax.random.split(jax.random.key(seed + 1000), T)
+    columns = [act(state.policy, jnp.asarray(o), key) for o, key in zip(obs, keys, strict=True)]
+    action, log_prob, value = (jnp.stack(column) for column in zip(*columns, strict=True))
+    noise = off_policy * rng.normal(size=(2, T, N)).astype(np.float32)
+    reward, next_value = rng.normal(0.3, 1.0, (2, T, N)).astype(np.float32)
+    return Transition(
+        obs=jnp.asarray(obs),
+        action=action,
+        log_prob=log_prob + noise[0],
+        value=value + noise[1],
+        next_value=jnp.asarray(next_value),
+        reward=jnp.asarray(reward),
+        terminated=jnp.asarray(rng.random((T, N)) < 0.1),
+        truncated=jnp.asarray(rng.random((T, N)) < 0.1),
+    )
+
+
+def largest_difference(tree, other):
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    return max(float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in pairs)
+
+
+class Reference:
+    """PPO by hand: float64, explicit derivatives, Python loops over minibatches."""
+
+    def __init__(self, state, config, kind):
+        params = jax.tree.map(lambda x: np.asarray(x, float), state.policy.params)["params"]
+        self.params = {
+            "actor": [*params["actor"].values(), params["policy"]],
+            "critic": [*params["critic"].values(), params["value"]],
+            "log_std": params.get("log_std", np.zeros(0)),
+        }
+        self.first_moment = jax.tree.map(np.zeros_like, self.params)
+        self.second_moment = jax.tree.map(np.zeros_like, self.params)
+        self.config, self.discrete, self.h = config, kind == "discrete", NUMBERS
+        self.key, self.num_updates = state.key, int(state.num_updates)
+        self.updates = self.gradient_steps = 0
+        self.rate_scale = 1.0
+        self.seen_obs, self.seen_discounted = np.zeros((0, OBS)), np.zeros(0)
+
+    def as_flax(self):
+        *actor, policy = self.params["actor"]
+        *critic, value = self.params["critic"]
+        torsos = {
+            name: {f"Dense_{i}": layer for i, layer in enumerate(layers)}
+            for name, layers in (("actor", actor), ("critic", critic))
+        }
+        extra = {} if self.discrete else {"log_std": self.params["log_std"]}
+        return {"params": {**torsos, "policy": policy, "value": value, **extra}}
+
+    def update(self, rollout):
+        config, h = self.config, self.h
+        data = {name: np.asarray(column) for name, column in vars(rollout).items() if name != "carry"}
+        raw_obs = data["obs"].astype(float).reshape(-1, OBS)
+        reward = data["reward"].astype(float)
+        if config.normalize_reward:
+            scale = np.sqrt(self.seen_discounted.var() + 1e-8) if self.updates else 1.0
+            reward = np.clip(reward / scale, -10, 10)
+        advantage = np.zeros((T, N))
+        for n in range(N):
+            following = 0.0
+            for t in reversed(range(T)):
+                ended = data["terminated"][t, n] or data["truncated"][t, n]
+                bootstrap = 0.0 if data["terminated"][t, n] else float(data["next_value"][t, n])
+                delta = reward[t, n] + h.gamma * bootstrap - float(data["value"][t, n])
+                following = delta + (0.0 if ended else h.gamma * h.gae_lambda * following)
+                advantage[t, n] = following
+        flat = {name: data[name].reshape(T * N, *data[name].shape[2:]) for name in ("action", "log_prob", "value")}
+        flat |= {"advantage": advantage.ravel(), "target": (advantage + data["value"]).ravel(), "obs": raw_obs}
+        if config.normalize_obs:
+            scale = np.sqrt(self.seen_obs.var(0) + 1e-8) if self.updates else 1.0
+            centred = raw_obs - self.seen_obs.mean(0) if self.updates else raw_obs
+            flat["obs"] = np.clip(centred / scale, -10, 10)
+        rate = h.learning_rate * self.rate_scale
+        if config.anneal_learning_rate:
+            rate *= 1 - self.updates / self.num_updates
+        steps = [self.step({k: v[rows] for k, v in flat.items()}, rate) for rows in self.minibatches()]
+        metrics = {name: np.mean([step[name] for step in steps]) for name in steps[0]}
+        metrics["value/mean"] = flat["value"].mean(dtype=float)
+        metrics["value/explained_variance"] = 1 - flat["advantage"].var() / flat["target"].var()
+        metrics["learning_rate"] = rate
+        if config.kl_control == "adapt":
+            over = metrics["policy/approx_kl"] / h.target_kl
+            self.rate_scale *= 1 / 1.5 if over > 2 else 1.5 if over < 0.5 else 1
+        self.updates += 1
+        self.seen_obs = np.concatenate([self.seen_obs, raw_obs])
+        self.seen_discounted = np.concatenate([self.seen_discounted, 2.0 * data["reward"].ravel() + 0.5])
+        return metrics
+
+    def minibatches(self):
+        config = self.config
+        sizes = {"num_steps": T, "num_envs": N, "num_minibatches": config.num_minibatches}
+        strata = jnp.arange(config.num_strata, dtype=jnp.int32)
+        for key in jax.random.split(jax.random.fold_in(self.key, self.updates), config.num_epochs):
+            for number in range(config.num_minibatches):
+                yield np.asarray(minibatch_indices(key, jnp.asarray(number, jnp.int32), strata=strata, **sizes))
+
+    def step(self, batch, rate):
+        if self.config.normalize_advantage:
+            advantage = batch["advantage"]
+            batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        gradient, metrics = self.gradient(batch)
+        norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradient)))
+        gradient = jax.tree.map(lambda g: g * min(1.0, self.h.max_grad_norm / norm), gradient)
+        self.gradient_steps += 1
+        blend = jax.tree.map
+        self.first_moment = blend(lambda m, g: 0.9 * m + 0.1 * g, self.first_moment, gradient)
+        self.second_moment = blend(lambda v, g: 0.999 * v + 0.001 * g**2, self.second_moment, gradient)
+
+        def move(p, m, v):
+            m, v = m / (1 - 0.9**self.gradient_steps), v / (1 - 0.999**self.gradient_steps)
+            return p - rate * m / (np.sqrt(v) + self.h.adam_eps)
+
+        self.params = blend(move, self.params, self.first_moment, self.second_moment)
+        return metrics | {"grad/norm": norm}
+
+    def gradient(self, batch):
+        h, size = self.h, len(batch["obs"])
+        out, actor_layers = forward(self.params["actor"], batch["obs"])
+        value, critic_layers = forward(self.params["critic"], batch["obs"])
+        value = value[:, 0]
+        head = self.categorical if self.discrete else self.gaussian
+        log_prob, entropy, log_prob_slopes, entropy_slopes = head(out, batch["action"])
+
+        log_ratio = log_prob - batch["log_prob"]
+        ratio, advantage = np.exp(log_ratio), batch["advantage"]
+        plain, clipped = ratio * advantage, np.clip(ratio, 1 - h.clip_eps, 1 + h.clip_eps) * advantage
+        slope = np.where(plain <= clipped, -plain, 0.0) / size
+        error, old, target = value - batch["target"], batch["value"], batch["target"]
+        near = old + np.clip(value - old, -h.vf_clip_eps, h.vf_clip_eps) - target
+        if self.config.clip_value:
+            inside = np.abs(value - old) < h.vf_clip_eps
+            value_loss = 0.5 * np.mean(np.maximum(error**2, near**2))
+            value_slope = np.where(error**2 >= near**2, error, near * inside)
+        else:
+            value_loss, value_slope = 0.5 * np.mean(error**2), error
+
+        out_slope = slope[:, None] * log_prob_slopes[0] - h.ent_coef / size * entropy_slopes[0]
+        log_std_slope = slope[:, None] * log_prob_slopes[1] - h.ent_coef / size * entropy_slopes[1]
+        gradient = {
+            "actor": backward(self.params["actor"], actor_layers, out_slope),
+            "critic": backward(self.params["critic"], critic_layers, h.vf_coef / size * value_slope[:, None]),
+            "log_std": log_std_slope.sum(0),
+        }
+        return gradient, {
+            "loss/policy": -np.mean(np.minimum(plain, clipped)),
+            "loss/value": value_loss,
+            "policy/entropy": entropy.mean(),
+            "policy/approx_kl": np.mean(ratio - 1 - log_ratio),
+            "policy/clip_fraction": np.mean(np.abs(ratio - 1) > h.clip_eps),
+        }
+
+    @staticmethod
+    def categorical(logits, action):
+        log_probs = logits - logits.max(1, keepdims=True)
+        log_probs = log_probs - np.log(np.exp(log_probs).sum(1, keepdims=True))
+        probs = np.exp(log_probs)
+        entropy = -(probs * log_probs).sum(1)
+        taken = np.eye(logits.shape[1])[action]
+        nothing = np.zeros((len(action), 0))
+        slopes = (taken - probs, nothing), (-probs * (log_probs + entropy[:, None]), nothing)
+        return (taken * log_probs).sum(1), entropy, *slopes
+
+    def gaussian(self, mean, action):
+        log_std = self.params["log_std"]
+        z = (action - mean) / np.exp(log_std)
+        log_prob = (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+        entropy = np.full(len(mean), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum())
+        slopes = (z / np.exp(log_std), z**2 - 1), (np.zeros_like(mean), np.ones_like(mean))
+        return log_prob, entropy, *slopes
+
+
+def forward(layers, x):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = x @ layer["kernel"] + layer["bias"]
+        if layer is not layers[-1]:
+            x = np.tanh(x)
+    return x, inputs
+
+
+def backward(layers, inputs, slope):
+    gradients = []
+    for layer, x in reversed(list(zip(layers, inputs, strict=True))):
+        gradients.append({"kernel": x.T @ slope, "bias": slope.sum(0)})
+        slope = slope @ layer["kernel"].T * (1 - x**2)
+    return gradients[::-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [("discrete", BASE), ("continuous", NORMALISED)], ids=["discrete", "continuous-normalised"]
+)
+def test_updates_match_a_second_implementation(kind, config):
+    init, update = compiled(config, kind)
+    first = state = init()
+    reference = Reference(state, config, kind)
+    for seed in range(4):
+        rollout = rollout_for(state, config, seed, kind, off_policy=0.15)
+        state, metrics = update(state, rollout)
+        expected = reference.update(rollout)
+        for name, value in expected.items():
+            np.testing.assert_allclose(metrics[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
+        params = reference.as_flax()
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-6), state.policy.params, params)
+        assert 0.05 < expected["policy/clip_fraction"] < 0.95
+        assert expected["grad/norm"] > NUMBERS.max_grad_norm
+    assert largest_difference(state.policy.params, first.policy.params) > 0.05
+    assert (int(state.step), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
+
+
+def test_one_pass_over_one_minibatch_sees_no_change_of_policy():
+    """Normalisers move only after the epochs, so that the learner sees what the policy saw."""
+    config = variant(num_epochs=1, num_minibatches=1, normalize_obs=True, normalize_advantage=False)
+    init, update = compiled(config)
+    state, policy = init(), policy_of(config)
+    for seed in range(4):
+        rollout = rollout_for(state, config, seed)
+        after, metrics = update(state, rollout)
+        assert abs(float(metrics["policy/approx_kl"])) < 1e-9
+        assert float(metrics["policy/clip_fraction"]) == 0.0
+        columns = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
+        advantage = generalized_advantages(*columns, NUMBERS.gamma, NUMBERS.gae_lambda)
+        assert float(metrics["loss/policy"]) == pytest.approx(-float(advantage.mean()), abs=1e-6)
+        moved = state.policy.replace(obs_stats=after.policy.obs_stats)
+        distribution, _ = policy.apply(moved, rollout.obs.reshape(-1, OBS))
+        too_early = approx_kl(distribution.log_prob(rollout.action.reshape(-1)), rollout.log_prob.reshape(-1))
+        assert float(too_early) > 1e-8, "the identity would not hold with the statistics of after"
+        state = after
+    assert float(state.policy.obs_stats.count) == 4 * T * N
+
+
+def test_kl_stop_ends_after_the_first_epoch_that_went_too_far():
+    init, update = compiled(variant(kl_control="stop"))
+    one_init, one_update = compiled(variant(num_epochs=1))
+    tiny = numbers(target_kl=1e-12)
+    state, one_state = init(hyperparams=tiny), one_init(hyperparams=tiny)
+    for seed in range(2):
+        rollout = rollout_for(state, BASE, seed)
+        state, metrics = update(state, rollout)
+        one_state, one_metrics = one_update(one_state, rollout)
+        assert float(metrics["policy/approx_kl"]) > 1e-6
+        assert largest_difference(state.policy, one_state.policy) < 1e-6
+        assert largest_difference(metrics, one_metrics) < 1e-5
+
+
+def test_kl_stop_with_a_distant_target_is_no_stop():
+    init, update = compiled(variant(kl_control="stop"))
+    _, plain_update = compiled(BASE)
+    state = init(hyperparams=numbers(target_kl=1e3))
+    rollout = rollout_for(state, BASE, 0)
+    (stopped, metrics), (plain, plain_metrics) = update(state, rollout), plain_update(state, rollout)
+    assert largest_difference(stopped.policy, plain.policy) < 1e-6
+    assert largest_difference(metrics, plain_metrics) < 1e-5
+    assert int(stopped.opt_state.count) == BASE.num_epochs * BASE.num_minibatches
+
+
+def test_kl_adapt_steers_the_learning_rate_within_bounds():
+    init, update = compiled(NORMALISED, "continuous")
+    rollout = rollout_for(init(), NORMALISED, 0, "continuous")
+    kl = float(update(init(), rollout)[1]["policy/approx_kl"])
+    assert kl > 1e-6
+
+    def scale_after(target_kl, scale=1.0):
+        state = init(hyperparams=numbers(target_kl=target_kl))
+        state, metrics = update(state.replace(learning_rate_scale=jnp.asarray(scale)), rollout)
+        np.testing.assert_allclose(metrics["learning_rate"], scale * NUMBERS.learning_rate, rtol=1e-6)
+        return float(state.learning_rate_scale)
+
+    assert scale_after(kl / 3) == pytest.approx(1 / 1.5)
+    assert scale_after(kl) == 1.0
+    assert scale_after(3 * kl) == pytest.approx(1.5)
+    assert scale_after(1e6, scale=99.0) == pytest.approx(100.0)
+    assert scale_after(1e-12, scale=0.0101) == pytest.approx(0.01)
+
+
+def test_annealing_ends_at_zero():
+    init, update = compiled(BASE)
+    state = init(num_updates=4)
+    rollout = rollout_for(state, BASE, 0)
+    rates, moves = [], []
+    for _ in range(6):
+        after, metrics = update(state, rollout)
+        rates.append(float(metrics["learning_rate"]))
+        moves.append(largest_difference(after.policy, state.policy))
+        state = after
+    np.testing.assert_allclose(rates, NUMBERS.learning_rate * np.array([1, 0.75, 0.5, 0.25, 0, 0]), rtol=1e-6)
+    assert min(moves[:4]) > 0
+    assert moves[4:] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("reward", np.nan), ("reward", np.inf), ("value", np.nan), ("log_prob", np.nan), ("obs", np.nan)],
+)
+def test_one_bad_number_leaves_the_state_as_it_was(field, value):
+    config, kind = NORMALISED, "continuous"
+    init, update = compiled(config, kind)
+    state, _ = update(init(), rollout_for(init(), config, 0, kind))
+    rollout = rollout_for(state, config, 1, kind)
+    poison = getattr(rollout, field)
+    poison = poison.at[(T // 2, N // 2) + (0,) * (poison.ndim - 2)].set(value)
+    after, metrics = update(state, rollout.replace(**{field: poison}))
+    assert not bool(metrics["finite"])
+    for part in ("policy", "opt_state", "reward_stats", "learning_rate_scale"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, part), getattr(state, part))
+    assert int(after.step) == int(state.step) + 1
+    recovered, metrics = update(after, rollout)
+    assert bool(metrics["finite"])
+    assert largest_difference(recovered.policy, after.policy) > 0
+
+
+def test_a_bad_return_does_not_poison_the_reward_scale():
+    """An episode that once had a NaN reward has a NaN return for as long as it goes on, with finite rewards."""
+    config, kind = NORMALISED, "continuous"
+    init, update = compiled(config, kind)
+    state = init()
+    rollout = rollout_for(state, config, 0, kind)
+    stats = stats_of(rollout)
+    bad = stats.replace(discounted=jax.tree.map(lambda x: x * jnp.nan, stats.discounted))
+    state, metrics = update(state, rollout, bad)
+    assert not bool(metrics["finite"])
+    state, metrics = update(state, rollout)
+    assert bool(metrics["finite"])
+    assert np.isfinite(jax.tree.leaves(state.reward_stats)).all()
+
+
+@pytest.mark.parametrize(("num_devices", "check_vma"), [(2, True), (4, False), (8, True)])
+def test_devices_share_one_update(num_devices, check_vma):
+    config, kind = NORMALISED, "continuous"
+    init, update = compiled(config, kind)
+    learner = make_learner(policy_of(config, kind), config, axis_name="devices")
+    replicated, by_env = PartitionSpec(), PartitionSpec(None, "devices")
+    sharded_update = quick_jit(
+        jax.shard_map(
+            lambda state, rollout: learner.update(state, rollout, stats_of(rollout)),
+            mesh=Mesh(np.array(jax.devices()[:num_devices]), ("devices",)),
+            in_specs=(replicated, by_env),
+            out_specs=(replicated, replicated),
+            check_vma=check_vma,
+        )
+    )
+    state = other = init()
+    for seed in range(2):
+        rollout = rollout_for(state, config, seed, kind, off_policy=0.05)
+        state, metrics = update(state, rollout)
+        other, other_metrics = sharded_update(other, rollout)
+        assert set(metrics) == set(other_metrics)
+        for name in metrics:
+            np.testing.assert_allclose(other_metrics[name], metrics[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        assert largest_difference(other.policy.params, state.policy.params) < 1e-5
+        ours, theirs = ((s.policy.obs_stats, s.reward_stats) for s in (state, other))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), ours, theirs)
+
+
+def test_vmap_over_seeds_and_numbers_is_a_loop():
+    learner = make_learner(policy_of(BASE), BASE)
+    _, update = compiled(BASE)
+    seeds = jnp.arange(3)
+    rates = np.array([1e-3, 3e-3, 1e-2], np.float32)
+    hyperparams = jax.tree.map(lambda x: np.full(3, x, np.float32), NUMBERS)
+    hyperparams = dataclasses.replace(hyperparams, learning_rate=rates)
+
+    def first(seed, hyperparams):
+        return learner.init(jax.random.key(seed), jnp.zeros((N, OBS)), hyperparams, 10)
+
+    states = jax.vmap(first)(seeds, hyperparams)
+    singles = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(3)]
+    rollouts = [rollout_for(state, BASE, seed) for seed, state in enumerate(singles)]
+    batched = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
+    after, metrics = quick_jit(jax.vmap(lambda s, r: learner.update(s, r, stats_of(r))))(states, batched)
+    for i, (state, rollout) in enumerate(zip(singles, rollouts, strict=True)):
+        alone, alone_metrics = update(state, rollout)
+        assert largest_difference(jax.tree.map(lambda x, i=i: x[i], after.policy), alone.policy) < 1e-5
+        for name, value in alone_metrics.items():
+            np.testing.assert_allclose(metrics[name][i], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert len({float(x) for x in metrics["learning_rate"]}) == 3
+    assert largest_difference(singles[0].policy, singles[1].policy) > 0.01

@@ -1,0 +1,248 @@
+"""What a run keeps: in memory, whose size does not grow, and on disk, where it may be damaged."""
+
+import json
+import math
+import shutil
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+from lenient import lenient
+from saved import save_run
+
+import jppo
+from jppo.history import History, RecentEpisodes
+from jppo.load import load_run, read_summary
+from jppo.runs import (
+    RunWriter,
+    check_seed,
+    default_run_dir,
+    jsonable,
+    load_policy_state,
+    read_config,
+    read_metrics,
+    run_config,
+    write_json,
+)
+
+CHUNK = 1000
+HOUR = 130_000  # updates; 36 a second
+
+
+def chunk(start, length=CHUNK):
+    number = np.arange(start, start + length)
+    return {"update": number, "step": 64 * number, "loss": np.sin(number), "return": np.where(number % 3, 0.5, np.nan)}
+
+
+def test_an_hour_takes_no_more_memory_than_a_quarter():
+    history, peaks = History(capacity=2048), []
+    tracemalloc.start()
+    try:
+        for quarter in range(4):
+            tracemalloc.reset_peak()
+            for start in range(quarter * HOUR // 4, (quarter + 1) * HOUR // 4, CHUNK):
+                history.add(chunk(start + 1))
+                assert len(history.arrays()["update"]) <= 2048
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert max(peaks) < 1.1 * peaks[0]
+
+
+@pytest.mark.parametrize("length", [1, 7, 100, 1024])
+@pytest.mark.parametrize("updates", [1, 64, 65, 5000])
+def test_history_keeps_evenly_spaced_whole_rows_whatever_the_chunks(length, updates):
+    history = History(capacity=64)
+    for start in range(1, updates + 1, length):
+        history.add(chunk(start, min(length, updates + 1 - start)))
+    kept = history.arrays()
+    stride = 1
+    while -(-updates // stride) > 64:
+        stride *= 2
+    np.testing.assert_array_equal(kept["update"], np.arange(1, updates + 1, stride))
+    for name, column in chunk(1, updates).items():
+        np.testing.assert_array_equal(kept[name], column[::stride], name)
+
+
+def test_an_empty_history():
+    assert History().arrays() == {}
+
+
+def test_recent_episodes_are_those_of_the_fewest_last_updates_that_make_a_hundred():
+    rng = np.random.default_rng(0)
+    recent, updates = RecentEpisodes(), []
+    assert math.isnan(recent.mean)
+    assert math.isnan(recent.std)
+    for _ in range(300):
+        returns = rng.normal(rng.uniform(-100, 100), 20, size=int(rng.choice([0, 0, 1, 3, 30, 99, 100, 250])))
+        updates.append(returns)
+        empty = not len(returns)
+        recent.add(len(returns), math.nan if empty else returns.mean(), math.nan if empty else returns.std())
+        last = next((n for n in range(1, len(updates)) if sum(map(len, updates[-n:])) >= 100), len(updates))
+        window = np.concatenate(updates[-last:])
+        assert recent.total == sum(map(len, updates))
+        if len(window):
+            np.testing.assert_allclose([recent.mean, recent.std], [window.mean(), window.std()], rtol=1e-6)
+
+
+def test_json_has_null_for_nan_and_plain_numbers_for_numpys():
+    value = {"a": math.nan, "b": [math.inf, (1.5, -math.inf)], "c": np.float32(0.5), "d": np.int64(3), "e": None}
+    assert jsonable(value) == {"a": None, "b": [None, [1.5, None]], "c": 0.5, "d": 3, "e": None}
+    json.dumps(jsonable(value), allow_nan=False)
+    assert jsonable(np.float32("nan")) is None
+
+
+def test_a_config_of_numpy_numbers_is_saved(tmp_path):
+    config = jppo.PPOConfig(num_envs=np.int64(8), hidden_sizes=(np.int32(16),))
+    settings = run_config("CartPole-v1", "anakin", 0, 10, config, jppo.Hyperparams(gamma=np.float32(0.5)))
+    write_json(tmp_path / "config.json", settings)
+    saved = read_config(tmp_path)
+    assert saved["hyperparams"]["gamma"] == 0.5
+    assert jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])}) == config
+
+
+def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path):
+    write_json(tmp_path / "x.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "x.json", {"a": 2, "b": object()})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize(("seed", "whole"), [(0, 0), (2**32 - 1, 2**32 - 1), (np.uint32(7), 7)])
+def test_seeds(seed, whole):
+    assert check_seed(seed) == whole
+    assert type(check_seed(seed)) is int
+    jax.random.key(check_seed(seed))
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "../../etc", "a/b", "..", "x y"])
+def test_default_run_directories_are_new_and_stay_below_runs(tmp_path, monkeypatch, env):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    (tmp_path / "runs").mkdir()
+    paths = []
+    for _ in range(3):
+        path = default_run_dir(env, 4)
+        assert path.resolve().is_relative_to(tmp_path / "runs")
+        path.mkdir(parents=True)
+        paths.append(path.name)
+    assert paths == [f"20260101-000000-4{more}" for more in ("", ".1", ".2")]
+
+
+def metrics_file(path, text):
+    path.mkdir()
+    (path / "metrics.jsonl").write_text(text)
+    return path
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    rows = [{"update": n, "loss": None if n == 2 else n / 2} for n in (1, 2, 3)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    whole = read_metrics(metrics_file(tmp_path / "whole", text))
+    np.testing.assert_array_equal(whole["loss"], [0.5, np.nan, 1.5])
+    for cut in range(1, len(json.dumps(rows[2])) + 2):
+        torn = read_metrics(metrics_file(tmp_path / str(cut), text[:-cut]))
+        assert torn["update"].tolist() == [1, 2], text[:-cut]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no updates yet"),
+        ('{"update": 1', "has no updates yet"),
+        ('{"update": 1}\n{"upd\n{"update": 3}\n', "is damaged: "),
+        ('{"update": 1}\n{"step": 2}\n', "is damaged: 'update'"),
+        ("1\n2\n", "is damaged: "),
+    ],
+)
+def test_other_damage_to_metrics_is_named(tmp_path, text, message):
+    with pytest.raises(ValueError, match=f"{tmp_path / 'run'}/metrics.jsonl {message}"):
+        read_metrics(metrics_file(tmp_path / "run", text))
+
+
+def test_metrics_of_no_run(tmp_path):
+    with pytest.raises(ValueError, match=r"is not a run directory: it has no metrics\.jsonl"):
+        read_metrics(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    config = jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(8,), normalize_obs=True)
+    return path, config, save_run(path, config=config)
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return shutil.copytree(saved[0], tmp_path / "run")
+
+
+def change(path, **fields):
+    """Overwrites parts of config.json; a dict updates, None removes."""
+    settings = json.loads((path / "config.json").read_text())
+    for name, value in fields.items():
+        settings[name] = settings[name] | value if isinstance(value, dict) else value
+    (path / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+
+
+def test_a_saved_run_is_loaded_as_it_was(saved):
+    path, config, policy = saved
+    with lenient():
+        agent, loaded, settings = load_run(str(path))
+    assert agent.config == config
+    assert agent.env.name == settings["env"] == "CartPole-v1"
+    assert jax.tree.structure(loaded) == jax.tree.structure(policy)
+    jax.tree.map(np.testing.assert_array_equal, loaded, policy)
+    assert loaded.obs_stats.mean.shape == (4,)
+    assert read_summary(path) == {"status": "finished"}
+
+
+def test_the_writer_refuses_a_directory_in_use(saved, tmp_path):
+    with pytest.raises(ValueError, match="already holds a run"):
+        RunWriter(saved[0], {})
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="is not empty"):
+        RunWriter(tmp_path, {})
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_no_summary_without_an_end(tmp_path):
+    assert read_summary(tmp_path) == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax drops coroutines on an error
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, r"is not a run directory: it has no config\.json"),
+        (lambda path: (path / "config.json").write_text('{"env": "Cart'), r"config\.json is damaged: Unterminated"),
+        (lambda path: (path / "config.json").write_bytes(b"\xff\xfe"), r"config\.json is damaged: 'utf-8'"),
+        (lambda path: (path / "config.json").write_text("[1]"), r"config\.json is damaged: it has no backend, config"),
+        (lambda path: change(path, hyperparams=None), "is damaged: it has no hyperparams"),
+        (lambda path: change(path, network="custom"), "with a network of its own; rebuild it in Python"),
+        (lambda path: change(path, environment="custom"), "in an environment of its own; rebuild it in Python"),
+        (lambda path: change(path, config={"num_towers": 3}), "of another version of jppo: .*'num_towers'"),
+        (lambda path: change(path, config={"num_envs": 0}), r"config\.json .* num_envs = 0 must be"),
+        (lambda path: change(path, config={"hidden_sizes": 8}), r"config\.json .* another version of jppo"),
+        (lambda path: change(path, env="CartPole-v7"), "unknown environment 'CartPole-v7'; did you mean"),
+        (lambda path: shutil.rmtree(path / "policy"), "has no policy: its run did not finish"),
+        (
+            lambda path: change(path, config={"hidden_sizes": [9]}),
+            r"does not hold the policy that .*config\.json",
+        ),
+        (lambda path: change(path, config={"normalize_obs": False}), "does not hold the policy"),
+        (lambda path: shutil.rmtree(path / "policy/d"), "does not hold the policy"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(copied, damage, message):
+    damage(copied)
+    with lenient(), pytest.raises(ValueError, match=message) as caught:
+        load_run(copied)
+    assert str(copied) in str(caught.value) or "unknown environment" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_policy_of_another_structure_is_refused(saved):
+    with pytest.raises(ValueError, match="does not hold the policy"):
+        load_policy_state(saved[0], {"weights": np.zeros(3)})

@@ -1,0 +1,382 @@
+"""The driver: what it logs, saves, repeats, refuses and survives."""
+
+import json
+import math
+import os
+import signal
+import struct
+
+import jax
+import numpy as np
+import pytest
+from checks import SMALL, quick_jit
+from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
+from tensorboardX.proto.event_pb2 import Event
+
+import jppo
+from jppo import driver
+from jppo.driver import TrainingDiverged
+from jppo.envs import make_env
+from jppo.load import load_run
+from jppo.networks import make_network, make_policy
+from jppo.policy import TrainedPolicy
+from jppo.progress import Silent
+from jppo.runs import load_policy_state, read_config, read_metrics
+from jppo.types import PolicyState
+
+CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
+RATE = jppo.Hyperparams(learning_rate=3e-3)
+BATCH, UPDATES = 32, 40
+METRICS = {
+    *("update", "step", "time/elapsed", "time/steps_per_second", "learning_rate", "grad/norm"),
+    *("loss/policy", "loss/value", "value/mean", "value/explained_variance"),
+    *("policy/entropy", "policy/approx_kl", "policy/clip_fraction"),
+    *("episode/return_mean", "episode/return_std", "episode/length_mean", "episode/count"),
+}
+
+
+class Cued(ObsActionReward):
+    """Episodes of five steps, all in step: in updates of four steps, some see no episode end."""
+
+    length = NO_LIMIT
+    limit = 5
+
+
+class Recorder(Silent):
+    """Calls `act` at every update and keeps what it was told."""
+
+    def __init__(self, act=lambda: None):
+        self.act, self.steps, self.messages, self.closed = act, [], [], 0
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def update(self, step, steps_per_second, recent_return):
+        self.steps.append(step)
+        self.act()
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "jit", quick_jit)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return jppo.train(
+        Cued(),
+        total_steps=BATCH * UPDATES - 5,
+        seed=np.int64(7),
+        config=CONFIG,
+        hyperparams=RATE,
+        run_dir=tmp_path_factory.mktemp("runs") / "new" / "run",
+    )
+
+
+@pytest.fixture(scope="module")
+def repeated(run):
+    """The run again from its config.json alone, in chunks of at most three updates; and how often step was traced
+    by the end of compiling and by the end of the run."""
+    saved = read_config(run.run_dir)
+    config = jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])})
+    traces, make = [], driver.make_anakin
+
+    def counting(*args, **kwargs):
+        agent = make(*args, **kwargs)
+        return agent._replace(step=lambda state: (traces.append(1), agent.step(state))[1])
+
+    recorder = Recorder(lambda: traced.append(len(traces)))
+    traced = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "CHUNK_CAPACITY", 3)
+        patch.setattr(driver, "make_anakin", counting)
+        result = jppo.train(
+            Cued(),
+            total_steps=saved["total_steps"],
+            seed=saved["seed"],
+            config=config,
+            hyperparams=jppo.Hyperparams(**saved["hyperparams"]),
+            progress=recorder,
+        )
+    return result, recorder, traced
+
+
+def assert_trees_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def lines(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def plain_loop(agent, seed):
+    """Yields the policy after each update, and its metrics."""
+    step = quick_jit(agent.step)
+    state = quick_jit(agent.init)(jax.random.key(seed), RATE)
+    for _ in range(agent.num_updates):
+        state, metrics = step(state)
+        yield state.train.policy, metrics
+
+
+def test_every_update_is_one_line_and_one_entry(run):
+    rows = lines(run.run_dir)
+    assert [row["update"] for row in rows] == list(range(1, UPDATES + 1))
+    assert [row["step"] for row in rows] == [BATCH * n for n in range(1, UPDATES + 1)]
+    assert all(set(row) == METRICS for row in rows)
+    assert set(run.metrics) == METRICS
+    assert_trees_equal(read_metrics(run.run_dir), run.metrics)
+
+
+def test_metrics_are_nan_exactly_where_no_episode_ended(run):
+    ended = run.metrics["episode/count"] > 0
+    assert ended.sum() == UPDATES - UPDATES // 5, "the first of every five updates sees no end"
+    for name in METRICS:
+        expected = ended if name.startswith("episode/") and name != "episode/count" else np.full(UPDATES, True)
+        np.testing.assert_array_equal(np.isfinite(run.metrics[name]), expected, name)
+    nulls = [row["episode/return_mean"] is None for row in lines(run.run_dir)]
+    np.testing.assert_array_equal(nulls, ~ended)
+
+
+def test_metrics_mean_what_they_are_called(run):
+    metrics = run.metrics
+    np.testing.assert_allclose(metrics["learning_rate"], 3e-3 * (1 - np.arange(UPDATES) / UPDATES), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/entropy"][0], math.log(2), atol=1e-3)
+    assert np.nanmax(np.abs(metrics["episode/return_mean"])) <= 5.0
+    np.testing.assert_array_equal(metrics["episode/length_mean"][metrics["episode/count"] > 0], 5.0)
+    assert np.diff(metrics["time/elapsed"]).min() > 0.0
+    np.testing.assert_allclose(metrics["time/elapsed"][-1], run.summary["seconds"])
+
+
+def test_the_run_directory(run):
+    names = {"config.json", "metrics.jsonl", "summary.json", "policy", "tensorboard"}
+    assert {path.name for path in run.run_dir.iterdir()} == names
+    saved = json.loads((run.run_dir / "config.json").read_text())
+    assert saved["env"] == "Cued"
+    assert saved["environment"] == "custom"
+    assert (saved["seed"], saved["total_steps"]) == (7, BATCH * UPDATES - 5)
+    assert saved["versions"]["jax"] == jax.__version__
+    assert json.loads((run.run_dir / "summary.json").read_text()) == run.summary
+    assert_trees_equal(load_policy_state(run.run_dir, run.policy.state), run.policy.state)
+
+
+def test_the_summary(run):
+    summary = run.summary
+    assert (summary["status"], summary["env"], summary["backend"]) == ("finished", "Cued", "anakin")
+    assert (summary["updates"], summary["steps"]) == (UPDATES, UPDATES * BATCH)
+    assert summary["episodes"] == run.metrics["episode/count"].sum() == 8 * (4 * UPDATES // 5)
+    last = np.flatnonzero(run.metrics["episode/count"])[-13:]  # of 8 episodes each: the fewest that make 100
+    np.testing.assert_allclose(summary["return_mean"], run.metrics["episode/return_mean"][last].mean())
+    np.testing.assert_allclose(summary["steps_per_second"], summary["steps"] / summary["seconds"])
+    assert summary["run_dir"] == str(run.run_dir)
+
+
+def test_tensorboard_holds_every_metric(run):
+    (path,) = (run.run_dir / "tensorboard").iterdir()
+    data, offset, seen = path.read_bytes(), 0, {}
+    while offset < len(data):  # a record: length, its checksum, an event, its checksum
+        (length,) = struct.unpack_from("<Q", data, offset)
+        event = Event.FromString(data[offset + 12 : offset + 12 + length])
+        offset += 16 + length
+        seen |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
+    assert set(seen) == METRICS - {"update", "step"}
+    assert seen["loss/value"][0] == UPDATES * BATCH
+
+
+def test_config_json_repeats_the_run_whatever_the_chunks(run, repeated):
+    again = repeated[0]
+    assert_trees_equal(again.policy.state, run.policy.state)
+    assert_trees_equal(again.state.collect.obs, run.state.collect.obs)
+    for name in METRICS - {"time/elapsed", "time/steps_per_second"}:
+        np.testing.assert_array_equal(again.metrics[name], run.metrics[name], name)
+    assert again.run_dir is None
+    assert again.summary["run_dir"] is None
+
+
+def test_chunks_share_one_program(repeated):
+    _, recorder, traced = repeated
+    assert len(traced) >= UPDATES / 3, "there were few chunks"
+    assert max(np.diff([0, *recorder.steps])) <= 3 * BATCH
+    assert 1 <= traced[0] == traced[-1]
+    assert [message.split(" in ")[0] for message in recorder.messages] == ["compiled"]
+    assert recorder.closed == 1
+    assert recorder.steps[-1] == UPDATES * BATCH
+
+
+def test_a_run_is_a_plain_loop_of_step(run):
+    *_, (policy, _) = plain_loop(run.agent, 7)
+    assert_trees_equal(policy, run.policy.state)
+
+
+def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
+    with pytest.raises(TrainingDiverged, match=r"^update 6 made .* that of update 5") as caught:
+        jppo.train(NaNReward(), total_steps=20 * BATCH, config=CONFIG, hyperparams=RATE, run_dir=tmp_path / "run")
+    result = caught.value.result
+    assert caught.value.update == 6
+    assert result.metrics["update"].tolist() == [row["update"] for row in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    assert result.summary["status"] == "diverged"
+    assert json.loads((tmp_path / "run/summary.json").read_text())["updates"] == 5
+    saved = load_policy_state(tmp_path / "run", result.policy.state)
+    good = [policy for policy, metrics in plain_loop(result.agent, 0) if metrics["finite"]]
+    assert len(good) > 5, "later updates would have changed the policy"
+    assert_trees_equal(saved, good[4])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved))
+
+
+@pytest.fixture
+def interrupt():
+    """Sends Ctrl-C; afterwards, what handled it before must do so again."""
+    before = signal.getsignal(signal.SIGINT)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    left = signal.signal(signal.SIGINT, before)
+    assert left is before
+
+
+def test_an_interrupt_saves_what_was_reached(tmp_path, run, interrupt):
+    recorder = Recorder(lambda: len(recorder.steps) == 1 and interrupt())
+    result = jppo.train(Cued(), total_steps=1e9, config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
+    updates = len(result.metrics["update"])
+    assert result.summary["status"] == "interrupted"
+    assert 1 <= updates == result.summary["updates"] == len(lines(tmp_path / "run")) <= 2
+    assert result.state.train.step == updates
+    assert any("stopping" in message for message in recorder.messages)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
+    assert_trees_equal(load_policy_state(tmp_path / "run", result.policy.state), result.policy.state)
+    assert result.metrics["loss/value"][0] != run.metrics["loss/value"][0], "another seed made the same run"
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, interrupt):
+    recorder = Recorder(lambda: (interrupt(), interrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        jppo.train(Cued(), total_steps=1e9, config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
+    assert recorder.closed == 1
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "metrics.jsonl", "tensorboard"}
+    assert read_metrics(tmp_path / "run")["update"].tolist() == [1]
+    with pytest.raises(ValueError, match="has no policy: its run did not finish"):
+        load_policy_state(tmp_path / "run", None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("no")])
+def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch, error):
+    def fail(*args):
+        assert (tmp_path / "run/config.json").exists()
+        raise error
+
+    recorder = Recorder()
+    monkeypatch.setattr(driver, "_Loop", fail)
+    with pytest.raises(type(error)):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
+    assert list(tmp_path.iterdir()) == []
+    assert recorder.closed == 1
+
+
+def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
+    def fail(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
+
+    monkeypatch.setattr(driver, "_Loop", fail)
+    with pytest.raises(ValueError, match="num_envs = 8 and num_steps = 4 need more memory"):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": -1}, "seed = -1 must be a whole number from 0"),
+        ({"seed": 2**32}, "seed = 4294967296 must be"),
+        ({"seed": 1.0}, "seed = 1.0 must be"),
+        ({"seed": True}, "seed = True must be"),
+        ({"seed": "1"}, "seed = '1' must be"),
+        ({"total_steps": 0}, "total_steps = 0 must be"),
+        ({"total_steps": 1e5 + 0.5}, "total_steps = 100000.5 must be"),
+        ({"total_steps": math.nan}, "total_steps = nan must be"),
+        ({"total_steps": 1e30}, r"total_steps = 1,000,.* updates; there must be less than 2\*\*31"),
+        ({"config": SMALL(num_envs=2**20, num_steps=2**11)}, r"num_envs\*num_steps = 2,147,483,648 must be less"),
+        ({"preset": "cartpole"}, "unknown preset 'cartpole'; there are default, "),
+        ({"hyperparams": jppo.Hyperparams(gamma=2.0)}, r"gamma = 2 is outside \[0, 1\]"),
+        ({"config": SMALL(network="cnn")}, 'network = "cnn" needs one image'),
+        ({"progress": "bar"}, "progress = 'bar' is neither"),
+        ({"wandb": True, "run_dir": None}, "wandb needs a run_dir"),
+        ({"env": "CartPole"}, "unknown environment 'CartPole'; did you mean CartPole-v1"),
+        ({"env": object()}, "object is no gymnax environment"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refused_before_anything_is_written(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        jppo.train(**{"env": Probe(), "config": CONFIG, "run_dir": tmp_path / "run"} | given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_something_is_refused(run, tmp_path):
+    before = (run.run_dir / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="already holds a run; name another"):
+        jppo.train(Probe(), config=CONFIG, run_dir=run.run_dir)
+    assert (run.run_dir / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="is not empty; name another"):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("below", [".", "run", "a/run"])
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, below):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"run_dir .*file.* cannot be written: "):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "file" / below)
+
+
+def test_a_custom_run_can_only_be_loaded_by_its_author(run):
+    with pytest.raises(ValueError, match="in an environment of its own; rebuild it in Python"):
+        load_run(run.run_dir)
+
+
+def test_the_policy_acts_on_what_numpy_callers_have(run):
+    policy, cues = run.policy, np.array([[1.0], [-1.0], [0.5]], np.float32)
+    actions = policy.act(cues)
+    assert actions.shape == (3,)
+    assert actions.dtype == np.int32
+    assert [int(policy.act(cue)) for cue in cues] == actions.tolist()
+    assert policy.act(cues.tolist()).tolist() == actions.tolist()
+    assert policy.act([1.0]) == policy.act(np.float64([1.0])) == actions[0]
+    assert policy.act([1.0]).shape == ()
+    distribution, value = run.agent.policy.apply(policy.state, cues)
+    assert actions.tolist() == np.argmax(distribution.logits, axis=1).tolist()
+    np.testing.assert_allclose(policy.value(cues), value, rtol=1e-5)
+    np.testing.assert_allclose(policy.value(cues[1]), value[1], rtol=1e-5)
+
+
+def test_samples_follow_their_seed_and_the_policy(run):
+    cues = np.zeros((2000, 1), np.float32)
+    draw = run.policy.act(cues, sampled=True, seed=3)
+    np.testing.assert_array_equal(draw, run.policy.act(cues, sampled=True, seed=3))
+    assert (draw != run.policy.act(cues, sampled=True, seed=4)).any()
+    assert (run.policy.act(cues, sampled=True) != run.policy.act(cues, sampled=True)).any()
+    probability = jax.nn.softmax(run.agent.policy.apply(run.policy.state, cues[:1])[0].logits)[0, 1]
+    assert abs(draw.mean() - probability) < 4 * 0.5 / math.sqrt(2000)
+
+
+@pytest.mark.parametrize("obs", [1.0, [1.0, 2.0], np.zeros((3, 2)), np.zeros((2, 3, 1)), {"cue": [1.0]}])
+def test_observations_of_another_shape_are_refused(run, obs):
+    with pytest.raises(ValueError, match="observation has s"):
+        run.policy.act(obs)
+
+
+def test_a_policy_of_pytrees():
+    env = make_env(DictCounting())
+    policy = make_policy(make_network(CONFIG, env.obs_spec, env.action_spec), env.obs_spec)
+    obs, _ = env.reset(jax.random.key(0))
+    batch = jax.tree.map(lambda x: np.stack([x, x]), obs)
+    state = PolicyState(params=policy.init(jax.random.key(1), batch), obs_stats=())
+    trained = TrainedPolicy(policy, state, env.obs_spec, env.action_spec, "clip")
+    assert trained.act(batch).tolist() == [int(trained.act(obs))] * 2
+    with pytest.raises(ValueError, match="observation has structure"):
+        trained.act({"cue": obs["cue"]})
+    with pytest.raises(ValueError, match=r"observation has shape \(3, 2\); the policy takes \(2, 2\)"):
+        trained.act(obs | {"time": np.zeros((3, 2))})
