@@ -4,6 +4,7 @@ python benchmarks/shuffle.py
 """
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +37,34 @@ def epoch_rows(config: PPOConfig, key: Array) -> Array:
     return jax.lax.map(lambda number: rows_of(key, number), jnp.arange(config.num_minibatches, dtype=jnp.int32))
 
 
-def measure(num_envs: int, num_steps: int, repeats: int) -> dict[str, Any]:
+def measure(num_envs: int, num_steps: int, repeats: int, max_others: float) -> dict[str, Any]:
     config = PPOConfig(num_envs=num_envs, num_steps=num_steps)
     key, size = jax.random.key(0), config.batch_size
     shuffle = functools.partial(jit(functools.partial(epoch_rows, config)), key)
     permutation = functools.partial(jit(lambda key: jax.random.permutation(key, size)), key)
     np.testing.assert_array_equal(np.sort(np.asarray(shuffle()).ravel()), np.arange(size))
-    times, others = interleaved({"shuffle": shuffle, "permutation": permutation}, repeats)
+    times, others = interleaved({"shuffle": shuffle, "permutation": permutation}, repeats, max_others)
     return {
         "num_envs": num_envs,
         "num_steps": num_steps,
         "rows": size,
         "ms": {name: 1e3 * float(np.median(seconds)) for name, seconds in times.items()},
         "ratio": float(np.median(times["permutation"] / times["shuffle"])),
-        "cores_busy_with_others": others,
+        **others,
     }
 
 
-def main(repeats: int = 200, output: Path = RESULTS / "shuffle.json") -> None:
+def main(repeats: int = 200, max_others: float = math.inf, output: Path = RESULTS / "shuffle.json") -> None:
     """Times the shuffle.
 
     Args:
       repeats: timed epochs of each.
+      max_others: as in throughput.py.
       output: where to write the numbers.
     """
-    rows = [measure(*size, repeats) for size in SIZES]
+    rows = [measure(*size, repeats, max_others) for size in SIZES]
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(output, {"repeats": repeats, "rows": rows, **hardware()})
+    write_json(output, {"rows": rows, **hardware()})
     table = Table("rows", "jppo.shuffle ms", "jax.random.permutation ms", "ratio")
     for row in rows:
         table.add_row(

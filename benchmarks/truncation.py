@@ -13,6 +13,7 @@ the forms are timed with four seeds too (there, "every step" is what "cond" beco
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +146,7 @@ def check_same(rollouts: dict[str, Rollout], reference: Rollout) -> None:
         np.testing.assert_allclose(rollout.next_value, reference.next_value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def measure(workload: Workload, start: Callable, repeats: int) -> dict[str, Any]:
+def measure(workload: Workload, start: Callable, repeats: int, max_others: float) -> dict[str, Any]:
     """Milliseconds of a rollout by each form, alone and for four seeds at once."""
     agent = jppo.make_anakin(workload.env, workload.config, total_steps=10**9)
     single = start(agent, jax.random.key(0))
@@ -162,14 +163,14 @@ def measure(workload: Workload, start: Callable, repeats: int) -> dict[str, Any]
     rollout = reference(*single, jnp.asarray(0.99))[1]
     check_same({name: programs[name](*single) for name in FORMS}, rollout)
     times, others = interleaved(
-        {name: functools.partial(program, *inputs[name]) for name, program in programs.items()}, repeats
+        {name: functools.partial(program, *inputs[name]) for name, program in programs.items()}, repeats, max_others
     )
     cut = np.asarray(cut_of(rollout))
     return {
         "ms": {name: 1e3 * float(np.median(seconds)) for name, seconds in times.items()},
         "ratio_to_cond": {name: _ratio(times, name) for name in times},
         "temporary_mb": {name: p.memory_analysis().temp_size_in_bytes / 2**20 for name, p in programs.items()},
-        "cores_busy_with_others": others,
+        **others,
         "truncated_samples": float(cut.mean()),
         "steps_with_truncation": float(cut.any(axis=1).mean()),
     }
@@ -191,23 +192,27 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(
-    workloads: tuple[str, ...] = ("W1", "W4", "W3"), repeats: int = 30, output: Path = RESULTS / "truncation.json"
+    workloads: tuple[str, ...] = ("W1", "W4", "W3"),
+    repeats: int = 30,
+    max_others: float = math.inf,
+    output: Path = RESULTS / "truncation.json",
 ) -> None:
     """Times four forms of bootstrapping truncated episodes.
 
     Args:
       workloads: as in throughput.py.
       repeats: timed rollouts of each.
+      max_others: as in throughput.py.
       output: where to write the numbers.
     """
     rows = []
     for name in workloads:
         for start in (at_start, truncating):
             row = {"workload": name, "env": WORKLOADS[name].env, "start": start.__name__.replace("_", " ")}
-            rows.append(row | measure(WORKLOADS[name], start, repeats))
+            rows.append(row | measure(WORKLOADS[name], start, repeats, max_others))
             print(json.dumps(rows[-1]), flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(output, {"repeats": repeats, "rows": rows, **hardware()})
+    write_json(output, {"rows": rows, **hardware()})
     show(rows)
 
 

@@ -51,6 +51,8 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches"):
             _check_positive_int(name, getattr(self, name))
+        if self.batch_size >= 2**31:
+            raise ValueError(f"num_envs*num_steps = {self.batch_size:,} must be less than 2**31")
         for field in dataclasses.fields(self):
             _check_field_type(field, getattr(self, field.name))
         if not isinstance(self.hidden_sizes, tuple):
@@ -140,9 +142,11 @@ def check_hyperparams(hyperparams: Hyperparams) -> None:
     for name, (low, high, closed) in _RANGES.items():
         value = getattr(hyperparams, name)
         try:
-            number = float(value)
+            number = math.nan if isinstance(value, str | bool) else float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} = {value!r} is not a number") from None
+            number = math.nan
+        if math.isnan(number):
+            raise ValueError(f"{name} = {value!r} is not a number")
         inside = (low <= number if closed else low < number) and number <= high
         if not inside or (math.isinf(number) and name != "max_grad_norm"):
             bounds = f"{'[' if closed else '('}{low:g}, {high:g}{']' if high < math.inf else ')'}"

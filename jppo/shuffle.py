@@ -22,7 +22,6 @@ import jax.numpy as jnp
 
 from jppo.types import Array
 
-_DOUBLE_ROUNDS = 4
 _SMALLEST_FACTOR = 4
 
 
@@ -56,7 +55,7 @@ def permuted(key: Array, index: Array, size: int) -> Array:
 
     # A loop, not straight code: XLA would fuse all rounds into every gather that uses the result, each value copied
     # once per use, and compile for minutes.
-    round_keys = jax.random.bits(key, (_DOUBLE_ROUNDS, 2), jnp.uint32)
+    round_keys = jax.random.bits(key, (_double_rounds(a, b), 2), jnp.uint32)
     index = index + (round_keys[0, 0] & jnp.uint32(0))  # of the keys' type under shard_map, as scan's carry must be
     (left, right), _ = jax.lax.scan(double_round, (index // jnp.uint32(b), index % jnp.uint32(b)), round_keys)
     return (left * jnp.uint32(b) + right).astype(jnp.int32)
@@ -85,6 +84,12 @@ def minibatch_indices(
         return sample // envs * num_envs + place * envs + sample % envs
 
     return jax.vmap(rows_of)(strata, jnp.arange(num_strata, dtype=jnp.int32)).reshape(-1)
+
+
+def _double_rounds(a: int, b: int) -> int:
+    """How many mix an a x b grid: after n, neighbours in a row stay neighbours with odds of a^-n, so narrow grids need
+    more than the four that do for square ones (chi-square tests over 400,000 keys)."""
+    return max(4, 1 + math.ceil(math.log(100 * b) / math.log(a)))
 
 
 def _hash(x: Array, key: Array) -> Array:

@@ -296,9 +296,11 @@ def test_eval(trained):
     assert 5 < greedy["return_min"] < greedy["return_mean"] < greedy["return_max"] <= 500
     text = call("eval", path, "--episodes", "20")[1]
     assert text.startswith(f"CartPole-v1, greedy, 20 episodes: return {greedy['return_mean']:.2f} +- ")
-    draws = [json.loads(call("eval", path, "--sampled", "--json", *more)[1]) for more in ([], [], ["--seed", "1"])]
+    sampled = ["eval", path, "--episodes", "20", "--sampled", "--json"]
+    draws = [json.loads(call(*sampled, *more)[1]) for more in ([], [], ["--seed", "1"])]
     assert draws[0]["sampled"]
     assert draws[0] == draws[1] != draws[2]
+    assert draws[0]["return_mean"] != greedy["return_mean"]
 
 
 @pytest.mark.parametrize("episodes", ["0", "-1", "10000000000"])

@@ -1,5 +1,6 @@
 """What a run keeps: in memory, whose size does not grow, and on disk, where it may be damaged."""
 
+import gc
 import json
 import math
 import shutil
@@ -211,7 +212,18 @@ def test_no_summary_without_an_end(tmp_path):
     assert read_summary(tmp_path) == {}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax drops coroutines on an error
+@pytest.fixture
+def swept():
+    """On an error orbax drops coroutines; they are collected here, where their complaints are ignored."""
+    yield
+    gc.collect()
+
+
+ORBAX_COMPLAINS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@ORBAX_COMPLAINS
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -242,7 +254,8 @@ def test_what_cannot_be_loaded_is_refused(copied, damage, message):
     assert str(copied) in str(caught.value) or "unknown environment" in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@ORBAX_COMPLAINS
+@pytest.mark.usefixtures("swept")
 def test_a_policy_of_another_structure_is_refused(saved):
     with pytest.raises(ValueError, match="does not hold the policy"):
         load_policy_state(saved[0], {"weights": np.zeros(3)})

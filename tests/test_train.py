@@ -275,6 +275,22 @@ def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch
     assert recorder.closed == 1
 
 
+def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, interrupt):
+    class Loop:
+        def __init__(self, *args):
+            interrupt()
+
+        def run(self, stop_requested):
+            pytest.fail("it trains")
+
+    recorder = Recorder()
+    monkeypatch.setattr(driver, "_Loop", Loop)
+    with pytest.raises(KeyboardInterrupt):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
+    assert list(tmp_path.iterdir()) == []
+    assert "stopping" in recorder.messages[0]
+
+
 def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
