@@ -260,7 +260,7 @@ def _check_preset(name: str) -> str:
 
 
 def _check_sizes(config: PPOConfig, total_steps: int) -> None:
-    """The device counts samples and updates in 32 bits."""
+    """The device counts updates in 32 bits."""
     if (updates := config.num_updates(total_steps)) >= 2**31:
         raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
 

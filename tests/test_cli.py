@@ -197,7 +197,7 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["train", "CartPole-v1", "--network", "rnn"], "--network"),
         (["train", "CartPole-v1", "--network", "cnn"], 'jppo: network = "cnn" needs one image'),
         (["train", "CartPole-v1", "--gamma", "2"], "jppo: gamma = 2 is outside [0, 1]"),
-        (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: learning_rate = nan is outside"),
+        (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: learning_rate = nan is not a number"),
         (["train", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
         (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
         (["train", "CartPole-v1", "--run-dir", "/dev/null/x"], "jppo: run_dir /dev/null/x cannot be written"),
