@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from jppo import __version__
 from jppo.config import Hyperparams, PPOConfig, check_total_steps
 from jppo.presets import PRESETS, preset_for
 
@@ -37,8 +38,8 @@ class Train:
     """Environment steps, rounded up to whole updates."""
     seed: int = 0
     """Seed of everything random."""
-    preset: str | None = None
-    """Published configuration to start from (by default the environment's own): default, cleanrl-classic, mountaincar, pendulum, gymnax-minatar. Options given override it."""  # noqa: E501
+    preset: str = "auto"
+    """Published configuration to start from (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, gymnax-minatar. Options given override it."""  # noqa: E501
     run_dir: Path | None = None
     """Where to write the run (default: runs/<env>/<time>-<seed>)."""
     quiet: bool = False
@@ -227,6 +228,9 @@ def _quit(signum: int, frame: Any) -> None:
 
 
 def _parse(argv: list[str]) -> Any:
+    if argv == ["--version"]:
+        print(f"jppo {__version__}")
+        raise SystemExit
     if argv and not argv[0].startswith("-") and argv[0] not in _COMMANDS:
         near = difflib.get_close_matches(argv[0], _COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
@@ -250,7 +254,7 @@ def _preset_named_in(argv: list[str]) -> str:
         name = word.removeprefix("--preset=") if word.startswith("--preset=") else None
         if word == "--preset" and i + 1 < len(argv):
             name = argv[i + 1]
-        if name is not None:
+        if name is not None and name != "auto":
             if name not in PRESETS:
                 near = difflib.get_close_matches(name, PRESETS, 1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"

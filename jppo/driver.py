@@ -83,8 +83,8 @@ def train(
       progress: "auto" shows a bar (lines where there is no terminal), "none" nothing; or a reporter of your own.
       wandb: log to Weights & Biases too; needs run_dir.
 
-    Ctrl-C ends the run early and returns what was reached (summary["status"] is "interrupted"); a second one raises
-    KeyboardInterrupt, as does one before the first update.
+    Ctrl-C (or SIGTERM) ends the run early and returns what was reached (summary["status"] is "interrupted"); a second
+    one raises KeyboardInterrupt, as does one before the first update.
 
     Raises:
       ValueError: anything given that cannot be; before anything is written.
@@ -279,8 +279,10 @@ def _stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set
         return
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    signals = (signal.SIGINT, signal.SIGTERM)  # a cluster's scheduler sends the latter
+    before = [signal.signal(number, on_interrupt) for number in signals]
     try:
         yield requested.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
