@@ -172,32 +172,35 @@ def step_environments(agent: Anakin, state: CollectState, key: Array) -> Collect
     """num_steps of random actions and nothing else."""
     env, config = agent.env, agent.config
 
-    def random_action(key: Array) -> Array:
+    def random_actions(key: Array) -> Array:
+        shape = (config.num_steps, config.num_envs)
         if env.action_spec.num_actions:
-            return jax.random.randint(key, (config.num_envs,), 0, env.action_spec.num_actions)
-        return jax.random.uniform(key, (config.num_envs, env.action_spec.size), minval=-1.0)
+            return jax.random.randint(key, shape, 0, env.action_spec.num_actions)
+        return jax.random.uniform(key, (*shape, env.action_spec.size), minval=-1.0)
 
-    def step(state: CollectState, step_key: Array) -> tuple[CollectState, None]:
-        action_key, envs_key = jax.random.split(step_key)
-        action = to_env_action(env.action_spec, random_action(action_key), config.action_bounds)
-        after = jax.vmap(env.step)(jax.random.split(envs_key, config.num_envs), state.env_state, action)
+    def step(state: CollectState, xs: tuple[Array, Array]) -> tuple[CollectState, None]:
+        action, keys = xs
+        env_action = to_env_action(env.action_spec, action, config.action_bounds)
+        after = jax.vmap(env.step)(keys, state.env_state, env_action)
         total = state.episode_return + after.reward
         return state.replace(env_state=after.state, obs=after.obs, episode_return=total), None
 
-    return jax.lax.scan(step, state, jax.random.split(key, config.num_steps))[0]
+    actions_key, envs_key = jax.random.split(key)
+    keys = jax.random.split(envs_key, (config.num_steps, config.num_envs))
+    return jax.lax.scan(step, state, (random_actions(actions_key), keys))[0]
 
 
 def act(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Array, Array, Array]:
     """What a rollout asks of the policy, on recorded observations [T, N, ...]: actions, log_probs and values."""
 
     def step(_: None, xs: tuple[PyTree, Array]) -> tuple[None, tuple[Array, Array, Array]]:
-        obs, step_key = xs
+        obs, keys = xs
         distribution, value = agent.policy.apply(state, obs)
-        keys = jax.random.split(step_key, agent.config.num_envs)
         action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
         return None, (action, distribution.log_prob(action), value)
 
-    return jax.lax.scan(step, None, (obs, jax.random.split(key, agent.config.num_steps)))[1]
+    keys = jax.random.split(key, (agent.config.num_steps, agent.config.num_envs))
+    return jax.lax.scan(step, None, (obs, keys))[1]
 
 
 def learner_of(agent: Anakin, **changes: Any) -> Learner:

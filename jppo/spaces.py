@@ -60,7 +60,8 @@ def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
     if spec.num_actions:
         return action.astype(spec.dtype)
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
-    boxed = np.isfinite(low) & np.isfinite(high)
+    with np.errstate(over="ignore"):
+        boxed = np.isfinite(high - low)  # the largest floats, given as bounds, are none
     unit_low, unit_high = np.where(boxed, low, 0), np.where(boxed, high, 0)
     lead = (1,) * (action.ndim - 1) + (-1,)
     unit = jnp.tanh(action) if bounds == "tanh" else jnp.clip(action, -1.0, 1.0)

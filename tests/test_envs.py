@@ -197,3 +197,9 @@ def test_the_environment_gets_the_bounded_action():
     _, metrics = agent.step(state)
     assert 0.0 < metrics["episode/return_mean"] < 10.0
     assert metrics["episode/return_std"] > 1.0
+
+
+def test_the_largest_floats_are_no_bounds():
+    huge = float(np.finfo(np.float32).max)
+    spec = ActionSpec(shape=(2,), dtype="float32", low=(-huge, -1.0), high=(huge, 3.0))
+    np.testing.assert_allclose(to_env_action(spec, jnp.array([[5.0, 0.5]]), "clip"), [[5.0, 2.0]])

@@ -35,7 +35,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
             raise ValueError(f"{env.name} is made already; give the parameters to the make_env that makes it")
         return env
     source = _make_by_name(env) if isinstance(env, str) else env
-    missing = [name for name in ("reset", "step", "action_space", "observation_space") if not hasattr(source, name)]
+    wanted = ("reset", "step", "action_space", "observation_space", *(("default_params",) if params is None else ()))
+    missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
         raise ValueError(f"{type(source).__name__} is no gymnax environment: it has no {', '.join(missing)}")
     params = source.default_params if params is None else params
