@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
+    from jppo.driver import TrainingDiverged as TrainingDiverged
     from jppo.driver import train as train
     from jppo.envs import make_env as make_env
     from jppo.evaluation import evaluate as evaluate
@@ -19,6 +20,7 @@ _HOMES = {
     "Hyperparams": "jppo.types",
     "PPOConfig": "jppo.config",
     "PRESETS": "jppo.presets",
+    "TrainingDiverged": "jppo.driver",
     "evaluate": "jppo.evaluation",
     "jit": "jppo.compiling",
     "make_anakin": "jppo.anakin",

@@ -43,6 +43,7 @@ def collect(
     """Steps N environments `num_steps` times with a fixed policy.
 
     Truncation costs one critic pass over the final observations, and only at steps where some episode was truncated
+    (under `vmap`, where a condition becomes a selection, at every step)
     (docs/performance.md compares the alternatives).
 
     Args:
@@ -103,7 +104,7 @@ def collect(
 
 
 def _values_where(needed: Array, policy: Policy, policy_state: PolicyState, obs: PyTree) -> Array:
-    """[N] f32: V(obs) where needed, 0 elsewhere; no work at all when nothing is needed."""
+    """[N] f32: V(obs) where needed, 0 elsewhere; no work when nothing is needed, unless under `vmap`."""
 
     def evaluate(obs: PyTree) -> Array:
         return jnp.where(needed, policy.apply(policy_state, obs)[1], 0.0)

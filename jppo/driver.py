@@ -28,6 +28,8 @@ from jppo.types import Array, Hyperparams, Metrics
 
 CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it sends back
 _CHUNK_SECONDS = 0.4
+_SLOW_UPDATE = 2.0  # seconds; from here on no chunk is launched ahead, so that a stop waits for one update only
+_POLL_SECONDS = 0.005
 _EPISODES = ("count", "return_mean", "return_std")
 
 
@@ -60,7 +62,7 @@ def train(
     seed: int = 0,
     config: PPOConfig | None = None,
     hyperparams: Hyperparams | None = None,
-    preset: str | None = None,
+    preset: str = "auto",
     network: Network | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
@@ -75,7 +77,7 @@ def train(
       total_steps: environment steps, rounded up to whole updates; the preset's when None.
       seed: of everything random.
       config, hyperparams: the preset's when None.
-      preset: a name in `jppo.PRESETS`; the environment's own when None.
+      preset: a name in `jppo.PRESETS`; "auto" is the environment's own.
       network: see `jppo.networks.Network`; what config names when None.
       optimizer, loss: see `jppo.learner.make_learner`.
       run_dir: where to write config.json, metrics.jsonl, TensorBoard events, the policy and summary.json; nothing is
@@ -97,7 +99,7 @@ def train(
         "loss": loss is not None,
     }
     env = make_env(env)
-    chosen = PRESETS[_check_preset(preset or preset_for(env.name))]
+    chosen = PRESETS[_check_preset(preset_for(env.name) if preset == "auto" else preset)]
     config = chosen.config if config is None else config
     hyperparams = chosen.hyperparams if hyperparams is None else hyperparams
     check_hyperparams(hyperparams)
@@ -114,6 +116,7 @@ def train(
     try:
         with _stop_on_interrupt(reporter) as stop_requested:
             writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)
+            reporter.start()
             loop = _Loop(agent, seed, hyperparams, writer, reporter)
             if stop_requested():
                 raise KeyboardInterrupt
@@ -153,12 +156,12 @@ class _Loop:
     def run(self, stop_requested: Callable[[], bool]) -> str:
         """Trains to the end, or to an interrupt or a NaN; returns which."""
         start = time.perf_counter()
-        launched, length = 0, 1
+        launched, length, pace = 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
         while True:
             remaining = self._agent.num_updates - launched
             following = None
-            if remaining and not stop_requested():
+            if remaining and not stop_requested() and (pending is None or pace < _SLOW_UPDATE):
                 length = min(length, remaining, CHUNK_CAPACITY)
                 self.state, self._finite, buffers = self._chunk(self.state, self._finite, jnp.int32(length))
                 following = (length, buffers)
@@ -169,12 +172,16 @@ class _Loop:
                     return "diverged"
                 pace = (self.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
-            if following is None and pending is None:
+            if following is None and pending is None and (stop_requested() or not remaining):
                 return "finished" if launched == self._agent.num_updates else "interrupted"
             pending = following
 
     def _log(self, length: int, buffers: Metrics, start: float) -> bool:
         """Fetches a chunk's metrics (the next chunk runs meanwhile); False when an update diverged."""
+        finished: Any = buffers["finite"]
+        while not finished.is_ready():  # a blocking fetch would keep Ctrl-C waiting
+            time.sleep(_POLL_SECONDS)
+            self._reporter.tick()
         values = {name: np.asarray(column)[:length] for name, column in buffers.items()}
         now = time.perf_counter() - start
         finite = values.pop("finite")
@@ -285,4 +292,4 @@ def _stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
         yield requested.is_set
     finally:
         for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

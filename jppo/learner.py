@@ -89,7 +89,7 @@ def make_learner(
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        """One PPO update; on NaN or infinity the state comes back as it was, and metrics["finite"] is False."""
+        """One PPO update. Where it makes anything NaN or infinite, only `step` moves and metrics["finite"] is False."""
         stats = all_reduce(stats, axis_name)
         rate = learning_rate(state, config)
         batch, value_metrics = _prepare(parts, state, rollout)
@@ -97,7 +97,7 @@ def make_learner(
         after = _update_statistics(parts, after, rollout, stats)
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
-        finite = _all_finite((after.policy, after.reward_stats, metrics))
+        finite = _all_finite((after.policy, after.opt_state, after.reward_stats, metrics["loss/total"]))
         after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
         return after.replace(step=state.step + 1), metrics
@@ -228,7 +228,8 @@ def _gradient_step(
 
     # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
     local = params if parts.axis_name is None else jax.lax.pcast(params, parts.axis_name, to="varying")
-    grads, metrics = jax.grad(loss_of, has_aux=True)(local)
+    (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(local)
+    metrics |= {"loss/total": total}
     if parts.axis_name is not None:
         grads, metrics = jax.lax.pmean((grads, metrics), parts.axis_name)
     norm = optax.tree.norm(grads)
@@ -274,6 +275,11 @@ def _update_statistics(parts: _Parts, state: TrainState, rollout: Rollout, stats
 
 def _local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Array:
     """Global numbers of the shards that this device's `num_envs` environments make up, [S] i32."""
+    if config.num_strata * num_envs % config.num_envs:
+        raise ValueError(
+            f"{num_envs} of num_envs = {config.num_envs} environments per device do not make whole shards of the "
+            f"shuffle, of which there are {config.num_strata}; use a number of devices that divides {config.num_strata}"
+        )
     count = config.num_strata * num_envs // config.num_envs
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * count
     return first + jnp.arange(count, dtype=jnp.int32)

@@ -52,9 +52,9 @@ class ConvTorso(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        small = min(x.shape[1:3]) < _PIXELS
-        layers = [(16, 3, 1)] if small else [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-        for features, kernel, stride in layers:
+        if min(x.shape[1:3]) < _PIXELS:
+            return _small_convolution(x).reshape(x.shape[0], -1)
+        for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             init = nn.initializers.orthogonal(math.sqrt(2.0))
             x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", kernel_init=init)(x))
         return x.reshape(x.shape[0], -1)
@@ -119,7 +119,7 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:
     """Raises ValueError where a network's outputs do not fit the environment. Traces, computes nothing."""
-    policy, batch = make_policy(network, obs_spec), 3
+    policy, batch = make_policy(network, obs_spec), 7
     obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
     key = jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(policy.init, key, obs)
@@ -129,20 +129,32 @@ def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> Non
     value = returned[1]
     if value.shape != (batch,):
         raise ValueError(f"the network's value has shape {value.shape} for a batch of {batch}; it must be ({batch},)")
-    sample, log_prob = jax.eval_shape(_sample_with_log_prob, returned[0], key)
+    distribution = returned[0]
+    missing = [name for name in ("sample", "log_prob", "entropy", "mode") if not hasattr(distribution, name)]
+    if missing:
+        raise ValueError(f"the network's {type(distribution).__name__} is no distribution: no {', '.join(missing)}")
+    shapes = [leaf.shape for leaf in jax.tree.leaves(distribution)]
+    if any(shape[:1] != (batch,) for shape in shapes):
+        raise ValueError(
+            f"the network's distribution holds arrays of shapes {shapes} for a batch of {batch}; each must start with "
+            f"{batch}, since every environment draws from its own row (jnp.broadcast_to what they share)"
+        )
+    sample, log_prob = jax.eval_shape(
+        _sample_with_log_prob, distribution, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    )
     wanted = (batch, *action.policy_shape)
     if sample.shape != wanted or log_prob.shape != (batch,):
         raise ValueError(
             f"the network's distribution gives actions of shape {sample.shape} with log_prob {log_prob.shape} for a "
             f"batch of {batch}; this environment needs {wanted} and ({batch},)"
         )
-    logits = getattr(returned[0], "logits", None)
+    logits = getattr(distribution, "logits", None)
     if action.num_actions and logits is not None and logits.shape[-1] != action.num_actions:
         raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {action.num_actions} actions")
 
 
-def _sample_with_log_prob(distribution: Any, key: Array) -> tuple[Array, Array]:
-    action = distribution.sample(seed=key)
+def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[Array, Array]:
+    action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
     return action, distribution.log_prob(action)
 
 
@@ -160,6 +172,14 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Net
 
 def _dense(size: int, gain: float, name: str | None = None) -> nn.Dense:
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(gain), name=name)
+
+
+def _small_convolution(x: Array) -> Array:
+    """A 3x3 convolution of 16 features as one matrix product over patches: inside a scan, XLA's gradient of a
+    convolution takes 28 times as long on CPU (docs/performance.md)."""
+    height, width = x.shape[1] - 2, x.shape[2] - 2
+    patches = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    return nn.relu(_dense(16, math.sqrt(2.0), "conv")(jnp.concatenate(patches, axis=-1)))
 
 
 def _is_spec(node: Any) -> bool:

@@ -40,7 +40,7 @@ PRESETS = {
         ),
         Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
         1_000_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0",
+        "rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalised, rewards not)",
         ("MountainCar-v0",),
     ),
     "pendulum": Preset(
@@ -58,10 +58,17 @@ PRESETS = {
         ("Pendulum-v1",),
     ),
     "gymnax-minatar": Preset(
-        PPOConfig(num_envs=64, num_steps=128, num_minibatches=8, hidden_sizes=(256, 256), activation="relu"),
+        PPOConfig(
+            num_envs=64,
+            num_steps=128,
+            num_minibatches=8,
+            hidden_sizes=(256, 256),
+            activation="relu",
+            anneal_learning_rate=False,
+        ),
         Hyperparams(learning_rate=5e-4, gamma=0.999),
         10_000_000,
-        "gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022)",
+        "gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; without its warm-up)",
         ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
     ),
 }

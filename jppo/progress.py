@@ -10,12 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _PLAIN_SECONDS = 5.0
+_REDRAW_SECONDS = 0.5
 
 
 class Reporter(Protocol):
     """Gets told how a run goes."""
 
+    def start(self) -> None: ...  # everything given is right; compiling begins
+
     def message(self, text: str) -> None: ...
+
+    def tick(self) -> None: ...  # some time has passed
 
     def update(self, step: int, steps_per_second: float, recent_return: float) -> None: ...
 
@@ -23,9 +28,13 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """Shows nothing."""
+    """Shows nothing; also the base of those that show little."""
+
+    def start(self) -> None: ...
 
     def message(self, text: str) -> None: ...
+
+    def tick(self) -> None: ...
 
     def update(self, step: int, steps_per_second: float, recent_return: float) -> None: ...
 
@@ -47,20 +56,29 @@ class Bar:
         )
         self._total = total_steps
         self._task = self._progress.add_task("training", total=total_steps, status="compiling")
+        self._drawn = 0.0
+
+    def start(self) -> None:
         self._progress.start()
 
     def message(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False)
 
+    def tick(self) -> None:
+        if time.monotonic() - self._drawn >= _REDRAW_SECONDS:
+            self._drawn = time.monotonic()
+            self._progress.refresh()
+
     def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
         status = status_line(step, self._total, steps_per_second, recent_return)
         self._progress.update(self._task, completed=min(step, self._total), status=status, refresh=True)
+        self._drawn = time.monotonic()
 
     def close(self) -> None:
         self._progress.stop()
 
 
-class Lines:
+class Lines(Silent):
     """A line every few seconds, where the output is no terminal."""
 
     def __init__(self, stream: TextIO, total_steps: int) -> None:
@@ -76,8 +94,6 @@ class Lines:
         if time.monotonic() - self._last >= _PLAIN_SECONDS or step >= self._total:
             self._last = time.monotonic()
             self.message(status_line(step, self._total, steps_per_second, recent_return))
-
-    def close(self) -> None: ...
 
 
 def make_reporter(kind: str, total_steps: int, stream: TextIO | None = None) -> Reporter:

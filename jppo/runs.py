@@ -57,10 +57,15 @@ class RunWriter:
             self._metrics = open(path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - held for the whole run
         except OSError as error:
             raise ValueError(f"run_dir {path} cannot be written: {error.strerror or error}") from error
-        self.path = path
+        self.path, self._wandb = path, None
         self._tensorboard = SummaryWriter(str(path / "tensorboard"))
-        self._wandb = wandb_module and wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
-        write_json(path / "config.json", config)
+        try:
+            if wandb_module is not None:
+                self._wandb = wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
+            write_json(path / "config.json", config)
+        except BaseException:
+            self.abort()
+            raise
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """One metrics.jsonl line per update; TensorBoard and W&B get the means over the rows at once."""

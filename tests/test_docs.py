@@ -1,7 +1,10 @@
 """The documents name what the code has."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -49,3 +52,11 @@ def test_every_public_function_of_the_losses_has_a_docstring_and_every_option_a_
     source = (ROOT / "jppo/config.py").read_text()
     for field in (*dataclasses.fields(jppo.PPOConfig), *dataclasses.fields(jppo.Hyperparams)):
         assert re.search(rf'    {field.name}: .*\n    """', source), field.name
+
+
+def test_the_readmes_python_runs():
+    """With fewer steps; strict modes are the tests' own affair, so in a process without them."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = "\n".join(blocks).replace("500_000", "10_000")
+    assert code.count("10_000") == 2
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=300)

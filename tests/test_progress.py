@@ -38,6 +38,7 @@ def test_summary_lines(mean, run_dir):
 def test_lines_are_few_but_the_last_one_is_shown():
     stream = io.StringIO()
     lines = make_reporter("auto", 100, stream)
+    lines.start()
     assert isinstance(lines, Lines)
     for step in (10, 20, 30, 100):
         lines.update(step, 10.0, 1.0)
@@ -52,6 +53,7 @@ def test_a_bar_on_a_terminal():
 
     stream = Terminal()
     bar = make_reporter("auto", 100, stream)
+    bar.start()
     assert isinstance(bar, Bar)
     bar.message("[compiled]")
     bar.update(150, 10.0, 1.0)
@@ -64,6 +66,7 @@ def test_a_bar_on_a_terminal():
 def test_a_bar_shows_the_status_of_its_last_update():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     bar = Bar(console, 100)
+    bar.start()
     bar.update(50, 10.0, 1.5)
     bar.close()
     assert "50/100 steps" in console.file.getvalue()
@@ -83,3 +86,9 @@ def test_training_outlives_the_reader_of_its_lines():
         for step in (10, 100):
             lines.message("still here")
             lines.update(step, 10.0, 1.0)
+
+
+def test_a_bar_that_was_never_started_shows_nothing():
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    Bar(console, 100).close()
+    assert console.file.getvalue().strip() == ""

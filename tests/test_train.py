@@ -29,7 +29,7 @@ RATE = jppo.Hyperparams(learning_rate=3e-3)
 BATCH, UPDATES = 32, 40
 METRICS = {
     *("update", "step", "time/elapsed", "time/steps_per_second", "learning_rate", "grad/norm"),
-    *("loss/policy", "loss/value", "value/mean", "value/explained_variance"),
+    *("loss/total", "loss/policy", "loss/value", "value/mean", "value/explained_variance"),
     *("policy/entropy", "policy/approx_kl", "policy/clip_fraction"),
     *("episode/return_mean", "episode/return_std", "episode/length_mean", "episode/count"),
 }

@@ -1,4 +1,4 @@
-"""The one door to gymnax, and to whatever speaks its API."""
+"""The door to gymnax (but for its drawings, see `jppo.render`), and to whatever speaks its API."""
 
 import difflib
 from typing import Any

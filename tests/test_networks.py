@@ -1,0 +1,67 @@
+"""What a network must return, and the small convolution."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jppo.distributions import Categorical, DiagGaussian
+from jppo.networks import ConvTorso, check_network
+from jppo.spaces import ActionSpec, ObsSpec
+
+OBS = ObsSpec((3,), "float32")
+BOX = ActionSpec((2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
+TWO = ActionSpec((), "int32", num_actions=2)
+
+
+class SharedScale(nn.Module):
+    """A standard deviation without the batch's dim: each environment would draw with another dimension's."""
+
+    broadcast: bool
+
+    @nn.compact
+    def __call__(self, obs):
+        mean = nn.Dense(2)(obs)
+        log_std = self.param("log_std", nn.initializers.zeros, (2,))
+        return DiagGaussian(mean, jnp.broadcast_to(log_std, mean.shape) if self.broadcast else log_std), mean[:, 0]
+
+
+class BareLogits(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(2)(obs), nn.Dense(1)(obs)[:, 0]
+
+
+class OneLogitTooMany(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        return Categorical(nn.Dense(3)(obs)), nn.Dense(1)(obs)[:, 0]
+
+
+def test_a_distribution_must_have_a_row_per_environment():
+    check_network(SharedScale(broadcast=True), OBS, BOX)
+    with pytest.raises(ValueError, match=r"shapes \[\(7, 2\), \(2,\)\] for a batch of 7; each must start with 7"):
+        check_network(SharedScale(broadcast=False), OBS, BOX)
+
+
+def test_logits_are_no_distribution():
+    with pytest.raises(ValueError, match="is no distribution: no sample, log_prob, entropy, mode"):
+        check_network(BareLogits(), OBS, TWO)
+
+
+def test_as_many_logits_as_actions():
+    with pytest.raises(ValueError, match="3 logits; the environment has 2 actions"):
+        check_network(OneLogitTooMany(), OBS, TWO)
+
+
+def test_the_small_torso_is_a_convolution():
+    images = jax.random.uniform(jax.random.key(0), (2, 10, 8, 4))
+    params = ConvTorso().init(jax.random.key(1), images)
+    layer = params["params"]["conv"]
+    kernel = layer["kernel"].reshape(3, 3, 4, 16)
+    wanted = jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest"
+    )
+    wanted = nn.relu(wanted + layer["bias"].reshape(1, 1, 1, -1)).reshape(2, -1)
+    np.testing.assert_allclose(ConvTorso().apply(params, images), wanted, rtol=1e-4, atol=1e-5)
