@@ -217,9 +217,9 @@ class OnlyLogits(nn.Module):
 @pytest.mark.parametrize(
     ("env", "network", "message"),
     [
-        (Probe(), Heads(value_shape=(1,)), r"value has shape \(3, 1\) for a batch of 3; it must be \(3,\)"),
+        (Probe(), Heads(value_shape=(1,)), r"value has shape \(7, 1\) for a batch of 7; it must be \(7,\)"),
         (Probe(), Heads(num_actions=3), r"the network has 3 logits; the environment has 2 actions"),
-        (BoxTimeLimit(), Heads(), r"actions of shape \(3,\) .* this environment needs \(3, 2\)"),
+        (BoxTimeLimit(), Heads(), r"actions of shape \(7,\) .* this environment needs \(7, 2\)"),
         (Probe(), OnlyLogits(), r"the network returned .*; it must return \(distribution, value\)"),
     ],
     ids=["value shape", "action count", "action shape", "no value"],
