@@ -182,8 +182,8 @@ def step_environments(agent: Anakin, state: CollectState, key: Array) -> Collect
         action, keys = xs
         env_action = to_env_action(env.action_spec, action, config.action_bounds)
         after = jax.vmap(env.step)(keys, state.env_state, env_action)
-        total = state.episode_return + after.reward
-        return state.replace(env_state=after.state, obs=after.obs, episode_return=total), None
+        episode = state.episode.after(after.reward, 1.0)
+        return state.replace(env_state=after.state, obs=after.obs, episode=episode), None
 
     actions_key, envs_key = jax.random.split(key)
     keys = jax.random.split(envs_key, (config.num_steps, config.num_envs))

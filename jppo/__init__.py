@@ -9,14 +9,24 @@ if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
+    from jppo.config import RayConfig as RayConfig
     from jppo.driver import TrainingDiverged as TrainingDiverged
     from jppo.driver import train as train
+    from jppo.env_runner import ActorsFailed as ActorsFailed
+    from jppo.env_runner import EnvRunner as EnvRunner
     from jppo.envs import make_env as make_env
+    from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.evaluation import evaluate as evaluate
     from jppo.presets import PRESETS as PRESETS
+    from jppo.sebulba import make_sebulba as make_sebulba
     from jppo.types import Hyperparams as Hyperparams
 
 _HOMES = {
+    "ActorsFailed": "jppo.env_runner",
+    "EnvRunner": "jppo.env_runner",
+    "RayConfig": "jppo.config",
+    "make_host_env": "jppo.envs.gymnasium",
+    "make_sebulba": "jppo.sebulba",
     "Hyperparams": "jppo.types",
     "PPOConfig": "jppo.config",
     "PRESETS": "jppo.presets",

@@ -6,16 +6,18 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from jppo import __version__
-from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.config import Hyperparams, PPOConfig, RayConfig, check_total_steps, spread_envs
 from jppo.presets import PRESETS, preset_for
 
-_EXIT_DIVERGED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+_EXIT_DIVERGED, _EXIT_USAGE, _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 2, 3, 130
+_EXITS = {"diverged": _EXIT_DIVERGED, "failed": _EXIT_FAILED, "interrupted": _EXIT_INTERRUPTED}
 _Inline = tyro.conf.arg(name="")
 
 
@@ -30,10 +32,12 @@ _WholeNumber = tyro.constructors.PrimitiveConstructorSpec(  # an int that may be
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Train PPO on an environment, on the device."""
+    """Train PPO on an environment: on the device, or with Ray actors that step Gymnasium environments."""
 
     env: tyro.conf.Positional[str]
-    """Environment to train on; `jppo envs` lists them."""
+    """Environment to train on; `jppo envs` lists them. Or your own Gymnasium environment, as module:name."""
+    backend: Literal["auto", "anakin", "ray"] = "auto"
+    """anakin: on the device; ray: actor processes; auto: the device where gymnax has the environment."""
     total_steps: Annotated[int, _WholeNumber] = 1_000_000
     """Environment steps, rounded up to whole updates."""
     seed: int = 0
@@ -50,12 +54,17 @@ class Train:
     """Log to Weights & Biases too (pip install 'jppo[wandb]')."""
     config: Annotated[PPOConfig, _Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, _Inline] = dataclasses.field(default_factory=Hyperparams)
+    num_devices: int = 1
+    """Devices over which the learner of --backend ray spreads a batch."""
+    actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
         from jppo import runs
         from jppo.driver import TrainingDiverged, train
+        from jppo.env_runner import ActorsFailed
         from jppo.progress import make_reporter, summary_lines
 
+        config, actors = self._spread()
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
         try:
@@ -63,20 +72,33 @@ class Train:
                 self.env,
                 total_steps=self.total_steps,
                 seed=self.seed,
-                config=self.config,
+                config=config,
                 hyperparams=self.hyperparams,
+                backend=self.backend,
+                num_devices=self.num_devices,
+                **vars(actors),
                 run_dir=self.run_dir or runs.default_run_dir(self.env, self.seed),
                 progress=reporter,
                 wandb=self.wandb,
             )
-        except TrainingDiverged as error:
+        except (TrainingDiverged, ActorsFailed) as error:
             print(f"jppo: {error}", file=sys.stderr)
+            if error.result is None:  # not one update was made
+                return _EXIT_FAILED
             result = error.result
         if not self.quiet:
             print(*summary_lines(result.summary), sep="\n", file=stream)
         if self.json:
             print(json.dumps(runs.jsonable(result.summary)))
-        return {"diverged": _EXIT_DIVERGED, "interrupted": _EXIT_INTERRUPTED}.get(result.summary["status"], 0)
+        return _EXITS.get(result.summary["status"], 0)
+
+    def _spread(self) -> tuple[PPOConfig, RayConfig]:
+        """--envs-per-actor changes num_envs and num_steps where they are the preset's."""
+        preset = PRESETS[preset_for(self.env) if self.preset == "auto" else self.preset].config
+        sizes = (self.config.num_envs, self.config.num_steps)
+        if self.actors.envs_per_actor is None or sizes != (preset.num_envs, preset.num_steps):
+            return self.config, self.actors
+        return spread_envs(self.config, self.actors, os.cpu_count() or 1, fixed=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +209,17 @@ class Envs:
         from rich.table import Table
 
         from jppo.envs import available
+        from jppo.envs.gymnasium import host_env_names
         from jppo.render import DRAWABLE
 
-        names = available()
+        on_device, on_host = available(), host_env_names()
         table = Table("environment", "backend", "preset", "drawn by `jppo play`")
-        table.columns[0].no_wrap, table.columns[0].min_width = True, max(map(len, names))
-        for name in names:
-            table.add_row(name, "anakin (gymnax)", preset_for(name), "yes" if name in DRAWABLE else "")
+        table.columns[0].no_wrap, table.columns[0].min_width = True, max(map(len, [*on_device, *on_host]))
+        for name in on_device:
+            backend = "anakin (gymnax), ray (gymnasium)" if name in on_host else "anakin (gymnax)"
+            table.add_row(name, backend, preset_for(name), "yes" if name in DRAWABLE else "")
+        for name in (name for name in on_host if name not in on_device):
+            table.add_row(name, "ray (gymnasium)", preset_for(name), "yes")
         Console().print(table)
         return 0
 
@@ -205,10 +231,13 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input) or 130 (interrupted)."""
     if argv is None:
         argv = sys.argv[1:]
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, for environments of one's own
         signal.signal(signal.SIGINT, _quit)
     try:
         return _parse(argv).run()
     except ValueError as error:
+        if not _is_ours(error):
+            raise
         print(f"jppo: {error}", file=sys.stderr)
         return _EXIT_USAGE
     except BrokenPipeError:
@@ -219,6 +248,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
+
+
+def _is_ours(error: ValueError) -> bool:
+    """Whether jppo says it, rather than an environment or a library, whose traceback is wanted."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
 
 
 def _quit(signum: int, frame: Any) -> None:

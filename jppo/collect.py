@@ -1,5 +1,7 @@
 """Rollouts on the device: a scan over steps of vmapped environments."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,7 +9,7 @@ from jppo.envs.base import Environment
 from jppo.networks import Policy
 from jppo.spaces import to_env_action
 from jppo.statistics import moments_of
-from jppo.types import Array, CollectState, EpisodeStats, PolicyState, PyTree, Rollout, Transition
+from jppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 
 
 def init_collect(env: Environment, key: Array, env_index: Array) -> CollectState:
@@ -17,17 +19,36 @@ def init_collect(env: Environment, key: Array, env_index: Array) -> CollectState
       key: of the whole run.
       env_index: [N] i32, global numbers of these environments; each draws from a stream of its own.
     """
-    env_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, env_index)
-    reset_keys, stream_keys = _split(env_keys, 2)
+    reset_keys, stream_keys = env_keys(key, env_index)
     obs, env_state = jax.vmap(env.reset)(reset_keys)
-    zeros = jnp.zeros(env_index.shape)
-    return CollectState(
-        env_state=env_state,
-        obs=obs,
-        key=stream_keys,
-        episode_return=zeros,
-        episode_length=zeros.astype(jnp.int32),
-        discounted_return=zeros,
+    episode = Episode.beginning(len(env_index))
+    return CollectState(env_state=env_state, obs=obs, key=stream_keys, episode=episode)
+
+
+def env_keys(key: Array, env_index: Array) -> tuple[Array, Array]:
+    """A key for the first reset and a key stream, [N] each, of the environments with these global numbers."""
+    keys = _split(jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, env_index), 2)
+    return keys[0], keys[1]
+
+
+def rollout_keys(streams: Array, num_steps: int) -> tuple[Array, Array, Array]:
+    """The streams [N] after a rollout, and its keys for actions and for the environments' own draws, [T, N] each."""
+    following, rollout = _split(streams, 2)
+    keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (num_steps, 2)))(rollout), 0, 1)
+    return following, keys[:, :, 0], keys[:, :, 1]
+
+
+def sample_actions(distribution: Any, keys: Array) -> Array:
+    """[N, ...] actions, each drawn with a key of its own [N]."""
+    return jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
+
+
+def episode_stats(episodes: Episode, done: Array) -> EpisodeStats:
+    """Statistics of a rollout from where every episode stood after each step; all leaves [T, N]."""
+    return EpisodeStats(
+        returns=moments_of(episodes.returns, done),
+        lengths=moments_of(episodes.lengths, done),
+        discounted=moments_of(episodes.discounted),
     )
 
 
@@ -54,15 +75,14 @@ def collect(
     Returns:
       the new state, the rollout [T, N, ...], and its episode statistics.
     """
-    next_key, rollout_key = _split(state.key, 2)
-    step_keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (num_steps, 2)))(rollout_key), 0, 1)
+    next_key, action_keys, envs_keys = rollout_keys(state.key, num_steps)
 
-    def step(state: CollectState, keys: Array) -> tuple[CollectState, tuple[Transition, tuple[Array, Array, Array]]]:
-        action_keys, env_keys = keys[:, 0], keys[:, 1]
+    def step(state: CollectState, keys: tuple[Array, Array]) -> tuple[CollectState, tuple[Transition, Episode]]:
+        action_key, env_key = keys
         distribution, value = policy.apply(policy_state, state.obs)
-        action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, action_keys)
+        action = sample_actions(distribution, action_key)
         env_action = to_env_action(env.action_spec, action, action_bounds)
-        after = jax.vmap(env.step)(env_keys, state.env_state, env_action)
+        after = jax.vmap(env.step)(env_key, state.env_state, env_action)
         cut = jnp.logical_and(after.truncated, jnp.logical_not(after.terminated))
         final_value = _values_where(cut, policy, policy_state, after.final_obs)
         transition = Transition(
@@ -75,32 +95,16 @@ def collect(
             terminated=after.terminated,
             truncated=after.truncated,
         )
-        episode = (
-            state.episode_return + after.reward,
-            state.episode_length + 1,
-            gamma * state.discounted_return + after.reward,
-        )
-        kept = jax.tree.map(lambda x: jnp.where(transition.done, jnp.zeros_like(x), x), episode)
-        state = CollectState(
-            env_state=after.state,
-            obs=after.obs,
-            key=state.key,
-            episode_return=kept[0],
-            episode_length=kept[1],
-            discounted_return=kept[2],
-        )
+        episode = state.episode.after(after.reward, gamma)
+        restarted = episode.restarted(transition.done)
+        state = CollectState(env_state=after.state, obs=after.obs, key=state.key, episode=restarted)
         return state, (transition, episode)
 
-    state, (rollout, episodes) = jax.lax.scan(step, state.replace(key=next_key), step_keys)
+    state, (rollout, episodes) = jax.lax.scan(step, state.replace(key=next_key), (action_keys, envs_keys))
     last_value = policy.apply(policy_state, state.obs)[1]
     following = jnp.concatenate([rollout.value[1:], last_value[None]])
     rollout = rollout.replace(next_value=jnp.where(rollout.done, rollout.next_value, following))
-    stats = EpisodeStats(
-        returns=moments_of(episodes[0], rollout.done),
-        lengths=moments_of(episodes[1], rollout.done),
-        discounted=moments_of(episodes[2]),
-    )
-    return state, rollout, stats
+    return state, rollout, episode_stats(episodes, rollout.done)
 
 
 def _values_where(needed: Array, policy: Policy, policy_state: PolicyState, obs: PyTree) -> Array:

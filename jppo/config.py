@@ -122,6 +122,84 @@ class Hyperparams:
     """Adam's epsilon."""
 
 
+@dataclass(frozen=True)
+class RayConfig:
+    """How environments are spread over Ray actors."""
+
+    num_actors: int | None = None
+    """Processes that step environments; 0 steps them in this one, without Ray. Default: one per core, where that divides num_envs."""  # noqa: E501
+    envs_per_actor: int | None = None
+    """Environments in each. Default: num_envs/num_actors; where given, num_envs follows, and num_steps so that the batch stays."""  # noqa: E501
+    policy_lag: Literal[0, 1] = 0
+    """1: actors collect the next rollout while the learner learns from the last, with parameters one update older."""
+    actor_cpus: float = 1.0
+    """CPUs that Ray reserves for each actor; may be a fraction."""
+    actor_gpus: float = 0.0
+    """GPUs that Ray reserves for each actor; may be a fraction. Without one, an actor acts on the CPU."""
+    address: str | None = None
+    """A Ray cluster to join: auto, host:port or ray://host:port. Default: RAY_ADDRESS if set, else a new local one."""
+    actor_timeout: float | None = None
+    """Seconds after which a rollout is given up and its actor replaced. Default: ten times the longest so far, at least a minute."""  # noqa: E501
+    max_restarts: int = 3
+    """Failures of one actor in a row after which the run ends."""
+
+    def __post_init__(self) -> None:
+        if self.num_actors is not None and (isinstance(self.num_actors, bool) or self.num_actors != 0):
+            _check_positive_int("num_actors", self.num_actors)
+        if self.envs_per_actor is not None:
+            _check_positive_int("envs_per_actor", self.envs_per_actor)
+        for field in dataclasses.fields(self):
+            _check_field_type(field, getattr(self, field.name))
+        for name in ("actor_cpus", "actor_gpus"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)!r} must be a number of at least 0")
+        if self.actor_timeout is not None and not self.actor_timeout > 0.0:
+            raise ValueError(f"actor_timeout = {self.actor_timeout!r} must be more than 0 seconds")
+        if isinstance(self.max_restarts, bool) or self.max_restarts < 0:
+            raise ValueError(f"max_restarts = {self.max_restarts!r} must be a whole number of at least 0")
+
+
+def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -> tuple[PPOConfig, RayConfig]:
+    """Both with every number filled in: num_envs = max(num_actors, 1)*envs_per_actor.
+
+    Where envs_per_actor is given, num_envs follows from it, and num_steps from the batch, which stays what it was.
+
+    Args:
+      cores: the default number of actors, or the next lower one that divides num_envs.
+      fixed: config is not to be changed.
+
+    Raises:
+      ValueError: numbers that do not divide, or do not fit a fixed config.
+    """
+    if actors.envs_per_actor is None:
+        num_actors = actors.num_actors
+        if num_actors is None:
+            num_actors = max(d for d in range(1, max(cores, 1) + 1) if config.num_envs % d == 0)
+        processes = max(num_actors, 1)
+        if config.num_envs % processes:
+            nearest = ", ".join(map(str, _nearest_divisors(config.num_envs, processes)))
+            raise ValueError(
+                f"num_envs = {config.num_envs} cannot be spread evenly over num_actors = {num_actors}; nearest that "
+                f"divide it: {nearest}; or give envs_per_actor"
+            )
+        filled = dataclasses.replace(actors, num_actors=num_actors, envs_per_actor=config.num_envs // processes)
+        return config, filled
+    num_actors = max(cores, 1) if actors.num_actors is None else actors.num_actors
+    num_envs = max(num_actors, 1) * actors.envs_per_actor
+    if fixed and num_envs != config.num_envs:
+        raise ValueError(
+            f"{num_actors} actors of {actors.envs_per_actor} environments make num_envs = {num_envs}; num_envs = "
+            f"{config.num_envs} was given"
+        )
+    if config.batch_size % num_envs:
+        raise ValueError(
+            f"{num_actors} actors of {actors.envs_per_actor} make num_envs = {num_envs}, which does not divide the "
+            f"batch of num_envs*num_steps = {config.batch_size}; give num_envs = {num_envs} and the num_steps you want"
+        )
+    config = dataclasses.replace(config, num_envs=num_envs, num_steps=config.batch_size // num_envs)
+    return config, dataclasses.replace(actors, num_actors=num_actors)
+
+
 # (lowest, highest, whether the lowest is allowed)
 _RANGES = {
     "learning_rate": (0.0, math.inf, True),

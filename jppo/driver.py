@@ -1,36 +1,33 @@
-"""The driver: runs the compiled loop in chunks, and logs, shows and saves what comes out."""
+"""The driver: picks the mode, runs its loop, and saves what comes out."""
 
 import contextlib
-import functools
+import dataclasses
+import difflib
+import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jppo import runs
 from jppo.anakin import Anakin, AnakinState, make_anakin
-from jppo.compiling import jit
-from jppo.config import PPOConfig, check_hyperparams, check_total_steps
-from jppo.envs import make_env
-from jppo.history import History, RecentEpisodes
+from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, spread_envs
+from jppo.envs import available, make_env
+from jppo.envs.gymnasium import is_host_env, make_host_env, nearest_host_envs
 from jppo.learner import Loss, Optimizer, adam
+from jppo.loops import ActorLoop, AnakinLoop, Ended, Logbook
 from jppo.networks import Network
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import Reporter, make_reporter
-from jppo.types import Array, Hyperparams, Metrics
+from jppo.sebulba import Sebulba, make_sebulba
+from jppo.types import Hyperparams, TrainState
 
-CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it sends back
-_CHUNK_SECONDS = 0.4
-_SLOW_UPDATE = 2.0  # seconds; from here on no chunk is launched ahead, so that a stop waits for one update only
-_POLL_SECONDS = 0.005
-_EPISODES = ("count", "return_mean", "return_std")
+BACKENDS = ("auto", "anakin", "ray")
 
 
 class Result(NamedTuple):
@@ -39,8 +36,8 @@ class Result(NamedTuple):
     metrics: dict[str, np.ndarray]  # [updates] each, with "update" and "step"; NaN where no episode ended
     policy: TrainedPolicy
     summary: dict[str, Any]  # as in summary.json
-    state: AnakinState
-    agent: Anakin
+    state: AnakinState | TrainState  # the latter in the Ray mode
+    agent: Anakin | Sebulba
     run_dir: Path | None
 
 
@@ -69,11 +66,22 @@ def train(
     run_dir: str | Path | None = None,
     progress: str | Reporter = "none",
     wandb: bool = False,
+    backend: str = "auto",
+    num_actors: int | None = None,
+    envs_per_actor: int | None = None,
+    policy_lag: int = 0,
+    actor_cpus: float = 1.0,
+    actor_gpus: float = 0.0,
+    address: str | None = None,
+    actor_timeout: float | None = None,
+    max_restarts: int = 3,
+    num_devices: int = 1,
 ) -> Result:
-    """Trains PPO on the device.
+    """Trains PPO: on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
     Args:
-      env: a name, an object with gymnax's API, or an Environment.
+      env: for the device, a name, an object with gymnax's API, or an Environment; for Ray, what `jppo.make_host_env`
+        takes: a Gymnasium id, "module:name", or a function that makes an environment.
       total_steps: environment steps, rounded up to whole updates; the preset's when None.
       seed: of everything random.
       config, hyperparams: the preset's when None.
@@ -84,6 +92,10 @@ def train(
         written when None.
       progress: "auto" shows a bar (lines where there is no terminal), "none" nothing; or a reporter of your own.
       wandb: log to Weights & Biases too; needs run_dir.
+      backend: "anakin" (on the device), "ray", or "auto": the device where gymnax has the environment.
+      num_actors, envs_per_actor, policy_lag, actor_cpus, actor_gpus, address, actor_timeout, max_restarts: of the Ray
+        backend, see `jppo.RayConfig`.
+      num_devices: over which the Ray backend's learner spreads a batch.
 
     Ctrl-C (or SIGTERM) ends the run early and returns what was reached (summary["status"] is "interrupted"); a second
     one raises KeyboardInterrupt, as does one before the first update.
@@ -91,6 +103,7 @@ def train(
     Raises:
       ValueError: anything given that cannot be; before anything is written.
       TrainingDiverged: a loss or parameter became NaN or infinite; everything up to then is saved.
+      ActorsFailed: an actor failed too often in a row; everything up to then is saved.
     """
     own = {
         "environment": not isinstance(env, str),
@@ -98,30 +111,60 @@ def train(
         "optimizer": optimizer is not adam,
         "loss": loss is not None,
     }
-    env = make_env(env)
+    actors = RayConfig(
+        num_actors, envs_per_actor, _check_lag(policy_lag), actor_cpus, actor_gpus, address, actor_timeout, max_restarts
+    )
+    backend = choose_backend(env, backend)
+    env = make_host_env(env) if backend == "ray" else make_env(env)
     chosen = PRESETS[_check_preset(preset_for(env.name) if preset == "auto" else preset)]
-    config = chosen.config if config is None else config
     hyperparams = chosen.hyperparams if hyperparams is None else hyperparams
     check_hyperparams(hyperparams)
     total_steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
     seed = runs.check_seed(seed)
-    _check_sizes(config, total_steps)
+    given, config = config is not None, chosen.config if config is None else config
     if wandb and run_dir is None:
         raise ValueError("wandb needs a run_dir")
-    agent = make_anakin(env, config, total_steps=total_steps, network=network, optimizer=optimizer, loss=loss)
-    custom = {name: "custom" for name, given in own.items() if given}
-    settings = runs.run_config(env.name, "anakin", seed, total_steps, config, hyperparams, **custom)
+    parts: dict[str, Any] = {"total_steps": total_steps, "network": network, "optimizer": optimizer, "loss": loss}
+    agent: Anakin | Sebulba
+    if backend == "ray":
+        config, actors = spread_envs(config, actors, os.cpu_count() or 1, given)
+        agent = make_sebulba(env, config, **parts, num_devices=num_devices)
+    elif actors == RayConfig() and num_devices == 1:
+        agent = make_anakin(env, config, **parts)
+    else:
+        raise ValueError(f"actors and num_devices are for backend = 'ray'; {env.name} runs on the device")
+    _check_sizes(config, total_steps)
+    more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
+    more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
+    settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
     reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
-    writer = None
+    return _run(agent, actors, seed, hyperparams, settings, run_dir, wandb, reporter)
+
+
+def _run(
+    agent: Anakin | Sebulba,
+    actors: RayConfig,
+    seed: int,
+    hyperparams: Hyperparams,
+    settings: dict[str, Any],
+    run_dir: str | Path | None,
+    wandb: bool,
+    reporter: Reporter,
+) -> Result:
+    """Everything that leaves a trace, and its tidying up."""
+    writer, loop, config = None, None, agent.config
     try:
         with _stop_on_interrupt(reporter) as stop_requested:
             writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)
             reporter.start()
-            loop = _Loop(agent, seed, hyperparams, writer, reporter)
+            log = Logbook(config.batch_size, writer, reporter)
+            loop = _make_loop(agent, seed, hyperparams, log, actors)
             if stop_requested():
                 raise KeyboardInterrupt
-            status = loop.run(stop_requested)
-            result = loop.result(status, writer)
+            ended = loop.run(stop_requested)
+            if not log.updates and ended.status in ("interrupted", "failed"):
+                raise ended.error or KeyboardInterrupt
+            result = _result(loop, agent, log, ended)
     except BaseException as error:
         if writer is not None:
             writer.abort()
@@ -130,140 +173,80 @@ def train(
             raise ValueError(f"{sizes} need more memory than the device has; lower one of them") from error
         raise
     finally:
+        if loop is not None:
+            loop.close()
         reporter.close()
-    if status == "diverged":
-        raise TrainingDiverged(loop.updates + 1, result)
+    if ended.error is not None:
+        ended.error.result = result
+        raise ended.error
+    if ended.status == "diverged":
+        raise TrainingDiverged(log.updates + 1, result)
     return result
 
 
-class _Loop:
-    """A run under way: the state on the device, one chunk ahead of what has been logged."""
-
-    def __init__(
-        self, agent: Anakin, seed: int, hyperparams: Hyperparams, writer: runs.RunWriter | None, reporter: Reporter
-    ) -> None:
-        self._agent, self._writer, self._reporter = agent, writer, reporter
-        self._history, self._recent = History(), RecentEpisodes()
-        self.updates, self.seconds = 0, 0.0
-        start = time.perf_counter()
-        self.state = jit(agent.init)(jax.random.key(seed), hyperparams)
-        self._finite = jnp.ones((), bool)
-        chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-        self._chunk = chunk.lower(self.state, self._finite, jnp.int32(0)).compile()
-        self.compile_seconds = time.perf_counter() - start
-        reporter.message(f"compiled in {self.compile_seconds:.1f} s")
-
-    def run(self, stop_requested: Callable[[], bool]) -> str:
-        """Trains to the end, or to an interrupt or a NaN; returns which."""
-        start = time.perf_counter()
-        launched, length, pace = 0, 1, 0.0
-        pending: tuple[int, Metrics] | None = None
-        while True:
-            remaining = self._agent.num_updates - launched
-            following = None
-            if remaining and not stop_requested() and (pending is None or pace < _SLOW_UPDATE):
-                length = min(length, remaining, CHUNK_CAPACITY)
-                self.state, self._finite, buffers = self._chunk(self.state, self._finite, jnp.int32(length))
-                following = (length, buffers)
-                launched += length
-            if pending is not None:
-                chunk_start = self.seconds
-                if not self._log(*pending, start):
-                    return "diverged"
-                pace = (self.seconds - chunk_start) / pending[0]
-                length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
-            if following is None and pending is None and (stop_requested() or not remaining):
-                return "finished" if launched == self._agent.num_updates else "interrupted"
-            pending = following
-
-    def _log(self, length: int, buffers: Metrics, start: float) -> bool:
-        """Fetches a chunk's metrics (the next chunk runs meanwhile); False when an update diverged."""
-        finished: Any = buffers["finite"]
-        while not finished.is_ready():  # a blocking fetch would keep Ctrl-C waiting
-            time.sleep(_POLL_SECONDS)
-            self._reporter.tick()
-        values = {name: np.asarray(column)[:length] for name, column in buffers.items()}
-        now = time.perf_counter() - start
-        finite = values.pop("finite")
-        good = length if finite.all() else int(np.argmin(finite))
-        batch = self._agent.config.batch_size
-        speed = length * batch / max(now - self.seconds, 1e-9)
-        number = self.updates + 1 + np.arange(good)
-        rows = {"update": number, "step": number * batch} | {name: column[:good] for name, column in values.items()}
-        rows["time/steps_per_second"] = np.full(good, speed)
-        rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
-        self.updates, self.seconds = self.updates + good, now
-        if good:
-            self._history.add(rows)
-            for episodes in zip(*(rows[f"episode/{name}"].tolist() for name in _EPISODES), strict=True):
-                self._recent.add(*episodes)
-            if self._writer is not None:
-                values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
-                self._writer.write_updates([dict(zip(rows, row, strict=True)) for row in values_by_row])
-            self._reporter.update(int(rows["step"][-1]), speed, self._recent.mean)
-        return bool(finite.all())
-
-    def result(self, status: str, writer: runs.RunWriter | None) -> Result:
-        """Sums up and saves."""
-        agent, env = self._agent, self._agent.env
-        device = jax.devices()[0]
-        steps = self.updates * agent.config.batch_size
-        summary = {
-            "env": env.name,
-            "backend": "anakin",
-            "status": status,
-            "steps": steps,
-            "updates": self.updates,
-            "seconds": self.seconds,
-            "compile_seconds": self.compile_seconds,
-            "steps_per_second": steps / self.seconds if self.seconds else 0.0,
-            "episodes": self._recent.total,
-            "return_mean": self._recent.mean,
-            "return_std": self._recent.std,
-            "device": device.device_kind,
-            "num_devices": 1,
-            "versions": runs.versions(),
-            "run_dir": None if writer is None else str(writer.path),
-        }
-        policy_state = self.state.train.policy
-        policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
-        if writer is not None:
-            writer.close(policy_state, summary)
-        path = None if writer is None else writer.path
-        return Result(self._history.arrays(), policy, summary, self.state, agent, path)
+def choose_backend(env: Any, backend: str = "auto") -> str:
+    """ "anakin" or "ray". Raises ValueError where neither knows the environment."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
+    if backend != "auto":
+        return backend
+    if not isinstance(env, str):
+        return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "anakin"
+    if ":" not in env and env in available():
+        return "anakin"
+    if is_host_env(env):
+        return "ray"
+    near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
+    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+    raise ValueError(f"unknown environment {env!r}; {hint}")
 
 
-def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:
-    """`length` updates, or fewer: up to the first that diverges, and none where finite, which the chunk before
-    returned, is False already.
+def _make_loop(
+    agent: Anakin | Sebulba, seed: int, hyperparams: Hyperparams, log: Logbook, actors: RayConfig
+) -> AnakinLoop | ActorLoop:
+    if isinstance(agent, Anakin):
+        return AnakinLoop(agent, seed, hyperparams, log)
+    return ActorLoop(agent, seed, hyperparams, log, actors)
 
-    The length is an argument, not a shape, so that one compiled program serves every chunk.
 
-    Returns:
-      the state, whether all went well, and metrics in the first rows of buffers [CHUNK_CAPACITY].
-    """
-    shapes = jax.eval_shape(agent.step, state)[1]
-    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
-
-    def go_on(loop: tuple[Array, Array, AnakinState, Metrics]) -> Array:
-        done, finite, _, _ = loop
-        return jnp.logical_and(done < length, finite)
-
-    def body(loop: tuple[Array, Array, AnakinState, Metrics]) -> tuple[Array, Array, AnakinState, Metrics]:
-        done, _, state, buffers = loop
-        state, metrics = agent.step(state)
-        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
-        return done + 1, metrics["finite"], state, buffers
-
-    start = (jnp.zeros((), jnp.int32), finite, state, buffers)
-    _, finite, state, buffers = jax.lax.while_loop(go_on, body, start)
-    return state, finite, buffers
+def _result(loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook, ended: Ended) -> Result:
+    """Sums up and saves."""
+    env, writer, recent = agent.env, log.writer, log.recent
+    summary = {
+        "env": env.name,
+        "backend": "anakin" if isinstance(agent, Anakin) else "ray",
+        "status": ended.status,
+        "steps": log.steps,
+        "updates": log.updates,
+        "seconds": log.seconds,
+        "compile_seconds": loop.compile_seconds,
+        "steps_per_second": log.steps / log.seconds if log.seconds else 0.0,
+        "episodes": recent.total,
+        "return_mean": recent.mean,
+        "return_std": recent.std,
+        "device": jax.devices()[0].device_kind,
+        **loop.summary(),
+        "versions": runs.versions(),
+        "run_dir": None if writer is None else str(writer.path),
+    }
+    policy_state = loop.policy_state
+    policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
+    if writer is not None:
+        writer.close(policy_state, summary)
+    path = None if writer is None else writer.path
+    return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
 
 
 def _check_preset(name: str) -> str:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     return name
+
+
+def _check_lag(policy_lag: int) -> Literal[0, 1]:
+    if policy_lag not in (0, 1):
+        raise ValueError(f"policy_lag = {policy_lag!r} is not one of 0, 1")
+    return policy_lag  # type: ignore[return-value]
 
 
 def _check_sizes(config: PPOConfig, total_steps: int) -> None:

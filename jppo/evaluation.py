@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.collect import sample_actions
 from jppo.compiling import jit
 from jppo.envs.base import Environment
+from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Policy
 from jppo.spaces import to_env_action
 from jppo.types import Array, PolicyState, PyTree
 
 _MAX_EPISODES = 1_000_000
+_HOST_ENVS = 16  # that play at once
 
 
 class Evaluation(NamedTuple):
@@ -36,7 +39,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    env: Environment,
+    env: Environment | HostEnvironment,
     policy: Policy,
     state: PolicyState,
     *,
@@ -54,14 +57,15 @@ def evaluate(
       max_steps: episodes longer than this are reported as unfinished.
     """
     if not 1 <= num_episodes <= _MAX_EPISODES:
-        raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}: all play at once")
+        raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
+    if isinstance(env, HostEnvironment):
+        return _evaluate_host(env, policy, state, num_episodes, seed, sampled, action_bounds, max_steps)
 
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
             distribution, _ = policy.apply(state, loop.obs)
-            sample = jax.vmap(lambda row, key: row.sample(seed=key))
-            action = sample(distribution, keys[:, 0]) if sampled else distribution.mode()
+            action = sample_actions(distribution, keys[:, 0]) if sampled else distribution.mode()
             env_action = to_env_action(env.action_spec, action, action_bounds)
             after = jax.vmap(env.step)(keys[:, 1], loop.env_state, env_action)
             return _Loop(
@@ -81,6 +85,43 @@ def evaluate(
 
     episode_keys = jax.random.split(jax.random.key(seed), num_episodes)
     return Evaluation(*map(np.asarray, jit(play)(state, episode_keys)))
+
+
+def _evaluate_host(
+    env: HostEnvironment,
+    policy: Policy,
+    state: PolicyState,
+    num_episodes: int,
+    seed: int,
+    sampled: bool,
+    action_bounds: str,
+    max_steps: int,
+) -> Evaluation:
+    """The same on the host: each of a few environments plays its share of the episodes, fixed beforehand, one after
+    the other; after one that max_steps cut short, it plays no more."""
+
+    def act(state: PolicyState, obs: PyTree, key: Array) -> Array:
+        distribution, _ = policy.apply(state, obs)
+        action = distribution.sample(seed=key) if sampled else distribution.mode()
+        return to_env_action(env.action_spec, action, action_bounds)
+
+    num_envs = min(num_episodes, _HOST_ENVS)
+    share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
+    envs, key, act = env.make((seed + np.arange(num_envs)).tolist()), jax.random.key(seed), jit(act)
+    episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
+    total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
+    while share.any():
+        after = envs.step(np.asarray(act(state, obs, jax.random.fold_in(key, step))))
+        total, length, obs, step = total + after.reward, length + 1, after.obs, step + 1
+        ended = after.terminated | after.truncated
+        over = ended | (length >= max_steps)
+        for i in np.flatnonzero(over & (share > 0)):
+            episodes[i].append((total[i], length[i], ended[i]))
+        share = np.where(ended, np.maximum(share - 1, 0), np.where(over, 0, share))
+        total, length = np.where(ended, 0.0, total), np.where(ended, 0, length)
+    envs.close()
+    returns, lengths, finished = zip(*(episode for of_one in episodes for episode in of_one), strict=True)
+    return Evaluation(np.array(returns, np.float32), np.array(lengths, np.int32), np.array(finished))
 
 
 class _Loop(NamedTuple):

@@ -9,13 +9,14 @@ import jax
 from jppo import runs
 from jppo.anakin import Anakin, make_anakin
 from jppo.config import PPOConfig
+from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import PolicyState
 
 
 class LoadedRun(NamedTuple):
     """What a run trained, and in what."""
 
-    agent: Anakin
+    agent: Anakin | Sebulba
     policy_state: PolicyState
     settings: dict[str, Any]  # config.json
 
@@ -41,8 +42,13 @@ def load_run(run_dir: str | Path) -> LoadedRun:
         config = PPOConfig(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
-    agent = make_anakin(settings["env"], config)
-    like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
+    agent: Anakin | Sebulba
+    if settings["backend"] == "ray":
+        agent = make_sebulba(settings["env"], config)
+        like = jax.eval_shape(agent.init, jax.random.key(0)).policy
+    else:
+        agent = make_anakin(settings["env"], config)
+        like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
     return LoadedRun(agent, runs.load_policy_state(run_dir, like), settings)
 
 

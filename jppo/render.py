@@ -1,5 +1,6 @@
 """Pictures of a policy at play."""
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from jppo.compiling import jit
 from jppo.envs import Environment
+from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Policy
 from jppo.spaces import to_env_action
 from jppo.types import PolicyState, PyTree
@@ -31,7 +33,7 @@ DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
 
 
 def play_gif(
-    env: Environment,
+    env: Environment | HostEnvironment,
     policy: Policy,
     state: PolicyState,
     output: Path,
@@ -46,7 +48,7 @@ def play_gif(
     Raises:
       ValueError: an environment that cannot be drawn, or an output that cannot be written.
     """
-    if env.name not in DRAWABLE:
+    if isinstance(env, Environment) and env.name not in DRAWABLE:
         raise ValueError(f"{env.name} cannot be drawn; these can: {', '.join(DRAWABLE)}")
     if output.suffix.lower() != ".gif":
         raise ValueError(f"output {output} must end in .gif")
@@ -54,10 +56,16 @@ def play_gif(
         raise ValueError(f"output {output} cannot be written: there is no directory {output.parent}")
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
-    states, rewards = _episode(env, policy, state, seed, sampled, action_bounds, max_steps)
-    draw = _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax
+    if isinstance(env, HostEnvironment):
+        frames, rewards = _host_episode(env, policy, state, seed, sampled, action_bounds, max_steps)
+        draw = functools.partial(_save, frames)
+    else:
+        states, rewards = _episode(env, policy, state, seed, sampled, action_bounds, max_steps)
+        draw = functools.partial(
+            _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax, env, states, rewards
+        )
     try:
-        draw(env, states, rewards, output)
+        draw(output)
     except OSError as error:
         raise ValueError(f"output {output} cannot be written: {error.strerror or error}") from error
     return len(rewards), float(np.sum(rewards))
@@ -99,7 +107,6 @@ def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     import gymnasium
     from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
-    from PIL import Image
 
     screen: Any = gymnasium.make(env.name, render_mode="rgb_array").unwrapped
     screen.reset(seed=0)
@@ -109,6 +116,37 @@ def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[
         screen.state = get_gym_state(state, env.name)
         if env.name == "Pendulum-v1":
             screen.last_u = np.asarray(state.last_u, np.float64)
-        frames.append(Image.fromarray(screen.render()).quantize(32))
+        frames.append(screen.render())
     screen.close()
-    frames[0].save(output, save_all=True, append_images=frames[1:], duration=40, loop=0)
+    _save(frames, output)
+
+
+def _host_episode(
+    env: HostEnvironment, policy: Policy, state: PolicyState, seed: int, sampled: bool, bounds: str, max_steps: int
+) -> tuple[list[np.ndarray], list[float]]:
+    """Pictures before each step of one episode, and the rewards that followed."""
+
+    def act(obs: PyTree, key: jax.Array) -> jax.Array:
+        distribution, _ = policy.apply(state, obs)
+        return to_env_action(env.action_spec, distribution.sample(seed=key) if sampled else distribution.mode(), bounds)
+
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    act, envs, frames, rewards = jit(act), env.make([seed], render=True), [], []
+    obs = envs.reset()
+    for key in jax.random.split(jax.random.key(seed), max_steps):
+        frames.append(envs.render())
+        after = envs.step(np.asarray(act(obs, key)))
+        obs = after.obs
+        rewards.append(float(after.reward[0]))
+        if after.final_obs:
+            break
+    envs.close()
+    return frames, rewards
+
+
+def _save(frames: list[np.ndarray], output: Path) -> None:
+    """As a GIF of 25 frames per second."""
+    from PIL import Image
+
+    images = [Image.fromarray(frame).quantize(32) for frame in frames]
+    images[0].save(output, save_all=True, append_images=images[1:], duration=40, loop=0)

@@ -108,12 +108,34 @@ class TrainState(struct.PyTreeNode, kw_only=True):
     num_updates: Array  # [] i32, length of the run, for annealing
 
 
+class Episode(struct.PyTreeNode, kw_only=True):
+    """Where each environment's episode stands."""
+
+    returns: Array  # [N] f32, undiscounted, so far
+    lengths: Array  # [N] i32, steps so far
+    discounted: Array  # [N] f32, rewards so far, each discounted by its age
+
+    @classmethod
+    def beginning(cls, num_envs: int) -> "Episode":
+        """Of N environments just reset."""
+        zeros = jnp.zeros(num_envs)
+        return cls(returns=zeros, lengths=zeros.astype(jnp.int32), discounted=zeros)
+
+    def after(self, reward: Array, gamma: Array | float) -> "Episode":
+        """One step on: with rewards [N] f32."""
+        return Episode(
+            returns=self.returns + reward, lengths=self.lengths + 1, discounted=gamma * self.discounted + reward
+        )
+
+    def restarted(self, done: Array) -> "Episode":
+        """At zero where done, [N] bool."""
+        return jax.tree.map(lambda x: jnp.where(done, jnp.zeros_like(x), x), self)
+
+
 class CollectState(struct.PyTreeNode, kw_only=True):
     """Where N environments stand between two rollouts. Every leaf has the leading dim N."""
 
     env_state: PyTree
     obs: PyTree  # [N, *obs]
     key: Array  # [N] keys: one stream per environment, so that draws do not depend on how environments are sharded
-    episode_return: Array  # [N] f32
-    episode_length: Array  # [N] i32
-    discounted_return: Array  # [N] f32
+    episode: Episode

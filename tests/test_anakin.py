@@ -115,7 +115,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
 def test_the_discount_reaches_the_statistics_of_rewards(gamma):
     agent = jppo.make_anakin(NaNReward(), SMALL())
     state, _ = quick_jit(agent.step)(agent.init(jax.random.key(0), jppo.Hyperparams(gamma=gamma)))
-    np.testing.assert_allclose(state.collect.discounted_return, sum(gamma**k for k in range(8)), rtol=1e-6)
+    np.testing.assert_allclose(state.collect.episode.discounted, sum(gamma**k for k in range(8)), rtol=1e-6)
 
 
 def without_key(train_state):

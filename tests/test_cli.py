@@ -21,7 +21,7 @@ from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, driver, evaluation, render
+from jppo import PRESETS, driver, evaluation, loops, render
 from jppo.cli import main
 from jppo.envs import available
 from jppo.load import load_run, read_summary
@@ -39,7 +39,7 @@ SUMMARY = {
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch, lenient():
-        for module in (driver, evaluation, render):
+        for module in (loops, evaluation, render):
             patch.setattr(module, "jit", quick_jit)
         yield
 
@@ -76,7 +76,7 @@ def asked(monkeypatch):
 
     def stop(env, **kwargs):
         calls.append({"env": env} | kwargs)
-        raise ValueError("enough")
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "train", stop)
     return lambda *argv: (call("train", *argv), calls.pop())[1]

@@ -169,9 +169,9 @@ def test_episode_statistics_match_a_recount():
         check_moments(stats.returns, returns)
         check_moments(stats.lengths, lengths)
         check_moments(stats.discounted, discounted)
-        np.testing.assert_allclose(state.episode_return, running_return, rtol=1e-5)
-        np.testing.assert_array_equal(state.episode_length, running_length)
-        np.testing.assert_allclose(state.discounted_return, running_discounted, rtol=1e-5)
+        np.testing.assert_allclose(state.episode.returns, running_return, rtol=1e-5)
+        np.testing.assert_array_equal(state.episode.lengths, running_length)
+        np.testing.assert_allclose(state.episode.discounted, running_discounted, rtol=1e-5)
 
 
 def check_moments(moments: Moments, samples):

@@ -17,10 +17,10 @@ LAYERS = [
     {"config", "types", "spaces", "presets", "compiling"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
     {"networks", "learner"},
-    {"envs", "envs.base", "envs.gymnax", "collect", "evaluate", "evaluation"},
-    {"anakin"},
+    {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "collect", "env_runner", "evaluation"},
+    {"anakin", "actors", "sebulba"},
     {
-        *("cli", "driver", "history", "load", "plots", "policy", "progress", "render", "runs", "train"),
+        *("cli", "driver", "history", "load", "loops", "plots", "policy", "progress", "render", "runs", "tune"),
         *("__init__", "__main__"),
     },
 ]
@@ -31,7 +31,10 @@ DOORS = {
     "optax": {"learner"},
     "flax.linen": {"networks"},
     "gymnax": {"envs.gymnax", "render"},  # render: gymnax draws its own environments
-    "gymnasium": {"render"},
+    "gymnasium": {"envs.gymnasium", "render"},
+    "ale_py": {"envs.gymnasium"},
+    "envpool": {"envs.gymnasium"},
+    "ray": {"actors", "tune"},  # tune: ray.tune only
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
     "orbax": {"runs"},

@@ -14,7 +14,7 @@ from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
 import jppo
-from jppo import driver
+from jppo import driver, loops
 from jppo.driver import TrainingDiverged
 from jppo.envs import make_env
 from jppo.load import load_run
@@ -62,7 +62,7 @@ class Recorder(Silent):
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "jit", quick_jit)
+        patch.setattr(loops, "jit", quick_jit)
         yield
 
 
@@ -93,7 +93,7 @@ def repeated(run):
     recorder = Recorder(lambda: traced.append(len(traces)))
     traced = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "CHUNK_CAPACITY", 3)
+        patch.setattr(loops, "CHUNK_CAPACITY", 3)
         patch.setattr(driver, "make_anakin", counting)
         result = jppo.train(
             Cued(),
@@ -213,7 +213,7 @@ def test_a_run_is_a_plain_loop_of_step(run):
 
 
 def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
+    monkeypatch.setattr(loops, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
     with pytest.raises(TrainingDiverged, match=r"^update 6 made .* that of update 5") as caught:
         jppo.train(NaNReward(), total_steps=20 * BATCH, config=CONFIG, hyperparams=RATE, run_dir=tmp_path / "run")
     result = caught.value.result
@@ -268,7 +268,7 @@ def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch
         raise error
 
     recorder = Recorder()
-    monkeypatch.setattr(driver, "_Loop", fail)
+    monkeypatch.setattr(driver, "AnakinLoop", fail)
     with pytest.raises(type(error)):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -276,6 +276,8 @@ def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch
 
 
 def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, interrupt):
+    closed = []
+
     class Loop:
         def __init__(self, *args):
             interrupt()
@@ -283,19 +285,23 @@ def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, inte
         def run(self, stop_requested):
             pytest.fail("it trains")
 
+        def close(self):
+            closed.append(1)
+
     recorder = Recorder()
-    monkeypatch.setattr(driver, "_Loop", Loop)
+    monkeypatch.setattr(driver, "AnakinLoop", Loop)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
     assert "stopping" in recorder.messages[0]
+    assert closed == [1]
 
 
 def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
 
-    monkeypatch.setattr(driver, "_Loop", fail)
+    monkeypatch.setattr(driver, "AnakinLoop", fail)
     with pytest.raises(ValueError, match="num_envs = 8 and num_steps = 4 need more memory"):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

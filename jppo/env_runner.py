@@ -1,0 +1,253 @@
+"""Rollouts on the host: a vector of Gymnasium environments stepped with a compiled policy, in this process."""
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jppo.collect import env_keys, episode_stats, rollout_keys, sample_actions
+from jppo.compiling import jit
+from jppo.envs.gymnasium import HostEnvironment
+from jppo.networks import Network, Policy, make_policy
+from jppo.spaces import to_env_action
+from jppo.statistics import empty_moments
+from jppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
+
+_REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
+
+
+class Fragment(NamedTuple):
+    """What a runner sends up: NumPy throughout."""
+
+    rollout: Rollout  # [T, n, ...]
+    stats: EpisodeStats
+    seconds: dict[str, float]  # in which the environments stepped ("env"), the policy was called ("policy"), and in all
+
+
+class ActorsFailed(RuntimeError):
+    """Runners failed too often in a row; the message has the last one's traceback, `result` the run up to then."""
+
+    result: Any = None
+
+
+class RunnerSpec(NamedTuple):
+    """All that it takes to make a runner in another process."""
+
+    env: HostEnvironment
+    network: Network
+    action_bounds: str
+    num_steps: int
+    key_data: np.ndarray  # of the key of all environments of the run
+    policy_shapes: PolicyState  # ShapeDtypeStruct leaves
+
+
+class EnvRunner:
+    """Steps n environments, `num_steps` per call, with parameters that are fixed for the call.
+
+    Every environment draws from the key stream of its global number, as on the device (`jppo.collect`), so that runners
+    of 1, 2 or 8 environments collect the same.
+    """
+
+    def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
+        """Makes and resets the environments and compiles the policy.
+
+        Args:
+          env_index: [n] i32, global numbers of these environments.
+        """
+        num_envs = len(env_index)
+        self._spec, self._programs = spec, _compile(spec, num_envs)
+        key = jax.random.wrap_key_data(jnp.asarray(spec.key_data))
+        reset_keys, self._streams = jit(env_keys)(key, jnp.asarray(env_index, jnp.int32))
+        seeds = np.asarray(jax.random.key_data(reset_keys))[:, -1] >> 1  # Gymnasium wants 31 bits
+        self._envs = spec.env.make(seeds.tolist())
+        self._obs = self._envs.reset()
+        self._episode = Episode.beginning(num_envs)
+        self._num_envs = num_envs
+
+    def collect(self, policy_state: PolicyState, gamma: float) -> Fragment:
+        """`num_steps` steps of every environment.
+
+        Args:
+          gamma: for the discounted returns that scale rewards.
+        """
+        start = time.perf_counter()
+        policy_state = jax.device_put(policy_state)
+        steps = _Steps(self._spec, self._num_envs)
+        self._streams, keys = self._programs.keys(self._streams)
+        self._obs, seconds = self._run(policy_state, np.asarray(keys), steps)
+        rollout, stats, self._episode = self._programs.review(
+            policy_state,
+            *(steps.rollout(), self._obs_row(steps, -1), steps.final_value),
+            *(self._episode, jnp.float32(gamma)),
+        )
+        rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
+        stats = jax.tree.map(np.asarray, stats)
+        return Fragment(rollout, stats, seconds | {"total": time.perf_counter() - start})
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self._envs.close()
+
+    def _run(self, policy_state: PolicyState, keys: np.ndarray, steps: "_Steps") -> tuple[PyTree, dict[str, float]]:
+        """Fills `steps`; returns the observations after the last and where the time went."""
+        act, envs, clock = self._programs.act, self._envs, time.perf_counter
+        obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
+        for t in range(self._spec.num_steps):
+            steps.see(t, obs)
+            begin = clock()
+            outputs = act(policy_state, self._obs_row(steps, t), keys[t])
+            action, env_action = np.asarray(outputs[0]), np.asarray(outputs[-1])
+            between = clock()
+            after = envs.step(env_action)
+            end = clock()
+            steps.take(t, action, after.reward, after.terminated, after.truncated)
+            obs = after.obs
+            if after.final_obs:
+                self._value_cut(t, policy_state, steps, obs, after.final_obs)
+            policy_seconds += between - begin
+            env_seconds += end - between
+        steps.see(self._spec.num_steps, obs)
+        return obs, {"policy": policy_seconds, "env": env_seconds}
+
+    def _value_cut(
+        self, t: int, policy_state: PolicyState, steps: "_Steps", obs: PyTree, final_obs: dict[int, PyTree]
+    ) -> None:
+        """Values of the final observations of episodes that were truncated at step t."""
+        cut = steps.truncated[t] & ~steps.terminated[t]
+        if not cut.any():
+            return
+        leaves = [np.array(leaf, row.dtype) for leaf, row in zip(jax.tree.leaves(obs), steps.obs, strict=True)]
+        for i in np.flatnonzero(cut):
+            for leaf, final in zip(leaves, jax.tree.leaves(final_obs[int(i)]), strict=True):
+                leaf[i] = final
+        value = self._programs.value(policy_state, jax.tree.unflatten(steps.structure, leaves))
+        steps.final_value[t] = np.where(cut, np.asarray(value), 0.0)
+
+    @staticmethod
+    def _obs_row(steps: "_Steps", t: int) -> PyTree:
+        return jax.tree.unflatten(steps.structure, [leaf[t] for leaf in steps.obs])
+
+
+def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
+    """A fragment of these shapes and dtypes, of no meaning."""
+    steps = _Steps(spec, num_envs)
+    values = dict.fromkeys(("log_prob", "value", "next_value"), steps.final_value)
+    none = jax.tree.map(np.asarray, empty_moments())
+    return Fragment(steps.rollout(**values), EpisodeStats(returns=none, lengths=none, discounted=none), {})
+
+
+class _Steps:
+    """The buffers of one rollout. New ones each time: the last rollout's may still be read."""
+
+    def __init__(self, spec: RunnerSpec, num_envs: int) -> None:
+        lead = (spec.num_steps, num_envs)
+        specs, self.structure = jax.tree.flatten(spec.env.obs_spec)
+        # one row more than there are steps: what the last step led to
+        self.obs = [np.empty((lead[0] + 1, num_envs, *s.shape), s.dtype) for s in specs]
+        dtype = np.int32 if spec.env.action_spec.num_actions else np.float32
+        self.action: Any = np.empty((*lead, *spec.env.action_spec.policy_shape), dtype)
+        self.reward: Any = np.empty(lead, np.float32)
+        self.terminated: Any = np.empty(lead, bool)
+        self.truncated: Any = np.empty(lead, bool)
+        self.final_value = np.zeros(lead, np.float32)
+
+    def see(self, t: int, obs: PyTree) -> None:
+        for buffer, leaf in zip(self.obs, jax.tree.leaves(obs), strict=True):
+            buffer[t] = leaf
+
+    def take(self, t: int, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        self.action[t], self.reward[t] = action, reward
+        self.terminated[t], self.truncated[t] = terminated, truncated
+
+    def rollout(self, **values: Any) -> Rollout:
+        """The Rollout; without `values`, whatever has a place for them but is still to be computed is ()."""
+        return Rollout(
+            obs=jax.tree.unflatten(self.structure, [leaf[:-1] for leaf in self.obs]),
+            action=self.action,
+            reward=self.reward,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            **({"log_prob": (), "value": (), "next_value": ()} | values),  # type: ignore[arg-type]
+        )
+
+
+class _Programs(NamedTuple):
+    """Compiled for n environments."""
+
+    keys: Any  # streams -> streams, action key data [T, n, ...]
+    act: Any  # policy state, obs, key data [n, ...] -> action, and the environments' form of it where that differs
+    value: Any  # policy state, obs -> [n]
+    review: Any  # see _review
+
+
+def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
+    """Ahead of time, so that no fragment has to wait for a compiler."""
+    policy = make_policy(spec.network, spec.env.obs_spec)
+
+    def keys(streams: Array) -> tuple[Array, Array]:
+        following, action_keys, _ = rollout_keys(streams, spec.num_steps)
+        return following, jax.random.key_data(action_keys)
+
+    def act(policy_state: PolicyState, obs: PyTree, key_data: Array) -> tuple[Array, ...]:
+        distribution, _ = policy.apply(policy_state, obs)
+        action = sample_actions(distribution, jax.random.wrap_key_data(key_data))
+        if spec.env.action_spec.num_actions:
+            return (action,)
+        return action, to_env_action(spec.env.action_spec, action, spec.action_bounds)
+
+    def value(policy_state: PolicyState, obs: PyTree) -> Array:
+        return policy.apply(policy_state, obs)[1]
+
+    def review(*args: Any) -> Any:
+        return _review(policy, *args)
+
+    blank = _Steps(spec, num_envs)
+    obs = jax.tree.unflatten(blank.structure, [leaf[0] for leaf in blank.obs])
+    streams = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+    key_data = jax.eval_shape(keys, streams)[1]
+    episode, gamma = Episode.beginning(num_envs), jnp.zeros(())
+    shapes = spec.policy_shapes
+    return _Programs(
+        jit(keys).lower(streams).compile(),
+        jit(act).lower(shapes, obs, jax.ShapeDtypeStruct(key_data.shape[1:], key_data.dtype)).compile(),
+        jit(value).lower(shapes, obs).compile(),
+        jit(review).lower(shapes, blank.rollout(), obs, blank.final_value, episode, gamma).compile(),
+    )
+
+
+def _review(
+    policy: Policy,
+    policy_state: PolicyState,
+    steps: Any,
+    last_obs: PyTree,
+    final_value: Array,
+    start: Episode,
+    gamma: Array,
+) -> tuple[dict[str, Array], EpisodeStats, Episode]:
+    """What can wait until a rollout is done, in one call: log_prob, value, next_value, and the episodes.
+
+    Args:
+      steps: a Rollout without these.
+      last_obs: [n, *obs] after the last step.
+      final_value: [T, n] of final observations where an episode was truncated.
+      start: the episodes before the first step.
+    """
+
+    def evaluate(step: tuple[PyTree, Array]) -> tuple[Array, Array]:
+        distribution, value = policy.apply(policy_state, step[0])
+        return distribution.log_prob(step[1]), value
+
+    rows = max(1, _REVIEW_ROWS // steps.reward.shape[1])
+    log_prob, value = jax.lax.map(evaluate, (steps.obs, steps.action), batch_size=min(rows, len(steps.reward)))
+    last_value = policy.apply(policy_state, last_obs)[1]
+    next_value = jnp.where(steps.done, final_value, jnp.concatenate([value[1:], last_value[None]]))
+
+    def step(episode: Episode, outcome: tuple[Array, Array]) -> tuple[Episode, Episode]:
+        after = episode.after(outcome[0], gamma)
+        return after.restarted(outcome[1]), after
+
+    end, episodes = jax.lax.scan(step, start, (steps.reward, steps.done))
+    values = {"log_prob": log_prob, "value": value, "next_value": next_value}
+    return values, episode_stats(episodes, steps.done), end

@@ -1,0 +1,335 @@
+"""The door to Gymnasium: environments that run on the host, stepped n at a time."""
+
+import copy
+import difflib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.types import PyTree
+
+ENVPOOL = "envpool:"
+
+
+class HostStep(NamedTuple):
+    """What one step of n environments returns; leaves [n, ...]."""
+
+    obs: PyTree  # to act on next: of the new episode where one ended; valid until the next step
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: dict[int, PyTree]  # the true successor, of each environment whose episode ended
+
+
+class HostEnvironment(NamedTuple):
+    """A Gymnasium environment to be made anywhere, in any number."""
+
+    name: str
+    source: Any  # what make_host_env was given
+    obs_space: Any  # of one environment
+    action_space: Any
+    obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
+    action_spec: ActionSpec
+
+    def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
+        """One environment per seed. Raises ValueError where they cannot be rendered but should be."""
+        return HostEnvs(self, list(seeds), render)
+
+
+class HostEnvs:
+    """n environments behind one call, each resetting in the step that ends its episode."""
+
+    def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
+        self._seeds = seeds
+        self._vector = _make_vector(env.source, seeds, "rgb_array" if render else None)
+        if render and self._vector.render_mode != "rgb_array":
+            raise ValueError(
+                f"{env.name} cannot be drawn: its render_mode is {self._vector.render_mode!r}; a function of yours can "
+                'take render_mode and make the environment with it ("rgb_array")'
+            )
+        self._reset_done = _resetter(env.name, self._vector)
+        self._obs_start, self._action_start = _starts(env.obs_space), getattr(env.action_space, "start", 0)
+        self._action_dtype = env.action_space.dtype
+
+    def reset(self) -> PyTree:
+        """Every environment from its seed; returns the observations [n, ...]."""
+        seeds = {} if _is_envpool(self._vector) else {"seed": self._seeds}
+        return self._shifted(self._vector.reset(**seeds)[0])
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Takes actions [n, ...] as `to_env_action` makes them."""
+        action = action.astype(self._action_dtype)
+        if self._action_start:
+            action += self._action_start
+        obs, reward, terminated, truncated, infos = self._vector.step(action)
+        done = terminated | truncated
+        final: dict[int, PyTree] = {}
+        if done.any():
+            obs, final = self._reset_done(obs, infos, done)
+        final = {i: self._shifted(final_obs) for i, final_obs in final.items()} if self._obs_start else final
+        return HostStep(self._shifted(obs), reward, terminated, truncated, final)
+
+    def render(self) -> np.ndarray:
+        """The picture of the first environment, [height, width, 3] u8."""
+        return self._vector.render()[0]
+
+    def close(self) -> None:
+        """Ends every environment."""
+        self._vector.close()
+
+    def _shifted(self, obs: PyTree) -> PyTree:
+        """Discrete values counted from 0."""
+        return jax.tree.map(np.subtract, obs, self._obs_start) if self._obs_start else obs
+
+
+class _Bare(gymnasium.Wrapper):
+    """Without infos, which nobody reads here and which take time to merge; with final observations of their own, which
+    an environment that reuses its buffer would overwrite in its reset."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return (copy.deepcopy(obs) if terminated or truncated else obs), reward, terminated, truncated, {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.env.reset(seed=seed, options=options)[0], {}
+
+
+def make_host_env(env: Any) -> HostEnvironment:
+    """A host environment. Makes one in this process, to see its spaces and that it resets.
+
+    Args:
+      env: a Gymnasium id; "module:name" for a class or function of your own (or an id that the module registers);
+        "envpool:<task>"; a function () -> gymnasium.Env; a function (num_envs) -> gymnasium.vector.VectorEnv, whose
+        parameter has that name; or a HostEnvironment.
+
+    Raises:
+      ValueError: an unknown name, a missing package, spaces that PPO cannot take, an autoreset mode that loses final
+        observations, or observations that do not fit their space.
+    """
+    if isinstance(env, HostEnvironment):
+        return env
+    name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
+    if not isinstance(env, str) and not callable(env):
+        raise ValueError(f"{name} is neither a name nor a function that makes a gymnasium environment")
+    vector = _make_vector(env, [0])
+    try:
+        obs_space, action_space = vector.single_observation_space, vector.single_action_space
+        _resetter(name, vector)
+        obs_spec, action_spec = _obs_spec(name, obs_space), _action_spec(name, action_space)
+        _check_obs(name, obs_spec, vector.reset()[0])
+    finally:
+        vector.close()
+    return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec)
+
+
+def host_env_names() -> list[str]:
+    """Gymnasium's registered ids, the newest version of each."""
+    _import_atari(required=False)
+    newest: dict[str, Any] = {}
+    for spec in gymnasium.registry.values():
+        if spec.namespace in ("phys2d", "tabular", "GymV21Environment", "GymV26Environment"):
+            continue  # functional forms of others, and adapters
+        key = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
+        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
+            newest[key] = spec
+    return sorted(spec.id for spec in newest.values())
+
+
+def is_host_env(env: Any) -> bool:
+    """Whether `make_host_env` is the one to ask: it is a name that Gymnasium knows, or a function."""
+    if not isinstance(env, str):
+        return isinstance(env, HostEnvironment) or callable(env)
+    _import_atari(required=env.startswith("ALE/"))
+    return ":" in env or env in gymnasium.registry
+
+
+def nearest_host_envs(name: str) -> list[str]:
+    """Up to three registered ids that look like it."""
+    return difflib.get_close_matches(name, host_env_names(), 3, 0.6)
+
+
+def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) -> Any:
+    if isinstance(source, str) and source.startswith(ENVPOOL):
+        return _make_envpool(source.removeprefix(ENVPOOL), seeds)
+    make = _maker(source, render_mode)
+    if _takes(make, "num_envs"):
+        vector = make(num_envs=len(seeds))
+        if not isinstance(vector, VectorEnv):
+            raise ValueError(f"{source} takes num_envs but made a {type(vector).__name__}, not a vector environment")
+        return vector
+    return SyncVectorEnv(
+        [lambda: _bare(make(), source)] * len(seeds), copy=False, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+
+
+def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
+    """What makes one environment (or, where it takes num_envs, a vector of them)."""
+    if not isinstance(source, str):
+        return functools.partial(source, render_mode=render_mode) if _takes(source, "render_mode") else source
+    module_name, colon, attribute = source.partition(":")
+    if colon:
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name != module_name.split(".")[0] and error.name != module_name:
+                raise
+            raise ValueError(f"{source}: there is no module {module_name} (searched as Python does)") from None
+        if hasattr(module, attribute):
+            return _maker(getattr(module, attribute), render_mode)
+        if attribute not in gymnasium.registry:
+            raise ValueError(f"{source}: module {module_name} has no {attribute} and registers no such environment")
+        source = attribute
+    return functools.partial(_make_by_id, source, render_mode)
+
+
+def _make_by_id(name: str, render_mode: str | None) -> Any:
+    _import_atari(required=name.startswith("ALE/"))
+    try:
+        return gymnasium.make(name, render_mode=render_mode)
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
+        near = nearest_host_envs(name)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+        raise ValueError(f"unknown environment {name!r}; {hint}") from None
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = " (pip install 'jppo[mujoco]')" if "mujoco" in str(error).lower() else ""
+        raise ValueError(f"{name} needs a package that is not installed: {error}{extra}") from None
+
+
+def _make_envpool(task: str, seeds: list[int]) -> Any:
+    try:
+        import envpool
+    except ImportError:
+        raise ValueError("envpool is not installed: pip install 'jppo[envpool]'") from None
+    if task not in envpool.list_all_envs():
+        near = difflib.get_close_matches(task, envpool.list_all_envs(), 3, 0.6)
+        raise ValueError(f"envpool has no task {task!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    return envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds)
+
+
+def _bare(env: Any, source: Any) -> gymnasium.Env:
+    if not isinstance(env, gymnasium.Env):
+        raise ValueError(f"{source} made a {type(env).__name__}; it must make a gymnasium.Env")
+
+    return _Bare(env)
+
+
+def _is_envpool(vector: Any) -> bool:
+    """EnvPool has seeds from its making on, and resets at once the environments it is told to."""
+    return "envpool" in type(vector).__name__.lower()
+
+
+def _takes(make: Callable[..., Any], argument: str) -> bool:
+    try:
+        return argument in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return False
+
+
+def _resetter(
+    name: str, vector: Any
+) -> Callable[[PyTree, dict[str, Any], np.ndarray], tuple[PyTree, dict[int, PyTree]]]:
+    """How this vector environment gives next and final observations where episodes ended.
+
+    Raises ValueError for one that does so only in the step after (Gymnasium's NEXT_STEP).
+    """
+
+    def same_step(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
+        return obs, {int(i): infos["final_obs"][i] for i in np.flatnonzero(done)}
+
+    def by_mask(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
+        final = {int(i): jax.tree.map(lambda x, i=i: np.array(x[i]), obs) for i in np.flatnonzero(done)}
+        return vector.reset(options={"reset_mask": done})[0], final
+
+    def by_number(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
+        numbers = np.flatnonzero(done)
+        final = {int(i): jax.tree.map(lambda x, i=i: np.array(x[i]), obs) for i in numbers}
+        obs, fresh = jax.tree.map(np.array, obs), vector.reset(numbers.astype(np.int32))[0]
+        jax.tree.map(lambda x, new: x.__setitem__(numbers, new), obs, fresh)
+        return obs, final
+
+    if _is_envpool(vector):
+        return by_number
+    mode = vector.metadata.get("autoreset_mode")
+    if mode == AutoresetMode.SAME_STEP:
+        return same_step
+    if mode == AutoresetMode.DISABLED:
+        return by_mask
+    raise ValueError(
+        f"{name}: {type(vector).__name__} resets by autoreset_mode {mode}, which puts a ghost step after each episode; "
+        "make it with autoreset_mode=AutoresetMode.SAME_STEP (or DISABLED), or give a function that makes one "
+        "environment"
+    )
+
+
+def _obs_spec(name: str, space: Any) -> PyTree:
+    kind = type(space).__name__
+    if kind == "Dict":
+        return {key: _obs_spec(name, part) for key, part in space.spaces.items()}
+    if kind == "Tuple":
+        return tuple(_obs_spec(name, part) for part in space.spaces)
+    if kind == "Discrete":
+        return ObsSpec((), _jax_dtype(space.dtype), int(space.n))
+    if kind not in ("Box", "MultiBinary") or not space.shape or 0 in space.shape:
+        raise ValueError(
+            f"{name}: observation space {space} is not supported; Box, Discrete, MultiBinary, and Dict and Tuple of "
+            "them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
+        )
+    return ObsSpec(tuple(space.shape), _jax_dtype(space.dtype))
+
+
+def _action_spec(name: str, space: Any) -> ActionSpec:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return ActionSpec(shape=(), dtype=_jax_dtype(space.dtype), num_actions=int(space.n))
+    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"{name}: action space {space} is not supported; Discrete and real-valued Box are")
+    low, high = (tuple(bound.ravel().tolist()) for bound in (space.low, space.high))
+    return ActionSpec(shape=tuple(space.shape), dtype=_jax_dtype(space.dtype), low=low, high=high)
+
+
+def _check_obs(name: str, obs_spec: PyTree, obs: PyTree) -> None:
+    """The first observations [1, ...] against the spec."""
+    given: Any = jax.tree.structure(obs)
+    if given != jax.tree.structure(obs_spec):
+        raise ValueError(f"{name}: reset returned {type(obs).__name__}, which is not as its observation space says")
+    for leaf, spec in zip(jax.tree.leaves(obs), jax.tree.leaves(obs_spec), strict=True):
+        if leaf.shape[1:] != spec.shape:
+            raise ValueError(f"{name}: observations have shape {leaf.shape[1:]}; their space says {spec.shape}")
+
+
+def _starts(space: Any) -> PyTree:
+    """The first value of each Discrete leaf, 0 elsewhere; () where all are 0."""
+    tree = jax.tree.map(
+        lambda part: int(getattr(part, "start", 0)), _space_tree(space), is_leaf=lambda node: hasattr(node, "sample")
+    )
+    return tree if any(jax.tree.leaves(tree)) else ()
+
+
+def _space_tree(space: Any) -> PyTree:
+    kind = type(space).__name__
+    if kind == "Dict":
+        return {key: _space_tree(part) for key, part in space.spaces.items()}
+    return tuple(_space_tree(part) for part in space.spaces) if kind == "Tuple" else space
+
+
+def _jax_dtype(dtype: Any) -> str:
+    return str(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _import_atari(required: bool) -> None:
+    """Registers the ALE/ ids."""
+    try:
+        import ale_py
+    except ImportError:
+        if required:
+            raise ValueError("the ALE/ environments need ale-py: pip install 'jppo[atari]'") from None
+    else:
+        gymnasium.register_envs(ale_py)

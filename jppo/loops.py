@@ -1,0 +1,285 @@
+"""The two loops of a run: chunks of a compiled program, and actors beside a learner. Both log into one `Logbook`."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jppo.anakin import Anakin, AnakinState
+from jppo.compiling import jit
+from jppo.config import Hyperparams, RayConfig
+from jppo.env_runner import ActorsFailed, blank_fragment
+from jppo.history import History, RecentEpisodes
+from jppo.progress import Reporter
+from jppo.runs import RunWriter
+from jppo.sebulba import Sebulba
+from jppo.types import Array, Metrics, PolicyState, TrainState
+
+CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it sends back
+_CHUNK_SECONDS = 0.4
+_SLOW_UPDATE = 2.0  # seconds; from here on no chunk is launched ahead, so that a stop waits for one update only
+_POLL_SECONDS = 0.005
+_LOG_SECONDS = 0.4  # between two writes of the actors' loop
+_WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
+_EPISODES = ("count", "return_mean", "return_std")
+
+
+class Logbook:
+    """Keeps, writes and shows what updates report."""
+
+    def __init__(self, batch_size: int, writer: RunWriter | None, reporter: Reporter) -> None:
+        self.batch_size, self.writer, self.reporter = batch_size, writer, reporter
+        self.history, self.recent = History(), RecentEpisodes()
+        self.updates, self.seconds = 0, 0.0
+
+    @property
+    def steps(self) -> int:
+        """Environment steps logged."""
+        return self.updates * self.batch_size
+
+    def add(self, metrics: dict[str, np.ndarray], now: float) -> bool:
+        """Logs the updates since the last call.
+
+        Args:
+          metrics: columns [updates]; those of a diverged update ("finite" is False) and after are left out.
+          now: training seconds so far, all updates included.
+
+        Returns:
+          whether none diverged.
+        """
+        metrics = dict(metrics)
+        finite = metrics.pop("finite")
+        length = len(finite)
+        good = length if finite.all() else int(np.argmin(finite))
+        speed = length * self.batch_size / max(now - self.seconds, 1e-9)
+        number = self.updates + 1 + np.arange(good)
+        rows: dict[str, np.ndarray] = {"update": number, "step": number * self.batch_size}
+        rows |= {name: column[:good] for name, column in metrics.items()}
+        rows["time/steps_per_second"] = np.full(good, speed)
+        rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
+        self.updates, self.seconds = self.updates + good, now
+        if good:
+            self.history.add(rows)
+            for episodes in zip(*(rows[f"episode/{name}"].tolist() for name in _EPISODES), strict=True):
+                self.recent.add(*episodes)
+            if self.writer is not None:
+                values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
+                self.writer.write_updates([dict(zip(rows, row, strict=True)) for row in values_by_row])
+            self.reporter.update(int(rows["step"][-1]), speed, self.recent.mean)
+        return bool(finite.all())
+
+
+class Ended(NamedTuple):
+    """How a loop came to its end."""
+
+    status: str  # finished, interrupted, diverged, or failed
+    error: ActorsFailed | None = None  # where it failed
+
+
+class AnakinLoop:
+    """The on-device mode: the state on the device, one chunk ahead of what has been logged."""
+
+    def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
+        self._agent, self._log = agent, log
+        start = time.perf_counter()
+        self.state: AnakinState = jit(agent.init)(jax.random.key(seed), hyperparams)
+        self._finite = jnp.ones((), bool)
+        chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
+        self._chunk = chunk.lower(self.state, self._finite, jnp.int32(0)).compile()
+        self.compile_seconds = time.perf_counter() - start
+        log.reporter.message(f"compiled in {self.compile_seconds:.1f} s")
+
+    @property
+    def policy_state(self) -> PolicyState:
+        """The policy as it is now."""
+        return self.state.train.policy
+
+    def run(self, stop_requested: Callable[[], bool]) -> Ended:
+        """Trains to the end, or to an interrupt or a NaN."""
+        start = time.perf_counter()
+        launched, length, pace = 0, 1, 0.0
+        pending: tuple[int, Metrics] | None = None
+        while True:
+            remaining = self._agent.num_updates - launched
+            following = None
+            if remaining and not stop_requested() and (pending is None or pace < _SLOW_UPDATE):
+                length = min(length, remaining, CHUNK_CAPACITY)
+                self.state, self._finite, buffers = self._chunk(self.state, self._finite, jnp.int32(length))
+                following = (length, buffers)
+                launched += length
+            if pending is not None:
+                chunk_start = self._log.seconds
+                if not self._fetch(*pending, start):
+                    return Ended("diverged")
+                pace = (self._log.seconds - chunk_start) / pending[0]
+                length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
+            if following is None and pending is None and (stop_requested() or not remaining):
+                return Ended("finished" if launched == self._agent.num_updates else "interrupted")
+            pending = following
+
+    def summary(self) -> dict[str, Any]:
+        """What this mode adds to summary.json."""
+        return {"num_devices": 1}
+
+    def close(self) -> None:
+        """Nothing outlives the program."""
+
+    def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
+        """Logs a chunk's metrics (the next chunk runs meanwhile); False when an update diverged."""
+        finished: Any = buffers["finite"]
+        while not finished.is_ready():  # a blocking fetch would keep Ctrl-C waiting
+            time.sleep(_POLL_SECONDS)
+            self._log.reporter.tick()
+        columns = {name: np.asarray(column)[:length] for name, column in buffers.items()}
+        return self._log.add(columns, time.perf_counter() - start)
+
+
+def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:
+    """`length` updates, or fewer: up to the first that diverges, and none where finite, which the chunk before
+    returned, is False already.
+
+    The length is an argument, not a shape, so that one compiled program serves every chunk.
+
+    Returns:
+      the state, whether all went well, and metrics in the first rows of buffers [CHUNK_CAPACITY].
+    """
+    shapes = jax.eval_shape(agent.step, state)[1]
+    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
+
+    def go_on(loop: tuple[Array, Array, AnakinState, Metrics]) -> Array:
+        done, finite, _, _ = loop
+        return jnp.logical_and(done < length, finite)
+
+    def body(loop: tuple[Array, Array, AnakinState, Metrics]) -> tuple[Array, Array, AnakinState, Metrics]:
+        done, _, state, buffers = loop
+        state, metrics = agent.step(state)
+        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
+        return done + 1, metrics["finite"], state, buffers
+
+    start = (jnp.zeros((), jnp.int32), finite, state, buffers)
+    _, finite, state, buffers = jax.lax.while_loop(go_on, body, start)
+    return state, finite, buffers
+
+
+class ActorLoop:
+    """The Ray mode: with policy_lag 0, collect and learn in turn; with 1, the actors collect the next rollout while
+    the learner learns from the last, so that from the second update on the samples' policy is one update old."""
+
+    def __init__(self, agent: Sebulba, seed: int, hyperparams: Hyperparams, log: Logbook, config: RayConfig) -> None:
+        """Starts the actors and compiles beside them.
+
+        Args:
+          config: with num_actors and envs_per_actor filled in.
+        """
+        start, key = time.perf_counter(), jax.random.key(seed)
+        self._agent, self._log, self._config = agent, log, config
+        self._rows: list[dict[str, Any]] = []
+        self._gamma = float(hyperparams.gamma)
+        self.state: TrainState = agent.init(key, hyperparams)
+        spec, processes = agent.runner_spec(key), max(config.num_actors or 0, 1)
+        self._actors = _make_actors(spec, config, log.reporter.message)
+        try:
+            blank = blank_fragment(spec, config.envs_per_actor or 1)
+            self._update = agent.update.lower(self.state, *agent.place([blank] * processes)).compile()
+        except BaseException:
+            self._actors.close()
+            raise
+        self.compile_seconds = time.perf_counter() - start
+        log.reporter.message(f"compiled in {self.compile_seconds:.1f} s")
+        self._start = start
+
+    @property
+    def policy_state(self) -> PolicyState:
+        """The policy as it is now."""
+        return self.state.policy
+
+    def run(self, stop_requested: Callable[[], bool]) -> Ended:
+        """Trains to the end, or to an interrupt, a NaN, or an actor that fails too often."""
+        try:
+            status = self._run(stop_requested)
+        except ActorsFailed as error:
+            self._flush()
+            return Ended("failed", error)
+        return Ended(status)
+
+    def summary(self) -> dict[str, Any]:
+        """What this mode adds to summary.json."""
+        config = self._config
+        return {
+            "num_devices": len(self.state.step.sharding.device_set),
+            "num_actors": config.num_actors,
+            "envs_per_actor": config.envs_per_actor,
+            "policy_lag": config.policy_lag,
+            **self._actors.counts(),
+        }
+
+    def close(self) -> None:
+        """Ends the actors."""
+        self._actors.close()
+
+    def _run(self, stop_requested: Callable[[], bool]) -> str:
+        if (ready := self._await(self._actors.ready, stop_requested)) is None:
+            return "interrupted"
+        self.compile_seconds = time.perf_counter() - self._start
+        self._log.reporter.message(f"{ready} ready after {self.compile_seconds:.1f} s")
+        self._start = self._written = time.perf_counter()
+        lag, num_updates = self._config.policy_lag, self._agent.num_updates
+        self._launch()
+        for number in range(1, num_updates + 1):
+            begin = time.perf_counter()
+            fragments = self._await(self._actors.poll, stop_requested)
+            if fragments is None:
+                return "interrupted" if self._flush() else "diverged"
+            arrived = time.perf_counter()
+            if lag and number < num_updates:
+                self._launch()
+            rollout, stats = jax.block_until_ready(self._agent.place(fragments))
+            placed = time.perf_counter()
+            self.state, metrics = self._update(self.state, rollout, stats)
+            metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            learnt = time.perf_counter()
+            if not lag and number < num_updates and metrics["finite"]:
+                self._launch()
+            times = {"time/wait": arrived - begin, "time/transfer": placed - arrived, "time/update": learnt - placed}
+            self._rows.append(metrics | times | self._of_actors(fragments, number))
+            due = number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
+            if (due or not metrics["finite"]) and not self._flush():
+                return "diverged"
+        return "finished"
+
+    def _launch(self) -> None:
+        self._actors.start(jax.device_get(self.state.policy), self._gamma)
+
+    def _await(self, poll: Callable[[float], Any], stop_requested: Callable[[], bool]) -> Any:
+        """What poll returns in the end; None when a stop comes first."""
+        while not stop_requested():
+            if (result := poll(_WAIT_SECONDS)) is not None:
+                return result
+            self._log.reporter.tick()
+        return None
+
+    def _of_actors(self, fragments: list[Any], number: int) -> dict[str, float]:
+        seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}
+        counts = {f"actors/{name}": float(count) for name, count in self._actors.counts().items()}
+        lag = float(self._config.policy_lag and number > 1)
+        return (
+            counts | {f"actors/{name}_seconds": value for name, value in seconds.items()} | {"actors/policy_lag": lag}
+        )
+
+    def _flush(self) -> bool:
+        """Logs what has come up since the last time; False when an update diverged."""
+        if not self._rows:
+            return True
+        columns = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
+        self._rows, self._written = [], time.perf_counter()
+        return self._log.add(columns, self._written - self._start)
+
+
+def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:
+    from jppo.actors import Actors, InProcess  # ray takes a second to import
+
+    return Actors(spec, config, message) if config.num_actors else InProcess(spec, config.envs_per_actor or 1)

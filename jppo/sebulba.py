@@ -1,0 +1,137 @@
+"""The Ray mode: actors collect on the host, one learner updates on the devices (the "Sebulba" architecture of Hessel et
+al. 2021, "Podracer architectures for scalable reinforcement learning"). The processes are in `jppo.actors`."""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jppo.compiling import jit
+from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.env_runner import Fragment, RunnerSpec
+from jppo.envs.gymnasium import HostEnvironment, make_host_env
+from jppo.learner import Loss, Optimizer, adam, make_learner
+from jppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
+
+_AXIS = "devices"
+
+
+class Sebulba(NamedTuple):
+    """The learner's half of a run, and what the actors' half is made from."""
+
+    init: Callable[[Array, Hyperparams], TrainState]  # (key, hyperparams)
+    place: Callable[[Sequence[Fragment]], tuple[Rollout, EpisodeStats]]  # fragments by actor, onto the devices
+    update: Any  # jitted: (TrainState, *what `place` returns) -> TrainState, metrics
+    runner_spec: Callable[[Array], RunnerSpec]  # (the key that was given to init)
+    env: HostEnvironment
+    policy: Policy
+    config: PPOConfig
+    num_updates: int
+
+
+def make_sebulba(
+    env: Any,
+    config: PPOConfig = PPOConfig(),
+    *,
+    total_steps: int = 1_000_000,
+    network: Network | None = None,
+    optimizer: Optimizer = adam,
+    loss: Loss | None = None,
+    num_devices: int = 1,
+) -> Sebulba:
+    """The Ray mode's agent. Its learner, and the learner's keys, are those of `make_anakin`.
+
+    Args:
+      env: see `make_host_env`.
+      total_steps: environment steps of a run, rounded up to whole updates; also the end of annealing.
+      network: anything that fits `jppo.networks.Network`; by default what `config` names.
+      optimizer, loss: see `make_learner`.
+      num_devices: of this process, over which the environments' samples are spread; parameters are on each.
+
+    Raises:
+      ValueError: an unknown or unfit environment, a network whose outputs do not fit it, or devices there are not.
+    """
+    env = make_host_env(env)
+    network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
+    check_network(network, env.obs_spec, env.action_spec)
+    policy = make_policy(network, env.obs_spec)
+    num_updates = config.num_updates(check_total_steps(total_steps))
+    mesh = _mesh(config, num_devices)
+    learner = make_learner(policy, config, optimizer, loss, _AXIS if num_devices > 1 else None)
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> TrainState:
+        learner_key, _ = jax.random.split(key)
+        obs = jax.tree.map(lambda spec: jnp.zeros((config.num_envs, *spec.shape), spec.dtype), env.obs_spec)
+        return learner.init(learner_key, obs, hyperparams, num_updates)
+
+    def runner_spec(key: Array) -> RunnerSpec:
+        _, envs_key = jax.random.split(key)
+        shapes = jax.eval_shape(init, key).policy
+        return RunnerSpec(
+            env, network, config.action_bounds, config.num_steps, np.asarray(jax.random.key_data(envs_key)), shapes
+        )
+
+    def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
+        merged = _merged(stats)
+        if num_devices > 1:  # the learner adds up those of all devices
+            first = jax.lax.axis_index(_AXIS) == 0
+            merged = jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), merged)
+        return learner.update(state, rollout, merged)
+
+    if num_devices > 1:
+        split, whole = PartitionSpec(None, _AXIS), PartitionSpec()
+        update = jax.shard_map(update, mesh=mesh, in_specs=(whole, split, whole), out_specs=(whole, whole))
+    place = functools.partial(_place, mesh)
+    return Sebulba(
+        jit(init, out_shardings=replicated), place, jit(update), runner_spec, env, policy, config, num_updates
+    )
+
+
+def _mesh(config: PPOConfig, num_devices: int) -> jax.sharding.Mesh:
+    devices = jax.local_devices()
+    if not 1 <= num_devices <= len(devices):
+        raise ValueError(f"num_devices = {num_devices}; JAX has {len(devices)} here ({devices[0].platform})")
+    if config.num_strata % num_devices:
+        raise ValueError(
+            f"num_devices = {num_devices} must divide {config.num_strata}, the shards that num_envs = "
+            f"{config.num_envs} environments are shuffled in"
+        )
+    return jax.make_mesh((num_devices,), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:num_devices])
+
+
+def _place(mesh: jax.sharding.Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
+    """Fragments [T, n, ...] of K actors as one rollout [T, N, ...] sharded over environments, each device's part put
+    together from what it needs, and their statistics stacked [K]."""
+    split = NamedSharding(mesh, PartitionSpec(None, _AXIS))
+
+    def join(*parts: np.ndarray) -> Array:
+        starts = np.cumsum([0, *(part.shape[1] for part in parts)])
+
+        def shard(index: Any) -> np.ndarray:
+            first, last, _ = index[1].indices(int(starts[-1]))
+            inside = [
+                part[:, max(0, first - start) : last - start]
+                for part, start in zip(parts, starts, strict=False)
+                if start < last and start + part.shape[1] > first
+            ]
+            return inside[0] if len(inside) == 1 else np.concatenate(inside, axis=1)
+
+        shape = (parts[0].shape[0], int(starts[-1]), *parts[0].shape[2:])
+        return jax.make_array_from_callback(shape, split, shard)
+
+    rollout = jax.tree.map(join, *(fragment.rollout for fragment in fragments))
+    stats = jax.tree.map(lambda *leaves: np.stack(leaves), *(fragment.stats for fragment in fragments))
+    return rollout, jax.device_put(stats, NamedSharding(mesh, PartitionSpec()))
+
+
+def _merged(stats: EpisodeStats) -> EpisodeStats:
+    """Statistics [K, ...] of K actors, added up."""
+    count = stats.returns.count.shape[0]
+    return functools.reduce(operator.add, [jax.tree.map(lambda x, k=k: x[k], stats) for k in range(count)])
