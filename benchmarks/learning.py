@@ -1,6 +1,7 @@
-"""Scores over ten seeds per environment, each environment's seeds in one vmapped program.
+"""Scores over seeds: on the device, each environment's ten in one vmapped program; with Ray actors, five runs.
 
     python benchmarks/learning.py                       # all of the table in docs/learning.md
+    python benchmarks/learning.py --envs CartPole-v1/ray Pendulum-v1/ray HalfCheetah-v5/ray
     python benchmarks/learning.py --envs CartPole-v1 Pendulum-v1
     python benchmarks/learning.py --envs Breakout-MinAtar --breakout-steps 1e6 --breakout-seeds 2
 
@@ -39,6 +40,7 @@ class Task(NamedTuple):
     total_steps: int
     reference: str
     target: float | None = None
+    seeds: int = 10
 
 
 TASKS = {
@@ -46,6 +48,9 @@ TASKS = {
     "Acrobot-v1": Task("cleanrl-classic", 500_000, "-86.4 ± 1.3, CleanRL, 3 seeds", -90.0),
     "Pendulum-v1": Task("pendulum", 100_000, "-172 ± 104, rl-zoo, 1 seed, greedy", -200.0),
     "MountainCar-v0": Task("mountaincar", 1_000_000, "-110 ± 19, rl-zoo, 1 seed, greedy", -125.0),
+    "CartPole-v1/ray": Task("cleanrl-classic", 500_000, "490.0 ± 6.1, CleanRL, 3 seeds", 484.0, 5),
+    "Pendulum-v1/ray": Task("pendulum", 100_000, "-172 ± 104, rl-zoo, 1 seed, greedy", -200.0, 5),
+    "HalfCheetah-v5/ray": Task("mujoco", 1_000_000, "1443 ± 46 (v4), CleanRL, 3 seeds", 1443.0, 5),
     "Breakout-MinAtar": Task("gymnax-minatar", 10_000_000, "28, gymnax-blines, 1 seed, 1e7 steps"),
 }
 
@@ -68,8 +73,23 @@ def spread(scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def run(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
     """Trains and evaluates every seed."""
+    env, _, backend = label.partition("/")
+    measured = (run_with_ray if backend == "ray" else run_on_device)(env, task, num_seeds, total_steps)
+    return {
+        "env": env,
+        "backend": backend or "anakin",
+        "preset": task.preset,
+        "seeds": num_seeds,
+        **measured,
+        "date": datetime.date.today().isoformat(),
+        **hardware(),
+    }
+
+
+def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+    """All seeds as one program."""
     preset = jppo.PRESETS[task.preset]
     agent = jppo.make_anakin(env, preset.config, total_steps=total_steps)
     keys = jax.vmap(jax.random.key)(np.arange(num_seeds))
@@ -83,18 +103,37 @@ def run(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any
     greedy = np.array([play(lane, action_bounds=agent.config.action_bounds).returns.mean() for lane in lanes])
     steps = agent.num_updates * agent.config.batch_size
     return {
-        "env": env,
-        "preset": task.preset,
         "steps": steps,
-        "seeds": num_seeds,
         "score": spread(final_returns(metrics)),
         "greedy": spread(greedy.astype(np.float64)),
         "updates_undone": int((~np.asarray(metrics["finite"])).sum()),
         "compile_seconds": compiled - start,
         "seconds": trained - compiled,
         "steps_per_second": steps * num_seeds / (trained - compiled),
-        "date": datetime.date.today().isoformat(),
-        **hardware(),
+    }
+
+
+def run_with_ray(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+    """One run after the other, each with an actor per core."""
+    results = [
+        jppo.train(env, backend="ray", preset=task.preset, total_steps=total_steps, seed=seed)
+        for seed in range(num_seeds)
+    ]
+    metrics = {name: np.stack([result.metrics[name] for result in results]) for name in results[0].metrics}
+    greedy = []
+    for result in results:
+        bounds = result.agent.config.action_bounds
+        play = functools.partial(jppo.evaluate, num_episodes=EVAL_EPISODES, seed=1, action_bounds=bounds)
+        greedy.append(play(result.agent.env, result.agent.policy, result.policy.state).returns.mean())
+    seconds = sum(result.summary["seconds"] for result in results)
+    return {
+        "steps": results[0].summary["steps"],
+        "score": spread(final_returns(metrics)),
+        "greedy": spread(np.array(greedy, np.float64)),
+        "num_actors": results[0].summary["num_actors"],
+        "compile_seconds": sum(result.summary["compile_seconds"] for result in results),
+        "seconds": seconds,
+        "steps_per_second": results[0].summary["steps"] * num_seeds / seconds,
     }
 
 
@@ -117,8 +156,9 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         if target is not None:
             reached += ": yes" if row["score"]["mean"] >= target else ": **no**"
         iqm = f"{row['score']['iqm']:.1f}"
+        name = row["env"] + (", Ray" if row.get("backend") == "ray" else "")
         lines.append(
-            f"| {env} | `{row['preset']}` | {row['steps']:,} | {row['seeds']} | {_plus_minus(row['score'])} | {iqm} | "
+            f"| {name} | `{row['preset']}` | {row['steps']:,} | {row['seeds']} | {_plus_minus(row['score'])} | {iqm} | "
             f"{_plus_minus(row['greedy'])} | {reached} | {task.reference} | {row['seconds']:.0f} |"
         )
     machines = {(row["cpu"] if row["device"] == "cpu" else row["device"], row["cores"]) for row in rows.values()}
@@ -138,7 +178,7 @@ def rewrite(document: Path, content: str) -> None:
 
 def main(
     envs: tuple[str, ...] = tuple(TASKS),
-    seeds: int = 10,
+    seeds: int | None = None,
     breakout_steps: float = 10_000_000,
     breakout_seeds: int | None = None,
     output: Path = RESULTS / "learning.json",
@@ -148,7 +188,7 @@ def main(
 
     Args:
       envs: which environments to run.
-      seeds: of each environment, in one program.
+      seeds: of each environment; by default ten, and five with Ray.
       breakout_steps: environment steps of Breakout-MinAtar, whose learning rate falls to zero at their end.
       breakout_seeds: seeds of Breakout-MinAtar, where other than the rest.
       output: where the results are, and are written to.
@@ -162,7 +202,7 @@ def main(
     for env in envs:
         task, breakout = TASKS[env], env == "Breakout-MinAtar"
         total_steps = int(breakout_steps) if breakout else task.total_steps
-        rows[env] = run(env, task, (breakout_seeds or seeds) if breakout else seeds, total_steps)
+        rows[env] = run(env, task, (breakout and breakout_seeds) or seeds or task.seeds, total_steps)
         print(json.dumps(rows[env]), flush=True)
         write_json(output, rows)
         if document is not None:

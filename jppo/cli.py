@@ -43,7 +43,7 @@ class Train:
     seed: int = 0
     """Seed of everything random."""
     preset: str = "auto"
-    """Published configuration to start from (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, gymnax-minatar. Options given override it."""  # noqa: E501
+    """Published configuration to start from (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, gymnax-minatar. Options given override it."""  # noqa: E501
     run_dir: Path | None = None
     """Where to write the run (default: runs/<env>/<time>-<seed>)."""
     quiet: bool = False

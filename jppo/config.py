@@ -26,7 +26,7 @@ class PPOConfig:
     num_minibatches: int = 4
     """Gradient steps per pass; must divide num_envs*num_steps."""
     network: Literal["mlp", "cnn"] = "mlp"
-    """mlp flattens the observation; cnn takes images [height, width, channels]."""
+    """mlp flattens the observation; cnn takes images, [height, width, channels] or [channels, height, width]."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers (after the convolutions, for cnn)."""
     activation: Literal["tanh", "relu", "swish"] = "tanh"
@@ -151,12 +151,15 @@ class RayConfig:
         for field in dataclasses.fields(self):
             _check_field_type(field, getattr(self, field.name))
         for name in ("actor_cpus", "actor_gpus"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)!r} must be a number of at least 0")
-        if self.actor_timeout is not None and not self.actor_timeout > 0.0:
-            raise ValueError(f"actor_timeout = {self.actor_timeout!r} must be more than 0 seconds")
-        if isinstance(self.max_restarts, bool) or self.max_restarts < 0:
-            raise ValueError(f"max_restarts = {self.max_restarts!r} must be a whole number of at least 0")
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not 0.0 <= float(value) < math.inf:
+                raise ValueError(f"{name} = {value!r} must be a number of at least 0")
+        timeout = self.actor_timeout
+        if timeout is not None and (not isinstance(timeout, numbers.Real) or not timeout > 0.0):
+            raise ValueError(f"actor_timeout = {timeout!r} must be more than 0 seconds")
+        restarts = self.max_restarts
+        if isinstance(restarts, bool) or not isinstance(restarts, numbers.Integral) or restarts < 0:
+            raise ValueError(f"max_restarts = {restarts!r} must be a whole number of at least 0")
 
 
 def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -> tuple[PPOConfig, RayConfig]:
@@ -165,7 +168,7 @@ def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -
     Where envs_per_actor is given, num_envs follows from it, and num_steps from the batch, which stays what it was.
 
     Args:
-      cores: the default number of actors, or the next lower one that divides num_envs.
+      cores: the default number of actors, or the next lower one that fits.
       fixed: config is not to be changed.
 
     Raises:
@@ -184,7 +187,18 @@ def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -
             )
         filled = dataclasses.replace(actors, num_actors=num_actors, envs_per_actor=config.num_envs // processes)
         return config, filled
-    num_actors = max(cores, 1) if actors.num_actors is None else actors.num_actors
+    num_actors = actors.num_actors
+    if num_actors is None:
+        fitting = (
+            k
+            for k in range(max(cores, 1), 0, -1)
+            if (
+                config.num_envs == k * actors.envs_per_actor
+                if fixed
+                else config.batch_size % (k * actors.envs_per_actor) == 0
+            )
+        )
+        num_actors = next(fitting, max(cores, 1))
     num_envs = max(num_actors, 1) * actors.envs_per_actor
     if fixed and num_envs != config.num_envs:
         raise ValueError(
@@ -247,7 +261,7 @@ def _check_positive_int(name: str, value: Any) -> None:
 def _check_field_type(field: dataclasses.Field, value: Any) -> None:
     choices = getattr(field.type, "__args__", ())
     if getattr(field.type, "__origin__", None) is Literal and value not in choices:
-        raise ValueError(f"{field.name} = {value!r} is not one of {', '.join(choices)}")
+        raise ValueError(f"{field.name} = {value!r} is not one of {', '.join(map(str, choices))}")
     if field.type is bool and not isinstance(value, bool):
         raise ValueError(f"{field.name} = {value!r} must be True or False")
 

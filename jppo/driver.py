@@ -132,7 +132,7 @@ def train(
     elif actors == RayConfig() and num_devices == 1:
         agent = make_anakin(env, config, **parts)
     else:
-        raise ValueError(f"actors and num_devices are for backend = 'ray'; {env.name} runs on the device")
+        raise ValueError(f"{env.name} runs on the device, without actors or num_devices; give backend = 'ray' for them")
     _check_sizes(config, total_steps)
     more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
     more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}

@@ -193,7 +193,7 @@ def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
     def act(policy_state: PolicyState, obs: PyTree, key_data: Array) -> tuple[Array, ...]:
         distribution, _ = policy.apply(policy_state, obs)
         action = sample_actions(distribution, jax.random.wrap_key_data(key_data))
-        if spec.env.action_spec.num_actions:
+        if spec.env.action_spec.num_actions and not spec.env.action_spec.start:
             return (action,)
         return action, to_env_action(spec.env.action_spec, action, spec.action_bounds)
 

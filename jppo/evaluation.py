@@ -49,12 +49,13 @@ def evaluate(
     action_bounds: str = "clip",
     max_steps: int = 100_000,
 ) -> Evaluation:
-    """Plays `num_episodes` episodes side by side, each from its own reset to its own end, so that short ones count no
-    more than long ones.
+    """Plays `num_episodes` episodes, each from its own reset to its own end, so that short ones count no more than long
+    ones: all side by side, or on the host a few.
 
     Args:
       sampled: draw actions instead of taking the most likely ones.
-      max_steps: episodes longer than this are reported as unfinished.
+      max_steps: episodes longer than this are reported as unfinished. On the host, the environment whose episode it was
+        then plays no more of its share, so that there may be fewer than num_episodes.
     """
     if not 1 <= num_episodes <= _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")

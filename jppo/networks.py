@@ -44,7 +44,8 @@ class MLP(nn.Module):
 
 
 class ConvTorso(nn.Module):
-    """Convolutions over images [B, height, width, channels], flattened.
+    """Convolutions over images [B, height, width, channels] (or [B, channels, height, width], as frame stacks come),
+    flattened.
 
     Small images: one of 16 features, 3x3 (Young and Tian 2019, "MinAtar"). Others: 32, 64, 64 features of 8x8/4,
     4x4/2, 3x3/1 (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
@@ -52,6 +53,8 @@ class ConvTorso(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        if _channels_first(x.shape[1:]):
+            x = jnp.moveaxis(x, 1, -1)
         if min(x.shape[1:3]) < _PIXELS:
             return _small_convolution(x).reshape(x.shape[0], -1)
         for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
@@ -161,7 +164,7 @@ def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[Array, Array]
 def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Network:
     """The network that the configuration names. Raises ValueError for a cnn without images."""
     shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec, is_leaf=_is_spec)]
-    if config.network == "cnn" and (len(shapes) != 1 or len(shapes[0]) != 3 or min(shapes[0][:2]) < 3):
+    if config.network == "cnn" and not (len(shapes) == 1 and _is_image(shapes[0])):
         raise ValueError(
             f'network = "cnn" needs one image [height, width, channels] of at least 3x3; the observation is '
             f'{", ".join(map(str, shapes))}: use network = "mlp"'
@@ -182,13 +185,21 @@ def _small_convolution(x: Array) -> Array:
     return nn.relu(_dense(16, math.sqrt(2.0), "conv")(jnp.concatenate(patches, axis=-1)))
 
 
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return shape[0] < min(shape[1:])
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and min(shape[1:] if _channels_first(shape) else shape[:2]) >= 3
+
+
 def _is_spec(node: Any) -> bool:
     return isinstance(node, ObsSpec)
 
 
 def _to_features(spec: ObsSpec, obs: Array) -> Array:
     if spec.num_categories:
-        return jax.nn.one_hot(obs, spec.num_categories, dtype=jnp.float32)
+        return jax.nn.one_hot(obs - spec.start, spec.num_categories, dtype=jnp.float32)
     if obs.dtype == jnp.uint8:
         return obs.astype(jnp.float32) / 255.0
     return obs.astype(jnp.float32)

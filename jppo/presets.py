@@ -57,6 +57,27 @@ PRESETS = {
         "rl-baselines3-zoo hyperparams/ppo.yml, Pendulum-v1 (without its state-dependent exploration)",
         ("Pendulum-v1",),
     ),
+    "mujoco": Preset(
+        PPOConfig(
+            num_envs=8,
+            num_steps=256,
+            num_epochs=10,
+            num_minibatches=32,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        Hyperparams(learning_rate=3e-4, ent_coef=0.0),
+        1_000_000,
+        "CleanRL ppo_continuous_action.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/"
+        "#ppo_continuous_actionpy (there 1 environment of 2,048 steps)",
+        tuple(
+            f"{name}-v5"
+            for name in (
+                *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum"),
+                *("InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"),
+            )
+        ),
+    ),
     "gymnax-minatar": Preset(
         PPOConfig(
             num_envs=64,

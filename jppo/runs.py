@@ -18,7 +18,7 @@ import numpy as np
 from jppo.config import Hyperparams, PPOConfig
 from jppo.types import PolicyState
 
-PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
+PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 _POLICY = "policy"
 
 

@@ -16,6 +16,7 @@ class ObsSpec:
     shape: tuple[int, ...]
     dtype: str
     num_categories: int = 0  # of a Discrete space, whose integers reach the network one-hot; 0 for a Box
+    start: int = 0  # the first of them
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -32,6 +33,7 @@ class ActionSpec:
     num_actions: int = 0
     low: tuple[float, ...] = ()  # bounds of the flattened box; infinite where there is none
     high: tuple[float, ...] = ()
+    start: int = 0  # what the environment calls the first of num_actions; the policy calls it 0
 
     @property
     def size(self) -> int:
@@ -58,7 +60,7 @@ def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
       [..., *shape] of the space's dtype.
     """
     if spec.num_actions:
-        return action.astype(spec.dtype)
+        return action.astype(spec.dtype) + spec.start
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
     with np.errstate(over="ignore"):
         boxed = np.isfinite(high - low)  # the largest floats, given as bounds, are none
@@ -66,5 +68,6 @@ def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
     lead = (1,) * (action.ndim - 1) + (-1,)
     unit = jnp.tanh(action) if bounds == "tanh" else jnp.clip(action, -1.0, 1.0)
     scaled = (unit + 1.0) * (0.5 * (unit_high - unit_low)).reshape(lead) + unit_low.reshape(lead)
-    edge = jnp.where(boxed.reshape(lead), scaled, jnp.clip(action, low.reshape(lead), high.reshape(lead)))
+    # also what is scaled, since that may end up a rounding beyond its bounds
+    edge = jnp.clip(jnp.where(boxed.reshape(lead), scaled, action), low.reshape(lead), high.reshape(lead))
     return edge.reshape(*action.shape[:-1], *spec.shape).astype(spec.dtype)

@@ -21,7 +21,7 @@ from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, driver, evaluation, loops, render
+from jppo import PRESETS, driver, env_runner, evaluation, loops, render, sebulba
 from jppo.cli import main
 from jppo.envs import available
 from jppo.load import load_run, read_summary
@@ -39,7 +39,7 @@ SUMMARY = {
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch, lenient():
-        for module in (loops, evaluation, render):
+        for module in (loops, evaluation, render, env_runner, sebulba):
             patch.setattr(module, "jit", quick_jit)
         yield
 
@@ -49,12 +49,12 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def call(*argv):
+def call(*argv, run=main):
     """Exit code, standard output and standard error, the latter two without boxes and line breaks."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = main([str(word) for word in argv])
+            code = run([str(word) for word in argv])
         except SystemExit as ended:  # tyro's own answers
             code = ended.code
     plain = (" ".join(text.getvalue().replace("│", " ").split()) for text in (out, err))
@@ -85,9 +85,10 @@ def asked(monkeypatch):
 def test_help_names_every_option_with_the_default_of_the_environment():
     code, out, err = call("train", "Pendulum-v1", "--help")
     assert (code, err) == (0, "")
-    for field in (*dataclasses.fields(jppo.PPOConfig), *dataclasses.fields(jppo.Hyperparams)):
-        assert f" --{field.name.replace('_', '-')}" in out
-    for option in ("--total-steps", "--seed", "--preset", "--run-dir", "--quiet", "--json", "--wandb"):
+    for options in (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig):
+        for field in dataclasses.fields(options):
+            assert f" --{field.name.replace('_', '-')}" in out
+    for option in ("--total-steps", "--seed", "--preset", "--run-dir", "--quiet", "--json", "--wandb", "--backend"):
         assert f" {option}" in out
     assert "Discount per step. (default: 0.9)" in out
     assert all(preset in out for preset in PRESETS)
@@ -158,6 +159,27 @@ def test_every_option_reaches_its_field(asked):
     assert asked("Catch-bsuite", "--hidden-sizes")["config"].hidden_sizes == ()
 
 
+def test_every_option_of_the_actors_reaches_its_field(asked):
+    changed = {"num_actors": 2, "envs_per_actor": 3, "policy_lag": 1, "actor_cpus": 0.5, "actor_gpus": 0.25}
+    changed |= {"address": "auto", "actor_timeout": 9.5, "max_restarts": 1}
+    assert set(changed) == {field.name for field in dataclasses.fields(jppo.RayConfig)}
+    given = asked("Taxi-v4", "--num-envs", "6", "--num-devices", "2", "--backend", "ray", *options_of(changed))
+    assert {name: given[name] for name in changed} == changed
+    assert (given["num_devices"], given["backend"], given["config"].num_envs) == (2, "ray", 6)
+    given = asked("Taxi-v4")
+    assert jppo.RayConfig(**{name: given[name] for name in changed}) == jppo.RayConfig()
+    assert (given["num_devices"], given["backend"]) == (1, "auto")
+
+
+def test_environments_per_actor_move_the_presets_sizes_only(asked):
+    actors = ["--backend", "ray", "--num-actors", "8", "--envs-per-actor", "4"]
+    given = asked("CartPole-v1", *actors)
+    assert (given["config"].num_envs, given["config"].num_steps) == (32, 16), "the preset's batch is 4 x 128"
+    assert (given["num_actors"], given["envs_per_actor"]) == (8, 4)
+    given = asked("CartPole-v1", *actors, "--num-envs", "32")
+    assert (given["config"].num_envs, given["config"].num_steps) == (32, 128)
+
+
 @pytest.mark.parametrize(("written", "steps"), [("5e5", 500_000), ("500_000", 500_000), ("7", 7), ("1.5e1", 15)])
 def test_total_steps_are_written_as_people_write_them(asked, written, steps):
     given = asked("CartPole-v1", "--total-steps", written)["total_steps"]
@@ -201,6 +223,22 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["train", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
         (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
         (["train", "CartPole-v1", "--run-dir", "/dev/null/x"], "jppo: run_dir /dev/null/x cannot be written"),
+        (["train", "HalfCheeta-v5"], "jppo: unknown environment 'HalfCheeta-v5'; did you mean HalfCheetah-v5"),
+        (["train", "CartPol-v1", "--backend", "ray"], "unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
+        (["train", "Cart Pole", "--backend", "ray"], "jppo: unknown environment 'Cart Pole'"),
+        (["train", "nowhere:Env"], "jppo: nowhere:Env: there is no module nowhere"),
+        (["train", "json:Walk"], "jppo: json:Walk: module json has no Walk and registers no such environment"),
+        (["train", "os:getcwd"], "jppo: os:getcwd made a str; it must make a gymnasium.Env"),
+        (["train", "CartPole-v1", "--backend", "rai"], "--backend"),
+        (["train", "CartPole-v1", "--num-actor", "2"], "Perhaps you meant: --num-actors"),
+        (["train", "CartPole-v1", "--num-actors", "0"], "jppo: CartPole-v1 runs on the device, without actors"),
+        (["train", "CartPole-v1", "--num-devices", "2"], "jppo: CartPole-v1 runs on the device, without actors"),
+        (["train", "Taxi-v4", "--num-actors", "-1"], "num_actors = -1 must be a whole number"),
+        (["train", "Taxi-v4", "--num-actors", "3"], "jppo: num_envs = 64 cannot be spread evenly over num_actors = 3"),
+        (["train", "Taxi-v4", "--envs-per-actor", "0"], "envs_per_actor = 0 must be a whole number of at least 1"),
+        (["train", "Taxi-v4", "--policy-lag", "2"], "--policy-lag"),
+        (["train", "Taxi-v4", "--actor-timeout", "0"], "actor_timeout = 0.0 must be more than 0 seconds"),
+        (["train", "Taxi-v4", "--num-actors", "0", "--num-devices", "99"], "jppo: num_devices = 99; JAX has 8 here"),
         (["eval"], "A run directory made by `jppo train`"),
         (["eval", "nowhere"], "jppo: nowhere is not a run directory: it has no config.json"),
         (["eval", "nowhere", "--seed", "-1"], "jppo: seed = -1 must be"),
@@ -353,6 +391,82 @@ def test_play_refuses(env, options, message):
     assert err.startswith("jppo: ")
     assert message in err
     assert [path.name for path in Path().iterdir()] == ["run"]
+
+
+OWN = """
+import gymnasium
+import numpy as np
+
+class Corridor(gymnasium.Env):
+    '''Ten steps; action 1 is worth 1.'''
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.full(1, self.time / 10, np.float32), float(action), False, self.time == 10, {}
+
+    def render(self):
+        return np.full((100, 120, 3), 25 * self.time, np.uint8)
+
+def unseen():
+    return Corridor()
+"""
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """The command as the shell calls it, in a directory with an environment of one's own."""
+    Path("corridors.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    before = signal.getsignal(signal.SIGINT)
+
+    def run(*argv):
+        monkeypatch.setattr(sys, "argv", ["jppo", *map(str, argv)])
+        return call(run=lambda _: main())
+
+    yield run
+    signal.signal(signal.SIGINT, before)
+    sys.modules.pop("corridors", None)
+
+
+def test_an_environment_of_ones_own_from_training_to_a_film(shell):
+    options = ["--backend", "ray", "--num-actors", "0", "--total-steps", "2e3", "--learning-rate", "0.02", *SMALL]
+    code, out, err = shell("train", "corridors:Corridor", *options, "--run-dir", "run", "--json")
+    assert code == 0, err
+    summary = json.loads(out)
+    assert summary == read_summary(Path("run"))
+    assert set(summary) == SUMMARY | {"num_actors", "envs_per_actor", "policy_lag", "lost_fragments", "restarts"}
+    assert (summary["env"], summary["backend"], summary["status"]) == ("corridors:Corridor", "ray", "finished")
+    assert (summary["num_actors"], summary["envs_per_actor"], summary["policy_lag"]) == (0, 8, 0)
+    assert (summary["steps"], summary["updates"]) == (2048, 16)
+    assert summary["episodes"] == read_metrics(Path("run"))["episode/count"].sum() == 8 * (2048 // 8 // 10)
+    for said in ("environments in this process", "2,048/2,000 steps", "finished: 2,048 steps", "saved in run"):
+        assert said in err
+    code, out, err = shell("eval", "run", "--episodes", "5", "--json")
+    assert (code, err) == (0, "")
+    played = json.loads(out)
+    assert (played["env"], played["episodes"], played["length_mean"]) == ("corridors:Corridor", 5, 10.0)
+    assert played["return_mean"] == 10.0, "it has learnt to go the right way"
+    assert shell("play", "run", "--output", "a.gif") == (0, "wrote a.gif: 10 steps, return 10.00", "")
+    with Image.open("a.gif") as film:
+        assert (film.format, film.size, film.n_frames) == ("GIF", (120, 100), 10)
+    assert shell("plot", "run", "--output", "a.png")[0] == 0
+    config = json.loads(Path("run/config.json").read_text())
+    Path("run/config.json").write_text(json.dumps(config | {"env": "corridors:unseen"}))
+    code, out, err = shell("play", "run", "--output", "b.gif")
+    assert (code, out) == (2, "")
+    assert err.startswith("jppo: corridors:unseen cannot be drawn: its render_mode is None")
+    assert not Path("b.gif").exists()
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jppo.config import MAX_STRATA, Hyperparams, PPOConfig, check_hyperparams, check_total_steps
+from jppo.config import (
+    MAX_STRATA,
+    Hyperparams,
+    PPOConfig,
+    RayConfig,
+    check_hyperparams,
+    check_total_steps,
+    spread_envs,
+)
 
 FIELDS = [field.name for field in dataclasses.fields(PPOConfig)]
 NUMBERS = [field.name for field in dataclasses.fields(Hyperparams)]
@@ -184,3 +193,111 @@ def test_total_steps_are_whole(value, whole):
 def test_other_total_steps_are_refused(value):
     with pytest.raises(ValueError, match=r"^total_steps = .* must be a whole number of at least 1$"):
         check_total_steps(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_actors": -1}, "num_actors = -1 must be a whole number"),
+        ({"num_actors": 1.5}, "num_actors = 1.5 must be"),
+        ({"num_actors": False}, "num_actors = False must be"),
+        ({"num_actors": "2"}, "num_actors = '2' must be"),
+        ({"envs_per_actor": 0}, "envs_per_actor = 0 must be a whole number of at least 1"),
+        ({"policy_lag": 2}, "policy_lag = 2 is not one of 0, 1"),
+        ({"policy_lag": None}, "policy_lag = None is not one of 0, 1"),
+        ({"actor_cpus": -1.0}, "actor_cpus = -1.0 must be a number of at least 0"),
+        ({"actor_cpus": math.nan}, "actor_cpus = nan must be"),
+        ({"actor_gpus": math.inf}, "actor_gpus = inf must be"),
+        ({"actor_timeout": 0.0}, "actor_timeout = 0.0 must be more than 0 seconds"),
+        ({"actor_timeout": math.nan}, "actor_timeout = nan must be"),
+        ({"max_restarts": -1}, "max_restarts = -1 must be a whole number of at least 0"),
+        ({"max_restarts": True}, "max_restarts = True must be"),
+        ({"max_restarts": 1.5}, "max_restarts = 1.5 must be"),
+        ({"actor_cpus": "1"}, "actor_cpus = '1' must be"),
+        ({"actor_gpus": None}, "actor_gpus = None must be"),
+        ({"actor_timeout": "9"}, "actor_timeout = '9' must be"),
+        ({"max_restarts": "3"}, "max_restarts = '3' must be"),
+    ],
+    ids=lambda value: "-".join(f"{k}-{v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_actors_are_refused_in_words(fields, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        RayConfig(**fields)
+
+
+def test_actors_that_pass():
+    RayConfig(
+        num_actors=0, envs_per_actor=1, policy_lag=1, actor_cpus=0.25, actor_gpus=0, actor_timeout=5, max_restarts=0
+    )
+    assert RayConfig(num_actors=np.int64(3)) == RayConfig(num_actors=3)
+    assert hash(RayConfig()) == hash(RayConfig())
+
+
+def spread(num_envs=64, num_steps=128, cores=4, fixed=False, **actors):
+    config, actors = spread_envs(PPOConfig(num_envs=num_envs, num_steps=num_steps), RayConfig(**actors), cores, fixed)
+    return actors.num_actors, actors.envs_per_actor, config.num_envs, config.num_steps
+
+
+def test_environments_are_spread_over_actors():
+    assert spread() == (4, 16, 64, 128)
+    assert spread(cores=12) == (8, 8, 64, 128)
+    assert spread(cores=0) == (1, 64, 64, 128)
+    assert spread(num_actors=0) == (0, 64, 64, 128)
+    assert spread(num_actors=32, fixed=True) == (32, 2, 64, 128)
+    assert spread(num_actors=8, envs_per_actor=4) == (8, 4, 32, 256)
+    assert spread(num_actors=0, envs_per_actor=4) == (0, 4, 4, 2048)
+    assert spread(envs_per_actor=4) == (4, 4, 16, 512)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"num_actors": 6},
+            "num_envs = 64 cannot be spread evenly over num_actors = 6; nearest that divide it: 1, 2, 4, 8, 16; or "
+            "give envs_per_actor",
+        ),
+        (
+            {"num_actors": 2, "envs_per_actor": 4, "fixed": True},
+            "2 actors of 4 environments make num_envs = 8; num_envs = 64 was given",
+        ),
+        (
+            {"num_actors": 3, "envs_per_actor": 4},
+            "3 actors of 4 make num_envs = 12, which does not divide the batch of num_envs*num_steps = 8192; give "
+            "num_envs = 12 and the num_steps you want",
+        ),
+    ],
+)
+def test_environments_that_cannot_be_spread(given, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        spread(**given)
+
+
+_COUNT = st.integers(1, 24)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    config=st.builds(lambda n, t: PPOConfig(num_envs=n, num_steps=t, num_minibatches=1), _COUNT, st.integers(2, 24)),
+    num_actors=st.none() | st.integers(0, 24),
+    envs_per_actor=st.none() | _COUNT,
+    cores=st.integers(0, 24),
+    fixed=st.booleans(),
+)
+def test_every_spread_fills_the_batch_or_is_refused_in_numbers(config, num_actors, envs_per_actor, cores, fixed):
+    wanted = RayConfig(num_actors=num_actors, envs_per_actor=envs_per_actor, policy_lag=1)
+    try:
+        spread_config, actors = spread_envs(config, wanted, cores, fixed)
+    except ValueError as error:
+        numbers = set(map(int, re.findall(r"\d+", str(error))))
+        assert numbers & {config.num_envs, config.batch_size}
+        assert {num_actors, envs_per_actor} - {None, 0} <= numbers
+        return
+    assert max(actors.num_actors, 1) * actors.envs_per_actor == spread_config.num_envs
+    assert spread_config.batch_size == config.batch_size
+    assert num_actors in (None, actors.num_actors)
+    assert envs_per_actor in (None, actors.envs_per_actor)
+    assert num_actors is not None or actors.num_actors <= max(cores, 1)
+    assert spread_config == config or not (fixed or envs_per_actor is None)
+    assert actors == dataclasses.replace(wanted, num_actors=actors.num_actors, envs_per_actor=actors.envs_per_actor)
+    assert spread_envs(spread_config, actors, cores + 1, fixed=True) == (spread_config, actors)

@@ -1,13 +1,16 @@
 """What a network must return, and the small convolution."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jppo
 from jppo.distributions import Categorical, DiagGaussian
-from jppo.networks import ConvTorso, check_network
+from jppo.networks import ConvTorso, check_network, make_network
 from jppo.spaces import ActionSpec, ObsSpec
 
 OBS = ObsSpec((3,), "float32")
@@ -65,3 +68,24 @@ def test_the_small_torso_is_a_convolution():
     )
     wanted = nn.relu(wanted + layer["bias"].reshape(1, 1, 1, -1)).reshape(2, -1)
     np.testing.assert_allclose(ConvTorso().apply(params, images), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [10, 40])
+def test_channels_may_come_first(size):
+    images = jax.random.uniform(jax.random.key(0), (2, size, size, 4))
+    params = ConvTorso().init(jax.random.key(1), images)
+    wanted = ConvTorso().apply(params, images)
+    np.testing.assert_allclose(ConvTorso().apply(params, jnp.moveaxis(images, -1, 1)), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [((84, 84, 4), True), ((4, 84, 84), True), ((1, 3, 3), True), ((3, 3, 1), True), ((5, 2, 4), False), ((4,), False)],
+)
+def test_what_is_an_image(shape, fits):
+    make = functools.partial(make_network, jppo.PPOConfig(network="cnn"), ObsSpec(shape, "uint8"), TWO)
+    if fits:
+        check_network(make(), ObsSpec(shape, "uint8"), TWO)
+    else:
+        with pytest.raises(ValueError, match="needs one image"):
+            make()

@@ -12,6 +12,7 @@ import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import PyTree
@@ -56,26 +57,21 @@ class HostEnvs:
                 'take render_mode and make the environment with it ("rgb_array")'
             )
         self._reset_done = _resetter(env.name, self._vector)
-        self._obs_start, self._action_start = _starts(env.obs_space), getattr(env.action_space, "start", 0)
         self._action_dtype = env.action_space.dtype
 
     def reset(self) -> PyTree:
         """Every environment from its seed; returns the observations [n, ...]."""
         seeds = {} if _is_envpool(self._vector) else {"seed": self._seeds}
-        return self._shifted(self._vector.reset(**seeds)[0])
+        return self._vector.reset(**seeds)[0]
 
     def step(self, action: np.ndarray) -> HostStep:
         """Takes actions [n, ...] as `to_env_action` makes them."""
-        action = action.astype(self._action_dtype)
-        if self._action_start:
-            action += self._action_start
-        obs, reward, terminated, truncated, infos = self._vector.step(action)
+        obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
         done = terminated | truncated
         final: dict[int, PyTree] = {}
         if done.any():
             obs, final = self._reset_done(obs, infos, done)
-        final = {i: self._shifted(final_obs) for i, final_obs in final.items()} if self._obs_start else final
-        return HostStep(self._shifted(obs), reward, terminated, truncated, final)
+        return HostStep(obs, reward, terminated, truncated, final)
 
     def render(self) -> np.ndarray:
         """The picture of the first environment, [height, width, 3] u8."""
@@ -84,10 +80,6 @@ class HostEnvs:
     def close(self) -> None:
         """Ends every environment."""
         self._vector.close()
-
-    def _shifted(self, obs: PyTree) -> PyTree:
-        """Discrete values counted from 0."""
-        return jax.tree.map(np.subtract, obs, self._obs_start) if self._obs_start else obs
 
 
 class _Bare(gymnasium.Wrapper):
@@ -118,13 +110,16 @@ def make_host_env(env: Any) -> HostEnvironment:
         return env
     name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
     if not isinstance(env, str) and not callable(env):
-        raise ValueError(f"{name} is neither a name nor a function that makes a gymnasium environment")
+        raise ValueError(
+            f"{name} is neither a name nor a function that makes a gymnasium environment; one is made for each of "
+            "num_envs, so give a function: lambda: gymnasium.make(...)"
+        )
     vector = _make_vector(env, [0])
     try:
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         _resetter(name, vector)
         obs_spec, action_spec = _obs_spec(name, obs_space), _action_spec(name, action_space)
-        _check_obs(name, obs_spec, vector.reset()[0])
+        _check_obs(name, obs_space, obs_spec, vector)
     finally:
         vector.close()
     return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec)
@@ -137,6 +132,8 @@ def host_env_names() -> list[str]:
     for spec in gymnasium.registry.values():
         if spec.namespace in ("phys2d", "tabular", "GymV21Environment", "GymV26Environment"):
             continue  # functional forms of others, and adapters
+        if spec.namespace is None and "ale_py" in str(spec.entry_point):
+            continue  # old names of the ALE/ ones
         key = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec
@@ -144,9 +141,9 @@ def host_env_names() -> list[str]:
 
 
 def is_host_env(env: Any) -> bool:
-    """Whether `make_host_env` is the one to ask: it is a name that Gymnasium knows, or a function."""
+    """Whether `make_host_env` is the one to ask: it is a name that Gymnasium knows, a function, or of Gymnasium."""
     if not isinstance(env, str):
-        return isinstance(env, HostEnvironment) or callable(env)
+        return isinstance(env, HostEnvironment | gymnasium.Env | VectorEnv) or callable(env)
     _import_atari(required=env.startswith("ALE/"))
     return ":" in env or env in gymnasium.registry
 
@@ -164,18 +161,29 @@ def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) 
         vector = make(num_envs=len(seeds))
         if not isinstance(vector, VectorEnv):
             raise ValueError(f"{source} takes num_envs but made a {type(vector).__name__}, not a vector environment")
+        if vector.num_envs != len(seeds):
+            raise ValueError(f"{source} was asked for num_envs = {len(seeds)} and made {vector.num_envs}")
         return vector
-    return SyncVectorEnv(
+    vector = SyncVectorEnv(
         [lambda: _bare(make(), source)] * len(seeds), copy=False, autoreset_mode=AutoresetMode.SAME_STEP
     )
+    if len({id(env.unwrapped) for env in vector.envs}) < len(seeds):
+        raise ValueError(f"{source} gave the same environment twice; it must make a new one each time")
+    return vector
 
 
 def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
     """What makes one environment (or, where it takes num_envs, a vector of them)."""
     if not isinstance(source, str):
-        return functools.partial(source, render_mode=render_mode) if _takes(source, "render_mode") else source
+        return (
+            functools.partial(source, render_mode=render_mode)
+            if render_mode and _takes(source, "render_mode")
+            else source
+        )
     module_name, colon, attribute = source.partition(":")
     if colon:
+        if not all(part.isidentifier() for part in module_name.split(".")):
+            raise ValueError(f"{source}: {module_name!r} is not what Python calls a module; write module:name")
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -183,7 +191,12 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
                 raise
             raise ValueError(f"{source}: there is no module {module_name} (searched as Python does)") from None
         if hasattr(module, attribute):
-            return _maker(getattr(module, attribute), render_mode)
+            maker = getattr(module, attribute)
+            if not callable(maker):
+                raise ValueError(
+                    f"{source} is a {type(maker).__name__}, not a class or function that makes a gymnasium.Env"
+                )
+            return _maker(maker, render_mode)
         if attribute not in gymnasium.registry:
             raise ValueError(f"{source}: module {module_name} has no {attribute} and registers no such environment")
         source = attribute
@@ -194,13 +207,15 @@ def _make_by_id(name: str, render_mode: str | None) -> Any:
     _import_atari(required=name.startswith("ALE/"))
     try:
         return gymnasium.make(name, render_mode=render_mode)
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
-        near = nearest_host_envs(name)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
-        raise ValueError(f"unknown environment {name!r}; {hint}") from None
     except gymnasium.error.DependencyNotInstalled as error:
         extra = " (pip install 'jppo[mujoco]')" if "mujoco" in str(error).lower() else ""
         raise ValueError(f"{name} needs a package that is not installed: {error}{extra}") from None
+    except gymnasium.error.Error:
+        if name in gymnasium.registry:
+            raise
+        near = nearest_host_envs(name)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+        raise ValueError(f"unknown environment {name!r}; {hint}") from None
 
 
 def _make_envpool(task: str, seeds: list[int]) -> Any:
@@ -217,7 +232,9 @@ def _make_envpool(task: str, seeds: list[int]) -> Any:
 def _bare(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
         raise ValueError(f"{source} made a {type(env).__name__}; it must make a gymnasium.Env")
-
+    for space in ("observation_space", "action_space"):
+        if getattr(env, space, None) is None:
+            raise ValueError(f"{type(env).__name__} has no {space}")
     return _Bare(env)
 
 
@@ -242,7 +259,7 @@ def _resetter(
     """
 
     def same_step(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
-        return obs, {int(i): infos["final_obs"][i] for i in np.flatnonzero(done)}
+        return obs, {int(i): _as_arrays(space, infos["final_obs"][i]) for i in np.flatnonzero(done)}
 
     def by_mask(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
         final = {int(i): jax.tree.map(lambda x, i=i: np.array(x[i]), obs) for i in np.flatnonzero(done)}
@@ -255,6 +272,7 @@ def _resetter(
         jax.tree.map(lambda x, new: x.__setitem__(numbers, new), obs, fresh)
         return obs, final
 
+    space = vector.single_observation_space
     if _is_envpool(vector):
         return by_number
     mode = vector.metadata.get("autoreset_mode")
@@ -276,7 +294,7 @@ def _obs_spec(name: str, space: Any) -> PyTree:
     if kind == "Tuple":
         return tuple(_obs_spec(name, part) for part in space.spaces)
     if kind == "Discrete":
-        return ObsSpec((), _jax_dtype(space.dtype), int(space.n))
+        return ObsSpec((), _jax_dtype(space.dtype), int(space.n), int(space.start))
     if kind not in ("Box", "MultiBinary") or not space.shape or 0 in space.shape:
         raise ValueError(
             f"{name}: observation space {space} is not supported; Box, Discrete, MultiBinary, and Dict and Tuple of "
@@ -288,15 +306,34 @@ def _obs_spec(name: str, space: Any) -> PyTree:
 def _action_spec(name: str, space: Any) -> ActionSpec:
     kind = type(space).__name__
     if kind == "Discrete":
-        return ActionSpec(shape=(), dtype=_jax_dtype(space.dtype), num_actions=int(space.n))
+        return ActionSpec(shape=(), dtype=_jax_dtype(space.dtype), num_actions=int(space.n), start=int(space.start))
     if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(f"{name}: action space {space} is not supported; Discrete and real-valued Box are")
-    low, high = (tuple(bound.ravel().tolist()) for bound in (space.low, space.high))
+    low, high = _inside(space.low, np.inf), _inside(space.high, -np.inf)
     return ActionSpec(shape=tuple(space.shape), dtype=_jax_dtype(space.dtype), low=low, high=high)
 
 
-def _check_obs(name: str, obs_spec: PyTree, obs: PyTree) -> None:
-    """The first observations [1, ...] against the spec."""
+def _inside(bound: np.ndarray, inward: float) -> tuple[float, ...]:
+    """The nearest float32 that are not beyond a bound."""
+    with np.errstate(over="ignore"):
+        near = bound.astype(np.float32)
+    beyond = near < bound if inward > 0 else near > bound
+    return tuple(np.where(beyond, np.nextafter(near, np.float32(inward)), near).ravel().tolist())
+
+
+def _check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
+    """The first observation against its space."""
+    if isinstance(vector, SyncVectorEnv):  # whose own words would not say what is wrong
+        obs = vector.envs[0].reset()[0]
+        try:
+            _as_arrays(space, obs)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            shapes = jax.tree.map(lambda x: f"{np.asarray(x).dtype}{list(np.shape(x))}", obs)
+            raise ValueError(
+                f"{name}: reset returned an observation {shapes}, which does not fit its observation_space {space}"
+            ) from error
+        return
+    obs = vector.reset()[0]
     given: Any = jax.tree.structure(obs)
     if given != jax.tree.structure(obs_spec):
         raise ValueError(f"{name}: reset returned {type(obs).__name__}, which is not as its observation space says")
@@ -305,19 +342,9 @@ def _check_obs(name: str, obs_spec: PyTree, obs: PyTree) -> None:
             raise ValueError(f"{name}: observations have shape {leaf.shape[1:]}; their space says {spec.shape}")
 
 
-def _starts(space: Any) -> PyTree:
-    """The first value of each Discrete leaf, 0 elsewhere; () where all are 0."""
-    tree = jax.tree.map(
-        lambda part: int(getattr(part, "start", 0)), _space_tree(space), is_leaf=lambda node: hasattr(node, "sample")
-    )
-    return tree if any(jax.tree.leaves(tree)) else ()
-
-
-def _space_tree(space: Any) -> PyTree:
-    kind = type(space).__name__
-    if kind == "Dict":
-        return {key: _space_tree(part) for key, part in space.spaces.items()}
-    return tuple(_space_tree(part) for part in space.spaces) if kind == "Tuple" else space
+def _as_arrays(space: Any, obs: PyTree) -> PyTree:
+    """An observation in arrays, in the dtypes and the order of its space: environments may be less orderly."""
+    return jax.tree.map(lambda leaf: leaf[0], concatenate(space, [obs], create_empty_array(space, 1)))
 
 
 def _jax_dtype(dtype: Any) -> str:

@@ -1,0 +1,219 @@
+"""Return over wall time with 1, 2, 4 and 8 actors, and where the time goes.
+
+    python benchmarks/actors.py
+    python benchmarks/actors.py --envs waiting --actors 1 8 --seeds 1
+
+The number of environments is the same for every number of actors, and so, in synchronous mode, are all samples: what
+differs is time and nothing else. Each run has a process of its own; seed by seed, one run per number of actors.
+
+Ceilings are of bare environments, without a policy: as many at once as there are actors, each in its own process.
+"""
+
+import datetime
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import host_envs
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from throughput import RESULTS, hardware
+
+import jppo
+from jppo.runs import write_json
+
+NUM_ENVS = 8
+HYPERPARAMS = jppo.Hyperparams(learning_rate=1e-3)
+PARTS = ("env", "policy", "rest", "transfer", "wait", "update")
+_CEILING_SECONDS = 3.0
+
+
+class Task(NamedTuple):
+    """What is trained on each environment."""
+
+    num_steps: int
+    total_steps: int
+    meaning: str
+
+
+TASKS = {
+    "cartpole": Task(256, 102_400, "CartPole-v1"),
+    "waiting": Task(128, 30_720, "CartPole-v1 that waits 2 ms a step"),
+    "burning": Task(256, 40_960, "CartPole-v1 that burns 0.5 ms of CPU a step"),
+}
+
+
+def train(env: str, num_actors: int, seed: int, policy_lag: int) -> dict[str, Any]:
+    """One run, in this process."""
+    task = TASKS[env]
+    result = jppo.train(
+        f"host_envs:{env}",
+        backend="ray",
+        num_actors=num_actors,
+        policy_lag=policy_lag,
+        total_steps=task.total_steps,
+        seed=seed,
+        config=jppo.PPOConfig(num_envs=NUM_ENVS, num_steps=task.num_steps),
+        hyperparams=HYPERPARAMS,
+    )
+    columns = {name: values[1:] for name, values in result.metrics.items()}  # the first update warms up
+    elapsed = result.metrics["time/elapsed"]
+    rollout = {name: columns[f"actors/{name}_seconds"].mean() for name in ("env", "policy", "total")}
+    return {
+        "steps_per_second": float(
+            (result.metrics["step"][-1] - result.metrics["step"][0]) / (elapsed[-1] - elapsed[0])
+        ),
+        "seconds": {
+            "env": float(rollout["env"]),
+            "policy": float(rollout["policy"]),
+            "rest": float(rollout["total"] - rollout["env"] - rollout["policy"]),
+            **{name: float(columns[f"time/{name}"].mean()) for name in ("transfer", "wait", "update")},
+        },
+        "start_seconds": result.summary["compile_seconds"],
+        "time": elapsed.tolist(),
+        "return": result.metrics["episode/return_mean"].tolist(),
+        "final_return": result.summary["return_mean"],
+    }
+
+
+def step_bare(env: str, barrier: Any, counts: Any) -> None:
+    """Steps one environment for a while; appends its steps per second."""
+    made = getattr(host_envs, env)()
+    made.reset(seed=0)
+    barrier.wait()
+    steps, start = 0, time.perf_counter()
+    while (now := time.perf_counter()) - start < _CEILING_SECONDS:
+        _, _, terminated, truncated, _ = made.step(steps % 2)
+        steps += 1
+        if terminated or truncated:
+            made.reset()
+    counts.put(steps / (now - start))
+
+
+def ceiling(env: str, processes: int) -> float:
+    """Steps per second of bare environments, one per process, all at once."""
+    context = multiprocessing.get_context("spawn")
+    barrier, counts = context.Barrier(processes), context.Queue()
+    workers = [context.Process(target=step_bare, args=(env, barrier, counts)) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    total = sum(counts.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return total
+
+
+def apart(function: Any, *args: Any) -> Any:
+    """Calls it in a fresh process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def report(env: str, runs: dict[int, list[dict[str, Any]]], ceilings: dict[int, float]) -> list[dict[str, Any]]:
+    """A row per number of actors: medians over seeds."""
+    rows = []
+    for num_actors, of_seeds in runs.items():
+        speed = float(np.median([run["steps_per_second"] for run in of_seeds]))
+        first = float(np.median([run["steps_per_second"] for run in runs[min(runs)]]))
+        rows.append(
+            {
+                "env": env,
+                "actors": num_actors,
+                "steps_per_second": speed,
+                "speed_up": speed / first,
+                "ceiling": ceilings[num_actors],
+                "of_ceiling": speed / ceilings[num_actors],
+                "seconds": {p: float(np.median([run["seconds"][p] for run in of_seeds])) for p in PARTS},
+                "final_return": float(np.mean([run["final_return"] for run in of_seeds])),
+                "runs": of_seeds,
+            }
+        )
+    return rows
+
+
+def show(rows: list[dict[str, Any]], policy_lag: int) -> None:
+    """Prints the table."""
+    table = Table(title=f"policy_lag = {policy_lag}; parts in ms per update (env, policy, rest: mean over actors)")
+    for name in ("environment", "actors", "steps/s", "speed-up", "ceiling", "of it", *PARTS, "return"):
+        table.add_column(name, justify="left" if name == "environment" else "right")
+    for row in rows:
+        parts = (f"{1e3 * row['seconds'][part]:.1f}" for part in PARTS)
+        numbers = (f"{row['steps_per_second']:,.0f}", f"{row['speed_up']:.2f}", f"{row['ceiling']:,.0f}")
+        share = f"{row['of_ceiling']:.2f}"
+        table.add_row(row["env"], str(row["actors"]), *numbers, share, *parts, f"{row['final_return']:.0f}")
+    Console(width=140).print(table)
+
+
+def draw(rows: list[dict[str, Any]], output: Path) -> None:
+    """Return over wall time: a panel per environment, a line per number of actors, the spread of its seeds behind."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    envs = list(dict.fromkeys(row["env"] for row in rows))
+    figure, axes = pyplot.subplots(1, len(envs), figsize=(4.6 * len(envs), 3.8), squeeze=False, layout="constrained")
+    for axis, env in zip(axes[0], envs, strict=True):
+        for color, row in enumerate(row for row in rows if row["env"] == env):
+            end = min(run["time"][-1] for run in row["runs"])
+            grid = np.linspace(0.0, end, 200)
+            curves = [_on_grid(grid, run) for run in row["runs"]]
+            plural = "s" if row["actors"] > 1 else ""
+            axis.plot(grid, np.mean(curves, axis=0), color=f"C{color}", label=f"{row['actors']} actor{plural}")
+            axis.fill_between(grid, np.min(curves, 0), np.max(curves, 0), color=f"C{color}", alpha=0.15, linewidth=0)
+        axis.set(title=TASKS[env].meaning, xlabel="training time (s)", xscale="log", ylabel="episode return")
+        axis.legend(frameon=False, loc="upper left")
+        axis.grid(alpha=0.3)
+    figure.savefig(output, dpi=150)
+
+
+def _on_grid(grid: np.ndarray, run: dict[str, Any]) -> np.ndarray:
+    """Returns of an update count from its end on; updates without an end of an episode repeat the last one."""
+    known = [(when, value) for when, value in zip(run["time"], run["return"], strict=True) if np.isfinite(value)]
+    times, values = np.array(known).T
+    return np.interp(grid, times, values, left=np.nan)
+
+
+def main(
+    envs: tuple[str, ...] = tuple(TASKS),
+    actors: tuple[int, ...] = (1, 2, 4, 8),
+    seeds: int = 3,
+    policy_lag: int = 0,
+    output: Path = RESULTS / "actors.json",
+) -> None:
+    """Runs everything and writes JSON and a picture.
+
+    Args:
+      envs: cartpole, waiting, burning.
+      actors: numbers of actors; each must divide 8, the number of environments.
+      seeds: of each number of actors.
+      policy_lag: 0 or 1.
+      output: JSON; the picture goes beside it as PNG.
+    """
+    if unknown := [env for env in envs if env not in TASKS]:
+        raise SystemExit(f"no environment {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    rows: list[dict[str, Any]] = []
+    for env in envs:
+        ceilings = {num_actors: ceiling(env, num_actors) for num_actors in actors}
+        runs: dict[int, list[dict[str, Any]]] = {num_actors: [] for num_actors in actors}
+        for seed in range(seeds):
+            for num_actors in actors:
+                runs[num_actors].append(apart(train, env, num_actors, seed, policy_lag))
+                last = runs[num_actors][-1]
+                print(f"{env}, {num_actors} actors, seed {seed}: {last['steps_per_second']:,.0f} steps/s", flush=True)
+        rows += report(env, runs, ceilings)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    content = {"rows": rows, "policy_lag": policy_lag, "num_envs": NUM_ENVS, "date": datetime.date.today().isoformat()}
+    write_json(output, content | hardware())
+    draw(rows, output.with_suffix(".png"))
+    show(rows, policy_lag)
+    print(f"wrote {output} and {output.with_suffix('.png')}; {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

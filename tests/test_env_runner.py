@@ -1,0 +1,170 @@
+"""EnvRunner alone: its rollouts against what is known of the environments and the policy, however many runners share
+them."""
+
+import functools
+
+import gymnasium
+import host_probes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import quick_jit
+from host_probes import Continuous, Counting, Failing, Listing, Parts
+
+import jppo
+from jppo import env_runner
+from jppo.collect import env_keys
+from jppo.env_runner import EnvRunner, RunnerSpec, blank_fragment
+from jppo.networks import make_network, make_policy
+from jppo.types import PolicyState
+
+T, N, GAMMA = 9, 5, 0.9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(env_runner, "jit", quick_jit)
+        host_probes.share_programs(patch)
+        yield
+
+
+def make_spec(source, bounds="clip"):
+    """What a runner is made from, a policy and its state."""
+    env = jppo.make_host_env(source)
+    network = make_network(jppo.PPOConfig(hidden_sizes=(4,)), env.obs_spec, env.action_spec)
+    policy = make_policy(network, env.obs_spec)
+    obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs_spec)
+    shapes, rng = jax.eval_shape(policy.init, jax.random.key(0), obs), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(0.0, 0.5, x.shape).astype(x.dtype), shapes)
+    state = PolicyState(params=params, obs_stats=())
+    key_data = np.asarray(jax.random.key_data(jax.random.key(0)))
+    return RunnerSpec(env, network, bounds, T, key_data, jax.eval_shape(lambda: state)), policy, state
+
+
+def apply(policy, state, obs):
+    """Distribution [T*N] and value [T, N]."""
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+    distribution, value = policy.apply(state, flat)
+    return distribution, np.asarray(value).reshape(T, N)
+
+
+def successor(obs):
+    """Of Counting, and of Parts, by what they say of themselves."""
+    if isinstance(obs, dict):
+        number, parity = obs["both"]
+        return obs | {"picture": obs["picture"] + 1, "age": obs["age"] + 0.25, "both": (number + 1, 1 - parity)}
+    return obs + np.array([0.0, 0.0, 0.25], np.float32)
+
+
+@pytest.mark.parametrize(
+    "source", [Counting, Listing, Parts, host_probes.disabled_parts], ids=lambda source: source.__name__
+)
+def test_a_rollout_is_what_the_environments_and_the_policy_say(source):
+    spec, policy, state = make_spec(source)
+    runner = EnvRunner(spec, np.arange(N))
+    for _ in range(2):
+        rollout, _, _ = runner.collect(state, GAMMA)
+        assert (rollout.truncated & ~rollout.terminated).sum() > 2
+        distribution, value = apply(policy, state, rollout.obs)
+        np.testing.assert_allclose(rollout.value, value, rtol=1e-5, atol=1e-5)
+        log_prob = distribution.log_prob(rollout.action.ravel())
+        np.testing.assert_allclose(rollout.log_prob.ravel(), log_prob, rtol=1e-5, atol=1e-6)
+        following = apply(policy, state, successor(rollout.obs))[1]
+        expected = np.where(rollout.terminated, 0.0, following)
+        np.testing.assert_allclose(rollout.next_value, expected, rtol=1e-5, atol=1e-5)
+        cut = (rollout.truncated & ~rollout.terminated)[:-1]
+        assert (np.abs(rollout.next_value[:-1] - value[1:])[cut] > 1e-2).all(), "resets look like successors"
+    runner.close()
+
+
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+def test_actions_are_recorded_as_sampled_and_taken_within_bounds(bounds):
+    spec, _, state = make_spec(Continuous, bounds)
+    rollout = EnvRunner(spec, np.arange(N)).collect(state, GAMMA).rollout
+    assert np.abs(rollout.action).max() > 1.0
+    unit = np.tanh(rollout.action) if bounds == "tanh" else np.clip(rollout.action, -1.0, 1.0)
+    taken = np.array([-2.0, 0.5]) + (unit + 1.0) / 2.0 * np.array([4.0, 2.5])
+    time = 4.0 * rollout.obs[..., 2]
+    np.testing.assert_allclose(rollout.reward, time + 0.5 * taken.sum(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_every_environment_starts_from_a_seed_of_its_own():
+    spec, _, state = make_spec("CartPole-v1")
+    index = [9, 2, 4, 1000, 0]
+    first = EnvRunner(spec, np.array(index)).collect(state, GAMMA).rollout.obs[0]
+    keys, _ = env_keys(jax.random.key(0), jnp.asarray(index))
+    for key, obs in zip(keys, first, strict=True):
+        seed = int(jax.random.key_data(key)[-1]) >> 1
+        np.testing.assert_array_equal(gymnasium.make("CartPole-v1").reset(seed=seed)[0], obs)
+    assert len(np.unique(first, axis=0)) == N
+
+
+def test_a_fragment_outlives_the_next():
+    spec, _, state = make_spec(Counting)
+    runner = EnvRunner(spec, np.arange(N))
+    first = runner.collect(state, GAMMA)
+    before = jax.tree.map(np.copy, first)
+    second = runner.collect(state, GAMMA)
+    jax.tree.map(np.testing.assert_array_equal, first, before)
+    assert (second.rollout.obs != first.rollout.obs).any()
+
+
+def test_a_fragment_takes_no_compiling_and_knows_its_time():
+    spec, _, state = make_spec(Counting)
+    runner, compiled = EnvRunner(spec, np.arange(N)), []
+
+    def listen(event, duration, **kwargs):
+        if "compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        _, _, seconds = runner.collect(jax.device_get(state), GAMMA)
+        assert compiled == []
+        jax.jit(lambda x: x + 1)(0)
+        assert compiled, "it does not hear"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert seconds["env"] > 0.0
+    assert seconds["policy"] > 0.0
+    assert seconds["env"] + seconds["policy"] < seconds["total"] < 60.0
+
+
+@pytest.mark.parametrize("source", [Counting, Parts, Continuous])
+def test_the_blank_fragment_is_like_a_real_one(source):
+    spec, _, state = make_spec(source)
+    real, blank = EnvRunner(spec, np.arange(N)).collect(state, GAMMA), blank_fragment(spec, N)
+    assert jax.tree.structure(real[:2]) == jax.tree.structure(blank[:2])
+    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), part[:2]) for part in (real, blank)]
+    assert shapes[0] == shapes[1]
+
+
+def test_an_error_in_an_environment_is_its_own():
+    spec, _, state = make_spec(Failing)
+    runner = EnvRunner(spec, np.arange(N))
+    with pytest.raises(ArithmeticError, match="the simulator broke"):
+        runner.collect(state, GAMMA)
+    runner.close()
+
+
+def short_pendulum():
+    return gymnasium.make("Pendulum-v1", max_episode_steps=4)
+
+
+def test_runners_of_any_size_collect_the_same():
+    """Discrete actions are in test_sebulba, where they are equal and not just close."""
+    spec, _, state = make_spec(short_pendulum)
+    states = [jax.tree.map(lambda x, scale=scale: scale * x, state) for scale in np.float32([1.0, 0.3, -2.0])]
+    fragments = {}
+    for size in (8, 4, 1):
+        runners = [EnvRunner(spec, np.arange(first, first + size)) for first in range(0, 8, size)]
+        fragments[size] = [[runner.collect(state, GAMMA) for runner in runners] for state in states]
+    assert sum(fragment.rollout.done.sum() for (fragment,) in fragments[8]) > 5
+    for (whole,), *divided in zip(*fragments.values(), strict=True):
+        for parts in divided:
+            joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *(part.rollout for part in parts))
+            stats = functools.reduce(lambda a, b: a + b, (part.stats for part in parts))
+            close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+            jax.tree.map(close, (joined, stats), whole[:2])

@@ -1,0 +1,468 @@
+"""Gymnasium environments: what is made of them, against stepping them by hand; what is refused, in which words; and
+their evaluation."""
+
+import copy
+import functools
+import sys
+
+import gymnasium
+import host_probes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import quick_jit
+from gymnasium import spaces, wrappers
+from gymnasium.envs.registration import EnvSpec
+from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
+
+import jppo
+from jppo import evaluation
+from jppo.distributions import Categorical
+from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env
+from jppo.networks import make_policy
+from jppo.policy import TrainedPolicy
+from jppo.spaces import ActionSpec, ObsSpec, to_env_action
+from jppo.types import PolicyState
+
+SEEDS = (5, 0, 7, 2, 9, 3)
+envpool_warns = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+
+
+def by_hand(make, seeds, actions):
+    """What single environments say, each reset at once where it ends: first observations, and per step those to act
+    on next, outcomes and final observations, all by environment."""
+    envs = [make() for _ in seeds]
+    first = [copy.deepcopy(env.reset(seed=seed)[0]) for env, seed in zip(envs, seeds, strict=True)]
+    steps = []
+    for row in actions:
+        following, outcomes, final = [], [], {}
+        for i, (env, action) in enumerate(zip(envs, row, strict=True)):
+            obs, *outcome, _ = env.step(action)
+            obs = copy.deepcopy(obs)
+            if any(outcome[1:]):
+                final[i], obs = obs, copy.deepcopy(env.reset()[0])
+            following.append(obs)
+            outcomes.append(outcome)
+        steps.append((following, outcomes, final))
+    for env in envs:
+        env.close()
+    return first, steps
+
+
+def check_by_hand(source, make, seeds=SEEDS, num_steps=14, draw=None):
+    """Steps `source` as jppo does, and single environments of the same by hand; returns how often one was cut."""
+    env, rng = make_host_env(source), np.random.default_rng(0)
+    start = getattr(env.action_space, "start", 0)
+    draw = draw or (lambda rng: start + rng.integers(2))
+    actions = np.array([[draw(rng) for _ in seeds] for _ in range(num_steps)])
+    first, steps = by_hand(make, seeds, actions)
+    envs = env.make(list(seeds))
+    check_obs(envs.reset(), first)
+    cut = 0
+    for row, (following, outcomes, final) in zip(actions, steps, strict=True):
+        after = envs.step(row)
+        check_obs(after.obs, following)
+        given = zip(after.reward, after.terminated, after.truncated, strict=True)
+        assert [list(outcome) for outcome in given] == outcomes
+        assert sorted(after.final_obs) == sorted(final)
+        for i, obs in final.items():
+            check_obs(jax.tree.map(lambda x: np.asarray(x)[None], after.final_obs[i]), [obs])
+        cut += after.truncated.sum()
+    envs.close()
+    return cut
+
+
+def check_obs(batch, observations):
+    """[n, ...] against n observations."""
+    first = observations[0]
+    if isinstance(first, dict):
+        assert set(batch) == set(first)
+    if isinstance(first, dict | tuple):
+        for key in first if isinstance(first, dict) else range(len(first)):
+            check_obs(batch[key], [obs[key] for obs in observations])
+    else:
+        np.testing.assert_array_equal(batch, np.array(observations))
+
+
+@pytest.mark.parametrize(
+    ("source", "make"),
+    [
+        (Counting, Counting),
+        (Reusing, Counting),
+        (Chatty, Counting),
+        (Listing, Counting),
+        (Parts, Parts),
+        (host_probes.same_step, Counting),
+        (host_probes.disabled, Counting),
+        (host_probes.disabled_parts, Parts),
+        ("host_probes:Counting", Counting),
+        ("host_probes:disabled", Counting),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_final_and_next_observations_are_the_true_ones(source, make):
+    assert check_by_hand(source, make) > 5
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda env: wrappers.TimeLimit(env, 2),
+        lambda env: wrappers.FrameStackObservation(env, 3),
+        wrappers.RecordEpisodeStatistics,
+        lambda env: wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9), normalize_time=False),
+        lambda env: wrappers.TransformReward(env, lambda reward: np.float32(2.0 * reward)),
+    ],
+    ids=["TimeLimit", "FrameStack", "Statistics", "TimeAware", "Reward"],
+)
+def test_wrappers(wrap):
+    make = functools.partial(lambda wrap: wrap(Counting()), wrap)
+    assert check_by_hand(make, make) > 5
+
+
+def test_gymnasiums_own_by_their_ids():
+    check_by_hand("CartPole-v1", functools.partial(gymnasium.make, "CartPole-v1"), num_steps=60)
+
+
+def test_mujoco(tmp_path, monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log there when it warns
+    env = make_host_env("HalfCheetah-v5")
+    assert env.obs_spec == ObsSpec((17,), "float32")
+    assert env.action_spec == ActionSpec((6,), "float32", low=(-1.0,) * 6, high=(1.0,) * 6)
+    make = functools.partial(gymnasium.make, "HalfCheetah-v5", max_episode_steps=7)
+    assert check_by_hand(make, make, (1, 2), 20, lambda rng: rng.uniform(-1, 1, 6).astype(np.float32)) == 4
+
+
+def test_atari():
+    pytest.importorskip("ale_py")
+    env = make_host_env("ALE/Pong-v5")
+    assert (env.obs_spec, env.action_spec.num_actions) == (ObsSpec((210, 160, 3), "uint8"), 6)
+    assert "ALE/Pong-v5" in host_env_names()
+    make = functools.partial(gymnasium.make, "ALE/Pong-v5", max_episode_steps=5)
+    assert check_by_hand(make, make, (1, 2), 12, lambda rng: rng.integers(6)) == 4
+
+
+def test_atari_preprocessing():
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+
+    def make():
+        env = gymnasium.make("ALE/Pong-v5", frameskip=1, max_episode_steps=40)
+        return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
+
+    assert make_host_env(make).obs_spec == ObsSpec((4, 84, 84), "uint8")
+    assert check_by_hand(make, make, (1, 2), 12, lambda rng: rng.integers(6)) > 0
+
+
+@envpool_warns
+def test_envpool():
+    """It names its states: CartPole's dynamics, from Gymnasium, tell the successor of each."""
+    pytest.importorskip("envpool")
+    physics = gymnasium.make("CartPole-v1").unwrapped
+    physics.reset(seed=0)
+
+    def successor(obs, action):
+        physics.state, physics.steps_beyond_terminated = obs.astype(np.float64), None
+        return physics.step(action)
+
+    envs = make_host_env("envpool:CartPole-v1").make([3, 4, 5])
+    obs, rng, time, cut = envs.reset().copy(), np.random.default_rng(0), np.zeros(3, int), 0
+    for _ in range(600):
+        balancing = (obs[:, 2] + 0.5 * obs[:, 3] + 0.1 * obs[:, 1] + 0.05 * obs[:, 0] > 0).astype(np.int32)
+        action = np.where([True, False, False], balancing, rng.integers(2, size=3))
+        after, time = envs.step(action), time + 1
+        assert set(after.final_obs) == set(np.flatnonzero(after.terminated | after.truncated))
+        for i in range(3):
+            expected, _, terminated, _, _ = successor(obs[i], int(action[i]))
+            np.testing.assert_allclose(after.final_obs.get(i, after.obs[i]), expected, rtol=1e-4, atol=1e-4)
+            assert after.terminated[i] == terminated
+            assert after.truncated[i] == (time[i] == 500 and not terminated)
+            if i in after.final_obs:
+                assert np.abs(after.obs[i]).max() <= 0.05, "a new episode's first"
+                time[i], cut = 0, cut + after.truncated[i]
+        obs = after.obs.copy()
+    envs.close()
+    assert cut == 1
+
+
+def test_what_the_policy_gets_to_know():
+    env = make_host_env(Parts)
+    assert env.obs_spec == {
+        "where": ObsSpec((1,), "float32"),
+        "picture": ObsSpec((2, 2), "uint8"),
+        "both": (ObsSpec((), "int32", 9, start=-1), ObsSpec((1,), "int8")),
+        "age": ObsSpec((1,), "float32"),
+    }
+    assert env.action_spec == ActionSpec((), "int32", 3, start=4)
+    assert make_host_env(Continuous).action_spec == ActionSpec((2,), "float32", low=(-2.0, 0.5), high=(2.0, 3.0))
+    assert make_host_env(env) is env
+    assert [make_host_env(source).name for source in (Counting, "CartPole-v1")] == ["Counting", "CartPole-v1"]
+
+
+def test_a_trained_policy_speaks_the_environments_language():
+    """Discrete values that do not count from 0: the network's first is the environment's first."""
+
+    class Telling(Fixed):
+        def apply(self, params, obs):
+            return super().apply(params, obs)[0], jnp.argmax(obs["both"][0], axis=-1)
+
+    env = make_host_env(Parts)
+    state = PolicyState(params={}, obs_stats=())
+    policy = TrainedPolicy(
+        make_policy(Telling(0.2, 0.1, 0.7), env.obs_spec), state, env.obs_spec, env.action_spec, "clip"
+    )
+    real = Parts()
+    obs = dict(real.reset(seed=0)[0])
+    assert policy.value(obs) == 0.0
+    assert policy.act(obs) == 6
+    obs = dict(real.step(policy.act(obs))[0])
+    assert policy.value(obs) == 1.0
+    assert set(policy.act(jax.tree.map(lambda x: np.stack([x] * 99), obs), sampled=True, seed=0)) == {4, 5, 6}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+def test_actions_are_never_a_rounding_beyond_their_bounds(dtype, bounds):
+    """Environments ask `action_space.contains(action)`."""
+    low = np.round(np.random.default_rng(0).uniform(-3.0, 3.0, 50), 1)
+    space = spaces.Box(low.astype(dtype), (low + 0.7).astype(dtype), dtype=dtype)
+    spec = make_host_env(acting(space)).action_spec
+    for sample in (-9.0, 0.3, 9.0):
+        action = np.asarray(to_env_action(spec, jnp.full((1, 50), sample), bounds))[0].astype(dtype)
+        assert space.contains(action)
+    np.testing.assert_allclose(action, space.high, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", host_probes.disabled, "envpool:CartPole-v1"])
+@envpool_warns
+def test_seeds(source):
+    if "envpool" in str(source):
+        pytest.importorskip("envpool")
+    env = make_host_env(source)
+    first = []
+    for seeds in ([1, 2, 3], [1, 2, 3], [3, 9]):
+        envs = env.make(seeds)
+        first.append(np.array(envs.reset()))
+        envs.close()
+    np.testing.assert_array_equal(first[0], first[1])
+    np.testing.assert_array_equal(first[0][2], first[2][0])
+    assert len(np.unique(np.concatenate([first[0], first[2][1:]]), axis=0)) == 4
+
+
+def test_a_vector_of_gymnasiums_own_making():
+    same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    make = functools.partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync", vector_kwargs=same_step)
+    check_by_hand(make, functools.partial(gymnasium.make, "CartPole-v1"), num_steps=60)
+
+
+def test_it_is_drawn_where_it_can_be_and_only_then():
+    """Others may draw for themselves, into their observations."""
+    asked = []
+
+    def make(render_mode="rgb_array"):
+        asked.append(render_mode)
+        return wrappers.AddRenderObservation(Counting(render_mode))
+
+    envs = make_host_env(make).make([1], render=True)
+    assert asked == ["rgb_array"] * 2
+    assert envs.reset().shape == (1, 64, 48, 3)
+    envs.step(np.ones(1, int))
+    assert envs.render().shape == (64, 48, 3)
+    envs.close()
+    with pytest.raises(ValueError, match=r"cannot be drawn: its render_mode is None; .*can take render_mode"):
+        make_host_env(lambda: Counting(None)).make([1], render=True)
+
+
+def test_an_environment_of_its_own_by_its_id(monkeypatch):
+    spec = EnvSpec("tests/Counting-v3", "host_probes:Counting", max_episode_steps=2)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    make = functools.partial(gymnasium.make, spec.id)
+    assert check_by_hand(f"host_probes:{spec.id}", make) == check_by_hand(spec.id, make) > 30
+
+
+def shown(space, obs):
+    return type("Shown", (Counting,), {"observation_space": space, "see": lambda self: obs})
+
+
+def acting(space):
+    return type("Acting", (Counting,), {"action_space": space})
+
+
+BOX = spaces.Box(0, 9, (2,))
+make_vec = functools.partial(gymnasium.make_vec, "CartPole-v1")
+REFUSED = {
+    "CartPol-v1": "unknown environment 'CartPol-v1'; did you mean CartPole-v1",
+    "CartPole-v7": "unknown environment 'CartPole-v7'; did you mean CartPole-v1",
+    "qqqq": "unknown environment 'qqqq'; `jppo envs` lists",
+    "": "unknown environment ''; `jppo envs` lists",
+    "nowhere:Env": "there is no module nowhere",
+    "host_probes.nowhere:Env": "there is no module host_probes.nowhere",
+    "host_probes:Nothing": "module host_probes has no Nothing and registers no such environment",
+    "host_probes:by_hand.no": "module host_probes has no by_hand.no",
+    "os:getcwd": "os:getcwd made a str; it must make a gymnasium.Env",
+    ":": "'' is not what Python calls a module; write module:name",
+    "./host_probes.py:Counting": "'./host_probes.py' is not what Python calls a module; write module:name",
+    "host_probes.py:Counting": "there is no module host_probes.py",
+    "host_probes:INSTANCE": "host_probes:INSTANCE is a Counting, not a class or function that makes a gymnasium.Env",
+    "an instance": (
+        Counting(),
+        "Counting is neither a name nor a function that makes a gymnasium env.*give a function",
+    ),
+    "None": (None, "NoneType is neither a name nor a function"),
+    "no environment": (lambda: 3, "made a int; it must make a gymnasium.Env"),
+    "a vector": (lambda: host_probes.same_step(2), "made a SyncVectorEnv; it must make a gymnasium.Env"),
+    "no vector": (lambda num_envs: Counting(), "takes num_envs but made a Counting, not a vector environment"),
+    "NEXT_STEP": (host_probes.next_step, "next_step: SyncVectorEnv resets by autoreset_mode AutoresetMode.NEXT_STEP"),
+    "a ghost step": (host_probes.next_step, "make it with autoreset_mode=AutoresetMode.SAME_STEP"),
+    "make_vec": (make_vec, "partial: CartPoleVectorEnv resets by autoreset_mode AutoresetMode.NEXT_STEP"),
+    "another width": (host_probes.two_whatever, "was asked for num_envs = 1 and made 2"),
+    "Text": (shown(spaces.Text(3), "abc"), "Shown: observation space Text.* is not supported; Box, Discrete, "),
+    "MultiDiscrete": (shown(spaces.MultiDiscrete([2, 3]), np.zeros(2, int)), "FlattenObservation turns most others"),
+    "a part": (shown(spaces.Dict(a=BOX, b=spaces.Text(3)), {}), "observation space Text.* is not supported"),
+    "empty": (shown(spaces.Box(0, 1, (0,)), np.zeros(0, np.float32)), "observation space .* is not supported"),
+    "actions": (acting(spaces.MultiDiscrete([2, 2])), "action space MultiDiscrete.* is not supported; Discrete and re"),
+    "whole actions": (acting(spaces.Box(0, 3, (2,), np.int64)), "action space .*int64.* is not supported"),
+    "another shape": (shown(BOX, np.zeros(3, np.float32)), "Shown: .*observation"),
+    "a number": (shown(BOX, 0.0), "Shown: .*observation"),
+    "nothing": (shown(BOX, None), "Shown: .*observation"),
+    "fractions": (shown(spaces.Box(0, 9, (2,), np.uint8), np.full(2, 0.5)), "Shown: .*observation"),
+    "a missing part": (shown(spaces.Dict(a=BOX, b=BOX), {"a": np.zeros(2, np.float32)}), "Shown: .*observation"),
+    "no spaces": (type("Bare", (gymnasium.Env,), {}), "Bare has no (observation|action)_space"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.items(), ids=lambda case: case[0])
+def test_refused_in_words(case):
+    name, said = case
+    source, message = (name, said) if isinstance(said, str) else said
+    with pytest.raises(ValueError, match=message):
+        make_host_env(source)
+
+
+def test_one_environment_is_not_several():
+    env = Counting()
+    with pytest.raises(ValueError, match="gave the same environment twice; it must make a new one each time"):
+        make_host_env(lambda: env).make([1, 2])
+
+
+def test_an_instance_is_refused_by_the_driver_in_gymnasiums_words():
+    for env in (Counting(), gymnasium.make("CartPole-v1"), host_probes.same_step(2)):
+        with pytest.raises(ValueError, match="neither a name nor a function that makes a gymnasium environment"):
+            jppo.train(env)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [("CartPol-v1", "envpool has no task 'CartPol-v1'; did you mean CartPole-v1"), ("q", "has no task 'q'$")],
+)
+def test_refused_by_envpool(task, message):
+    pytest.importorskip("envpool")
+    with pytest.raises(ValueError, match=message):
+        make_host_env(f"envpool:{task}")
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "message"),
+    [
+        ("ale_py", "ALE/Pong-v5", r"need ale-py: pip install 'jppo\[atari\]'"),
+        ("envpool", "envpool:CartPole-v1", r"envpool is not installed: pip install 'jppo\[envpool\]'"),
+        ("mujoco", "HalfCheetah-v5", r"needs a package that is not installed: .*pip install 'jppo\[mujoco\]'"),
+    ],
+)
+def test_what_is_not_installed_is_named(monkeypatch, package, name, message):
+    for module in [module for module in sys.modules if module.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, module)  # it remembers whether there was MuJoCo
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=message):
+        make_host_env(name)
+
+
+def test_errors_of_the_environment_stay_its_own():
+    with pytest.raises(ZeroDivisionError):
+        make_host_env(lambda: 1 / 0)
+    envs = make_host_env(host_probes.Failing).make([0])
+    envs.reset()
+    for _ in range(2):
+        envs.step(np.zeros(1, np.int32))
+    with pytest.raises(ArithmeticError, match="the simulator broke"):
+        envs.step(np.zeros(1, np.int32))
+
+
+def test_what_is_a_host_environment():
+    taken = ("CartPole-v1", "host_probes:Counting", "envpool:Pong-v5", Counting, host_probes.disabled)
+    assert all(map(is_host_env, taken))
+    assert not any(map(is_host_env, ("Breakout-MinAtar", "cartpole", "", None)))
+    names = host_env_names()
+    assert {"CartPole-v1", "Pendulum-v1", "Taxi-v4", "HalfCheetah-v5"} <= set(names)
+    assert "CartPole-v0" not in names
+
+
+class Fixed:
+    """A network whose action probabilities are the same everywhere."""
+
+    def __init__(self, *probabilities):
+        self.logits = jnp.log(jnp.asarray(probabilities))
+
+    def init(self, key, obs):
+        return {}
+
+    def apply(self, params, obs):
+        batch = jax.tree.leaves(obs)[0].shape[0]
+        return Categorical(jnp.broadcast_to(self.logits, (batch, len(self.logits)))), jnp.zeros(batch)
+
+
+@pytest.fixture
+def evaluate(monkeypatch):
+    monkeypatch.setattr(evaluation, "jit", quick_jit)
+
+    def run(source, network, **options):
+        env = make_host_env(source)
+        state = PolicyState(params={}, obs_stats=())
+        return jppo.evaluate(env, make_policy(network, env.obs_spec), state, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("action", [0, 1])
+def test_evaluation_counts_every_episode_once(evaluate, action):
+    """Twenty episodes in sixteen environments: the first four play two each."""
+    played = evaluate(Counting, Fixed(0.9 - 0.8 * action, 0.1 + 0.8 * action), num_episodes=20, seed=5)
+    lengths = [2 + (5 + i) % 3 for i in range(16) for _ in range(2 if i < 4 else 1)]
+    assert played.lengths.tolist() == lengths
+    assert played.returns.tolist() == [n * (n - 1) / 2 + 0.5 * n * action for n in lengths]
+    assert played.finished.all()
+    assert [x.dtype for x in played] == [np.float32, np.int32, bool]
+    summary = played.summary()
+    assert (summary["episodes"], summary["unfinished"]) == (20, 0)
+    assert summary["length_mean"] == np.mean(lengths)
+
+
+def test_evaluation_samples_when_asked_to(evaluate):
+    """Half of each action is worth half a point."""
+    draws = [evaluate(Counting, Fixed(0.4, 0.6), num_episodes=400, seed=seed, sampled=True) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(draws[0].returns, draws[1].returns)
+    ones = [2.0 * (played.returns - played.lengths * (played.lengths - 1) / 2) for played in draws]
+    assert ones[0][:100].tolist() != ones[2][:100].tolist()
+    share = ones[0].sum() / draws[0].lengths.sum()
+    assert share == pytest.approx(0.6, abs=4 * 0.5 / np.sqrt(draws[0].lengths.sum()))
+
+
+def test_evaluation_stops_at_max_steps(evaluate):
+    """Environments 0, 3, ... take two steps, the others more."""
+    played = evaluate(Counting, Fixed(0.9, 0.1), num_episodes=6, max_steps=2)
+    assert played.lengths.tolist() == [2] * 6
+    assert played.finished.tolist() == [True, False, False] * 2
+    assert played.returns.tolist() == [1.0] * 6
+    assert played.summary()["unfinished"] == 4
+    endless = evaluate(host_probes.NaNReward, Fixed(0.9, 0.1), num_episodes=40, max_steps=3)
+    assert endless.lengths.tolist() == [3] * 16, "an environment that was cut short plays no more"
+    assert not endless.finished.any()
+
+
+def test_evaluation_sees_parts_and_takes_actions_that_do_not_count_from_0(evaluate):
+    played = evaluate(Parts, Fixed(0.2, 0.1, 0.7), num_episodes=3)
+    lengths = np.array([2, 3, 4])
+    assert played.lengths.tolist() == lengths.tolist()
+    assert played.returns.tolist() == (lengths * (lengths - 1) / 2 + 0.5 * 6 * lengths).tolist()
