@@ -1,29 +1,41 @@
 """The door to Ray: actor processes that step environments and send rollouts.
 
-Down goes one `ray.put` of the policy per iteration, up comes one fragment per actor. Whatever happens to an actor (its
-process dies, its environment raises or hangs, its node vanishes) costs the fragment in flight: the actor is replaced,
-and its successor collects in its place.
+Down goes the policy, once per iteration (one `ray.put`, or with the calls where it is small), up comes one fragment per
+actor. Whatever happens to an actor (its process dies, its environment raises or hangs, its node vanishes) costs the
+fragment in flight: the actor is replaced, and its successor collects in its place.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
+import pickle
 import re
+import signal
+import socket
+import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import ray
 
-from jppo.config import RayConfig
+from jppo.config import RayConfig, num_cores
 from jppo.env_runner import ActorsFailed, EnvRunner, Fragment, RunnerSpec
 from jppo.types import PolicyState
 
-_START_SECONDS = 300.0  # an actor may take this long to be placed, to start, and to make its environments
+_START_SECONDS = 300.0  # an actor may take this long to make its environments
+_ROOM_SECONDS = 20.0  # without a place in the cluster it waits, for ever; after this long that is said
+_SAY_SECONDS = 60.0
 _LEAST_TIMEOUT, _TIMEOUT_FACTOR = 60.0, 10.0
+_FIRST_TIMEOUT = 1800.0  # while no actor has shown how long a fragment takes
+_CLOSE_SECONDS = 2.0  # for environments to be closed, whether or not they are in a step
+_REACH_SECONDS = 5.0
+_INLINE_BYTES = 90_000  # of a policy: Ray sends arguments of up to 100 kB with the call, and saves 3 ms
 _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for each further one
 _ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
@@ -49,7 +61,10 @@ class InProcess:
     def poll(self, timeout: float) -> list[Fragment] | None:
         """Collects, however long it takes."""
         assert self._given is not None, "start() comes first"
-        return [self._runner.collect(*self._given)]
+        try:
+            return [self._runner.collect(*self._given)]
+        except Exception as error:
+            raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
 
     def counts(self) -> dict[str, int]:
         """See Actors.counts."""
@@ -61,7 +76,7 @@ class InProcess:
 
 
 class Actors:
-    """Owns the actor processes, and the local Ray where it started one."""
+    """Owns the actor processes, and the connection to Ray where it made one."""
 
     def __init__(self, spec: RunnerSpec, config: RayConfig, message: Callable[[str], None]) -> None:
         """Starts Ray (or joins a cluster) and the actors; does not wait for them.
@@ -71,20 +86,23 @@ class Actors:
           message: gets told, in words, what happens to actors.
 
         Raises:
-          ValueError: no cluster at the address, or one without the GPUs asked for.
+          ValueError: no cluster at the address, one without the GPUs asked for, or an environment or network that
+            cannot be sent to another process.
         """
         assert config.num_actors, "in-process running is InProcess"
         self._config, self._message = config, message
-        self._owns_ray = _connect(config)
         self._lost, self._restarts, self._longest, self._any_success = 0, 0, 0.0, False
+        self._waited = 0.0  # seconds in poll and ready, by which limits go: neither a long update counts nor a pause
+        self._say_at = 0.0
+        self._given: Any = None
+        self._slots: list[_Slot] = []
+        self._owns_ray = _connect(config)
         try:
             _check_resources(config, message)
-            self._spec = ray.put(spec)
+            self._spec = _put(spec)
             envs = config.envs_per_actor or 0
-            self._slots = [
-                _Slot(number, number * envs + np.arange(envs, dtype=np.int32)) for number in range(config.num_actors)
-            ]
-            self._given: Any = None
+            for number in range(config.num_actors):
+                self._slots.append(_Slot(number, number * envs + np.arange(envs, dtype=np.int32)))
             for slot in self._slots:
                 self._spawn(slot)
         except BaseException:
@@ -93,12 +111,11 @@ class Actors:
 
     def ready(self, timeout: float) -> str | None:
         """In words what is ready, or None where `timeout` seconds were not enough. Raises ActorsFailed."""
-        if not self._poll(timeout):
+        self._poll(timeout)
+        nodes = {slot.node for slot in self._slots}
+        if not all(slot.started for slot in self._slots):
             return None
-        nodes = len({slot.result for slot in self._slots})
-        for slot in self._slots:
-            slot.result = None
-        return f"{len(self._slots)} actors on {nodes} node{'s' if nodes > 1 else ''}"
+        return f"{len(self._slots)} actors on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
 
     def start(self, policy_state: PolicyState, gamma: float) -> None:
         """Has every actor collect a fragment; returns at once.
@@ -106,7 +123,9 @@ class Actors:
         Args:
           policy_state: NumPy leaves.
         """
-        self._given = ray.put((policy_state, gamma))
+        given = (policy_state, gamma)
+        small = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_state)) <= _INLINE_BYTES
+        self._given = given if small else ray.put(given)
         for slot in self._slots:
             self._collect(slot)
 
@@ -116,12 +135,12 @@ class Actors:
         Raises:
           ActorsFailed: an actor failed more than max_restarts times in a row.
         """
-        if not self._poll(timeout):
+        self._poll(timeout)
+        fragments = [slot.result for slot in self._slots if slot.result is not None]
+        if len(fragments) < len(self._slots):
             return None
-        fragments = [slot.result for slot in self._slots]
         for slot in self._slots:
             slot.result = None
-        self._longest = max(self._longest, *(fragment.seconds["total"] for fragment in fragments))
         return fragments
 
     def counts(self) -> dict[str, int]:
@@ -129,64 +148,96 @@ class Actors:
         return {"lost_fragments": self._lost, "restarts": self._restarts}
 
     def close(self) -> None:
-        """Ends the actors, and Ray where it was started here."""
-        for slot in getattr(self, "_slots", []):
-            _kill(slot.handle)
-        if self._owns_ray:
-            ray.shutdown()
+        """Ends the environments, the actors, and the connection to Ray where it was made here."""
+        with _undisturbed():
+            self._close()
 
-    def _poll(self, timeout: float) -> bool:
-        """Waits, receives, and replaces what failed; whether every slot has its result."""
-        now = time.monotonic()
+    def _close(self) -> None:
+        if ray.is_initialized():
+            closing = [slot.handle.close.remote() for slot in self._slots if slot.started]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
+            for slot in self._slots:
+                _kill(slot.handle)
+        if self._owns_ray:
+            _disconnect()
+
+    def _poll(self, timeout: float) -> None:
+        """Replaces what failed, waits for answers and receives them."""
         for slot in self._slots:
-            if slot.retry_at is not None and now >= slot.retry_at:
+            if slot.retry_at is not None and self._waited >= slot.retry_at:
                 self._restarts += 1
                 self._spawn(slot)
-                if self._given is not None:
-                    self._collect(slot)
         waiting = {slot.pending: slot for slot in self._slots if slot.pending is not None}
-        retries = [slot.retry_at - now for slot in self._slots if slot.retry_at is not None]
-        timeout = max(0.0, min([timeout, *retries]))
+        retries = [slot.retry_at - self._waited for slot in self._slots if slot.retry_at is not None]
+        timeout, begin = min([timeout, *retries]), time.monotonic()
         if waiting:
-            done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=timeout)
-            for ref in done:
-                self._receive(waiting[ref], ref)
-        elif retries:
-            time.sleep(timeout)
-        now = time.monotonic()
+            count = (
+                len(waiting) if all(slot.started for slot in self._slots) else 1
+            )  # who starts has another call to come
+            done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
+        else:
+            done = []
+            time.sleep(timeout if retries else 0.0)
+        self._waited += time.monotonic() - begin
+        for ref in done:
+            self._receive(waiting[ref], ref)
         for slot in waiting.values():
             limit = self._time_limit(slot)
-            if slot.pending is not None and now - slot.since > limit:
-                self._failed(slot, TimeoutError(f"no answer within {limit:.0f} s"))
-        return all(slot.result is not None for slot in self._slots)
+            if slot.pending is not None and self._waited - slot.since > limit:
+                what = "no answer" if slot.started else "not started"
+                self._failed(slot, _Trouble(f"{what} within {limit:.0f} s"))
+        self._say_who_waits()
+
+    def _say_who_waits(self) -> None:
+        homeless = [slot for slot in self._slots if slot.pending is not None and slot.node is None]
+        late = [slot for slot in homeless if self._waited - slot.since > _ROOM_SECONDS]
+        if late and self._waited >= self._say_at:
+            self._say_at = self._waited + _SAY_SECONDS
+            each = f"{self._config.actor_cpus:g} CPUs" + (
+                f" and {self._config.actor_gpus:g} GPUs" if self._config.actor_gpus else ""
+            )
+            self._message(f"{len(late)} of {len(self._slots)} actors wait for room, {each} each (see `ray status`)")
 
     def _receive(self, slot: "_Slot", ref: Any) -> None:
         try:
-            slot.result = ray.get(ref)
-        except ray.exceptions.RayError as error:
-            self._failed(slot, error)
-            return
-        slot.pending = None
-        if self._given is not None:  # a fragment, not the word that it is ready
-            slot.failures, slot.fresh, self._any_success = 0, False, True
+            answer = ray.get(ref)
+        except ray.exceptions.RayError as error:  # the process died
+            answer = _trouble(error, str(error))
+        if isinstance(answer, _Trouble):
+            self._failed(slot, answer)
+        elif slot.node is None:
+            slot.node, slot.since = answer, self._waited
+            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers)
+        elif not slot.started:
+            slot.started, slot.pending = True, None
+            if self._given is not None:
+                self._collect(slot)
+        else:
+            slot.result, slot.pending, slot.failures, self._any_success = answer, None, 0, True
+            self._longest = max(self._longest, answer.seconds["total"])
 
     def _time_limit(self, slot: "_Slot") -> float:
-        fragment = self._config.actor_timeout or max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest)
-        return fragment + _START_SECONDS if slot.fresh else fragment
+        if slot.node is None:
+            return math.inf
+        if not slot.started:
+            return max(_START_SECONDS, self._config.actor_timeout or 0.0)
+        known = max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest) if self._longest else _FIRST_TIMEOUT
+        return self._config.actor_timeout or known
 
-    def _failed(self, slot: "_Slot", error: Exception) -> None:
+    def _failed(self, slot: "_Slot", trouble: "_Trouble") -> None:
         """Counts it and lays down when the slot's actor is replaced. Raises ActorsFailed when it was once too often."""
         _kill(slot.handle)
-        slot.failures, slot.pending = slot.failures + 1, None
-        self._lost += self._given is not None
+        self._lost += slot.started
+        slot.failures, slot.pending, slot.node, slot.started = slot.failures + 1, None, None, False
         first, last = int(slot.env_index[0]), int(slot.env_index[-1])
         who = f"actor {slot.number} (environments {first} to {last})"
         if slot.failures > (self._config.max_restarts if self._any_success else min(1, self._config.max_restarts)):
             times = "once" if slot.failures == 1 else f"{slot.failures} times in a row"
-            raise ActorsFailed(f"{who} failed {times}, the last time with:\n{_in_full(error)}") from error
+            raise ActorsFailed(f"{who} failed {times}, the last time with:\n{trouble.full or trouble.short}")
         wait = _BACK_OFF * 2.0 ** (slot.failures - 1)
-        slot.retry_at = time.monotonic() + wait
-        self._message(f"{who} failed ({_in_short(error)}); a new one starts in {wait:.1f} s")
+        slot.retry_at = self._waited + wait
+        self._message(f"{who} failed ({trouble.short}); a new one starts in {wait:.1f} s")
 
     def _spawn(self, slot: "_Slot") -> None:
         """A replacement's environments count as new ones, with numbers of their own, so that no draw is repeated."""
@@ -197,31 +248,56 @@ class Actors:
         options = {
             "num_cpus": config.actor_cpus,
             "num_gpus": config.actor_gpus,
-            "scheduling_strategy": "SPREAD",
+            # inside a placement group (a Tune trial's) there is room for the actors already
+            "scheduling_strategy": None if ray.util.get_current_placement_group() else "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
         total = sum(len(other.env_index) for other in self._slots)
-        slot.handle = ray.remote(_Actor).options(**options).remote(self._spec, slot.env_index + total * slot.spawned)
-        slot.spawned, slot.retry_at, slot.fresh = slot.spawned + 1, None, True
-        slot.pending, slot.since, slot.result = slot.handle.node.remote(), time.monotonic(), None
+        slot.handle = ray.remote(_Actor).options(**options).remote()
+        slot.numbers = slot.env_index + total * slot.spawned
+        slot.pending, slot.since, slot.retry_at = slot.handle.place.remote(), self._waited, None
+        slot.spawned += 1
 
     def _collect(self, slot: "_Slot") -> None:
-        slot.pending, slot.since, slot.result = slot.handle.collect.remote(self._given), time.monotonic(), None
+        slot.pending, slot.since, slot.result = slot.handle.collect.remote(self._given), self._waited, None
+
+
+class _Trouble(NamedTuple):
+    """Why an actor failed. Text, because an environment's exception may not survive the way to another process."""
+
+    short: str
+    full: str = ""
 
 
 class _Actor:
-    """Runs in a process of its own."""
+    """Runs in a process of its own. Answers with a _Trouble where its environments raise."""
 
-    def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
-        # The policy's calls are too short to be handed to another thread: 16 us instead of 41 (docs/performance.md).
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-        self._runner = EnvRunner(spec, env_index)
+    _runner: EnvRunner | None = None
 
-    def node(self) -> str:
+    def place(self) -> str:
+        """The node that this runs on."""
         return ray.get_runtime_context().get_node_id()
 
-    def collect(self, given: tuple[PolicyState, float]) -> Fragment:
-        return self._runner.collect(*given)
+    def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> "_Trouble | None":
+        """Makes the environments."""
+        # The policy's calls are too short to be handed to another thread: 16 us instead of 41 (docs/performance.md).
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        try:
+            self._runner = EnvRunner(spec, env_index)
+        except Exception as error:
+            return _trouble(error, traceback.format_exc())
+        return None
+
+    def collect(self, given: tuple[PolicyState, float]) -> "Fragment | _Trouble":
+        assert self._runner is not None, "begin() comes first"
+        try:
+            return self._runner.collect(*given)
+        except Exception as error:
+            return _trouble(error, traceback.format_exc())
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
 
 
 @dataclasses.dataclass
@@ -231,34 +307,101 @@ class _Slot:
     number: int
     env_index: np.ndarray
     handle: Any = None
+    numbers: Any = None  # of the environments that its actor has
+    node: str | None = None  # where its actor runs; None until it has been placed
+    started: bool = False  # whether its environments are made
     pending: Any = None  # the call that is waited for
     since: float = 0.0  # when that was made
-    result: Any = None
-    fresh: bool = True  # this actor has not answered yet
+    result: Fragment | None = None
     failures: int = 0  # in a row
     spawned: int = 0
     retry_at: float | None = None
 
 
 def _connect(config: RayConfig) -> bool:
-    """Makes sure that there is a Ray; returns whether it was started here."""
+    """Makes sure that there is a Ray; returns whether this made the connection."""
     if ray.is_initialized():
+        if config.address not in (None, "auto"):
+            raise ValueError(f"Ray is connected already; address = {config.address!r} would be another cluster")
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         needed = (config.num_actors or 0) * config.actor_cpus + 1  # the learner's
-        options |= {"num_cpus": max(os.cpu_count() or 1, math.ceil(needed)), "include_dashboard": False}
+        options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
     try:
-        with warnings.catch_warnings():  # Ray forks only to become another program at once, which JAX's threads survive
+        _check_reachable(address)
+        with _undisturbed(interruptible=address != "local"), warnings.catch_warnings():
+            # Ray forks only to become another program at once, which JAX's threads survive.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
-    except ConnectionError as error:
+    except (OSError, RuntimeError, ValueError) as error:
+        _disconnect()
+        token = "; it asks for a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
         raise ValueError(
-            f"there is no Ray cluster at address = {address!r} ({error}); start one with `ray start --head`, or leave "
-            "address out for a local one"
+            f"there is no Ray cluster to join at address = {address!r} ({error}{token}); start one with `ray start "
+            "--head`, or leave address out for a local one"
         ) from error
+    except BaseException as error:
+        _disconnect()
+        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM, while it starts
+            raise KeyboardInterrupt from error
+        raise
+    _set_echo(False)
     return True
+
+
+def _disconnect() -> None:
+    """Also ends the Ray that was started here, if it was."""
+    with _undisturbed():
+        ray.shutdown()
+    _set_echo(True)
+
+
+@contextlib.contextmanager
+def _undisturbed(interruptible: bool = False) -> Iterator[None]:
+    """Holds back Ctrl-C and SIGTERM: daemons of a Ray that is half started or half stopped live on for a minute.
+
+    Also puts back the handler of SIGTERM, for which `ray.init` has one that does not save.
+
+    Args:
+      interruptible: Ctrl-C is not held back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = [signal.SIGTERM] if interruptible else [signal.SIGTERM, signal.SIGINT]
+    held: list[int] = []
+    before = [signal.signal(number, lambda number, _: held.append(number)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for held_number in held:
+            signal.raise_signal(held_number)
+
+
+def _set_echo(echo: bool) -> None:
+    """Whether Ray prints what its daemons say, on standard output. That an actor died is said by `Actors`, in short."""
+    ray._private.worker._worker_logs_enabled = echo
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError where nothing listens at host:port; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+
+
+def _put(spec: RunnerSpec) -> Any:
+    try:
+        return ray.put(spec)
+    except (TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            f"{spec.env.name}, or the network, cannot be sent to another process ({error.__cause__ or error}); what "
+            "cannot be pickled must be made inside the function that makes the environment"
+        ) from error
 
 
 def _check_resources(config: RayConfig, message: Callable[[str], None]) -> None:
@@ -281,12 +424,7 @@ def _kill(handle: Any) -> None:
         ray.kill(handle)
 
 
-def _in_short(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__
-
-
-def _in_full(error: Exception) -> str:
-    """With the traceback of the other process, which Ray puts into the message, in colour."""
-    return re.sub(r"\x1b\[\d+m", "", str(error)).strip() or type(error).__name__
+def _trouble(error: Exception, full: str) -> _Trouble:
+    first = (str(error).strip().splitlines() or [""])[0]
+    plain = re.compile(r"\x1b\[\d+m")  # Ray colours
+    return _Trouble(plain.sub("", f"{type(error).__name__}: {first}"), plain.sub("", full).strip())

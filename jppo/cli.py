@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jppo import __version__
-from jppo.config import Hyperparams, PPOConfig, RayConfig, check_total_steps, spread_envs
+from jppo.config import Hyperparams, PPOConfig, RayConfig, check_total_steps, num_cores, spread_envs
 from jppo.presets import PRESETS, preset_for
 
 _EXIT_DIVERGED, _EXIT_USAGE, _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -64,7 +64,6 @@ class Train:
         from jppo.env_runner import ActorsFailed
         from jppo.progress import make_reporter, summary_lines
 
-        config, actors = self._spread()
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
         try:
@@ -72,11 +71,11 @@ class Train:
                 self.env,
                 total_steps=self.total_steps,
                 seed=self.seed,
-                config=config,
+                config=self.config,
                 hyperparams=self.hyperparams,
                 backend=self.backend,
                 num_devices=self.num_devices,
-                **vars(actors),
+                **vars(self.actors),
                 run_dir=self.run_dir or runs.default_run_dir(self.env, self.seed),
                 progress=reporter,
                 wandb=self.wandb,
@@ -92,13 +91,13 @@ class Train:
             print(json.dumps(runs.jsonable(result.summary)))
         return _EXITS.get(result.summary["status"], 0)
 
-    def _spread(self) -> tuple[PPOConfig, RayConfig]:
-        """--envs-per-actor changes num_envs and num_steps where they are the preset's."""
-        preset = PRESETS[preset_for(self.env) if self.preset == "auto" else self.preset].config
-        sizes = (self.config.num_envs, self.config.num_steps)
-        if self.actors.envs_per_actor is None or sizes != (preset.num_envs, preset.num_steps):
-            return self.config, self.actors
-        return spread_envs(self.config, self.actors, os.cpu_count() or 1, fixed=False)
+    def spread(self, argv: list[str]) -> "Train":
+        """With --envs-per-actor, and sizes that nobody gave, in other sizes: see `spread_envs`."""
+        given = {word.split("=")[0].replace("_", "-") for word in argv}
+        if self.actors.envs_per_actor is None or given & {"--num-envs", "--num-steps"}:
+            return self
+        config, actors = spread_envs(self.config, self.actors, num_cores(), fixed=False)
+        return dataclasses.replace(self, config=config, actors=actors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,13 +227,14 @@ _COMMANDS = ("train", "eval", "plot", "play", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input) or 130 (interrupted)."""
+    """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input), 3 (actors failed) or 130 (interrupted)."""
     if argv is None:
         argv = sys.argv[1:]
         sys.path.insert(0, os.getcwd())  # as `python -m` does, for environments of one's own
         signal.signal(signal.SIGINT, _quit)
     try:
-        return _parse(argv).run()
+        command = _parse(argv)
+        return (command.spread(argv) if isinstance(command, Train) else command).run()
     except ValueError as error:
         if not _is_ours(error):
             raise

@@ -7,6 +7,7 @@ training state, so that a sweep over them is a `vmap` and compiles once.
 import dataclasses
 import math
 import numbers
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -127,7 +128,7 @@ class RayConfig:
     """How environments are spread over Ray actors."""
 
     num_actors: int | None = None
-    """Processes that step environments; 0 steps them in this one, without Ray. Default: one per core, where that divides num_envs."""  # noqa: E501
+    """Processes that step environments; 0 steps them in this one, without Ray. Default: one per core of this machine, where that divides num_envs."""  # noqa: E501
     envs_per_actor: int | None = None
     """Environments in each. Default: num_envs/num_actors; where given, num_envs follows, and num_steps so that the batch stays."""  # noqa: E501
     policy_lag: Literal[0, 1] = 0
@@ -139,9 +140,9 @@ class RayConfig:
     address: str | None = None
     """A Ray cluster to join: auto, host:port or ray://host:port. Default: RAY_ADDRESS if set, else a new local one."""
     actor_timeout: float | None = None
-    """Seconds after which a rollout is given up and its actor replaced. Default: ten times the longest so far, at least a minute."""  # noqa: E501
+    """Seconds after which a rollout is given up and its actor replaced. Default: ten times the longest so far, at least a minute; half an hour until there is one."""  # noqa: E501
     max_restarts: int = 3
-    """Failures of one actor in a row after which the run ends."""
+    """Failures of one actor in a row that are made good; one more ends the run. Before the first rollout: one."""
 
     def __post_init__(self) -> None:
         if self.num_actors is not None and (isinstance(self.num_actors, bool) or self.num_actors != 0):
@@ -160,6 +161,11 @@ class RayConfig:
         restarts = self.max_restarts
         if isinstance(restarts, bool) or not isinstance(restarts, numbers.Integral) or restarts < 0:
             raise ValueError(f"max_restarts = {restarts!r} must be a whole number of at least 0")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -> tuple[PPOConfig, RayConfig]:

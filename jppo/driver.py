@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import difflib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import numpy as np
 
 from jppo import runs
 from jppo.anakin import Anakin, AnakinState, make_anakin
-from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, spread_envs
+from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
 from jppo.envs import available, make_env
 from jppo.envs.gymnasium import is_host_env, make_host_env, nearest_host_envs
 from jppo.learner import Loss, Optimizer, adam
@@ -127,7 +126,7 @@ def train(
     parts: dict[str, Any] = {"total_steps": total_steps, "network": network, "optimizer": optimizer, "loss": loss}
     agent: Anakin | Sebulba
     if backend == "ray":
-        config, actors = spread_envs(config, actors, os.cpu_count() or 1, given)
+        config, actors = spread_envs(config, actors, num_cores(), given)
         agent = make_sebulba(env, config, **parts, num_devices=num_devices)
     elif actors == RayConfig() and num_devices == 1:
         agent = make_anakin(env, config, **parts)
@@ -135,7 +134,7 @@ def train(
         raise ValueError(f"{env.name} runs on the device, without actors or num_devices; give backend = 'ray' for them")
     _check_sizes(config, total_steps)
     more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
-    more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
+    more |= {"actors": dataclasses.asdict(actors), "num_devices": num_devices} if backend == "ray" else {}
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
     reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
     return _run(agent, actors, seed, hyperparams, settings, run_dir, wandb, reporter)
@@ -189,6 +188,7 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend != "auto":
+        _check_backend(env, backend)
         return backend
     if not isinstance(env, str):
         return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "anakin"
@@ -199,6 +199,16 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
     near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
     raise ValueError(f"unknown environment {env!r}; {hint}")
+
+
+def _check_backend(env: Any, backend: str) -> None:
+    """Raises ValueError where only the other one knows the name."""
+    if not isinstance(env, str) or ":" in env:
+        return
+    if backend == "anakin" and env not in available() and is_host_env(env):
+        raise ValueError(f"{env} is an environment of Gymnasium's; it runs with backend = 'ray'")
+    if backend == "ray" and not is_host_env(env) and env in available():
+        raise ValueError(f"{env} is an environment of gymnax's; it runs on the device, with backend = 'anakin'")
 
 
 def _make_loop(

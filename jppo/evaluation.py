@@ -108,7 +108,7 @@ def _evaluate_host(
 
     num_envs = min(num_episodes, _HOST_ENVS)
     share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
-    envs, key, act = env.make((seed + np.arange(num_envs)).tolist()), jax.random.key(seed), jit(act)
+    envs, key, act = env.make(_seeds(seed, num_envs)), jax.random.key(seed), jit(act)
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
     while share.any():
@@ -123,6 +123,11 @@ def _evaluate_host(
     envs.close()
     returns, lengths, finished = zip(*(episode for of_one in episodes for episode in of_one), strict=True)
     return Evaluation(np.array(returns, np.float32), np.array(lengths, np.int32), np.array(finished))
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    """Of 31 bits, unlike those of neighbouring seeds."""
+    return (np.random.SeedSequence(seed).generate_state(count) >> 1).tolist()
 
 
 class _Loop(NamedTuple):

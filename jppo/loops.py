@@ -181,6 +181,10 @@ class ActorLoop:
         self._gamma = float(hyperparams.gamma)
         self.state: TrainState = agent.init(key, hyperparams)
         spec, processes = agent.runner_spec(key), max(config.num_actors or 0, 1)
+        log.reporter.message(
+            f"num_envs = {agent.config.num_envs}: {processes} x {config.envs_per_actor}; num_steps = "
+            f"{agent.config.num_steps}: batches of {agent.config.batch_size:,}"
+        )
         self._actors = _make_actors(spec, config, log.reporter.message)
         try:
             blank = blank_fragment(spec, config.envs_per_actor or 1)
@@ -240,6 +244,7 @@ class ActorLoop:
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
             self.state, metrics = self._update(self.state, rollout, stats)
+            self._await_update(metrics["finite"])
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             learnt = time.perf_counter()
             if not lag and number < num_updates and metrics["finite"]:
@@ -261,6 +266,14 @@ class ActorLoop:
                 return result
             self._log.reporter.tick()
         return None
+
+    def _await_update(self, finished: Any) -> None:
+        """By looking, since a blocking fetch would keep Ctrl-C waiting; more and more seldom, since most are short."""
+        pause = 1e-4
+        while not finished.is_ready():
+            time.sleep(pause)
+            pause = min(1.2 * pause, _POLL_SECONDS)
+            self._log.reporter.tick()
 
     def _of_actors(self, fragments: list[Any], number: int) -> dict[str, float]:
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}

@@ -126,10 +126,11 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         if mean is None or math.isnan(mean)
         else f"return {mean:.1f} +- {std:.1f} over the last episodes"
     )
+    start = "starting" if summary["backend"] == "ray" else "compiling"
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
         f"{summary['seconds']:.1f} s ({_short(summary['steps_per_second'])} steps/s) "
-        f"after {summary['compile_seconds']:.1f} s of compiling; {returns}"
+        f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
     ]
     return lines + ([f"saved in {summary['run_dir']}"] if summary["run_dir"] else [])
 

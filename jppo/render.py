@@ -1,5 +1,6 @@
 """Pictures of a policy at play."""
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -131,16 +132,18 @@ def _host_episode(
         return to_env_action(env.action_spec, distribution.sample(seed=key) if sampled else distribution.mode(), bounds)
 
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")
     act, envs, frames, rewards = jit(act), env.make([seed], render=True), [], []
-    obs = envs.reset()
-    for key in jax.random.split(jax.random.key(seed), max_steps):
-        frames.append(envs.render())
-        after = envs.step(np.asarray(act(obs, key)))
-        obs = after.obs
-        rewards.append(float(after.reward[0]))
-        if after.final_obs:
-            break
-    envs.close()
+    with contextlib.closing(envs):
+        obs = envs.reset()
+        for key in jax.random.split(jax.random.key(seed), max_steps):
+            frames.append(envs.render())
+            after = envs.step(np.asarray(act(obs, key)))
+            obs = after.obs
+            rewards.append(float(after.reward[0]))
+            if after.final_obs:
+                break
     return frames, rewards
 
 

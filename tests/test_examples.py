@@ -34,14 +34,45 @@ def rates_matter(returns):
     assert good > 120
 
 
+def sweeps_by_grid_and_by_optuna(best):
+    grid, proposed = best
+    assert grid.config == {"learning_rate": 1e-2, "num_envs": 4}, "the other rate is far too low"
+    assert 1e-5 <= proposed.config["learning_rate"] <= 1e-2
+    for trial in best:
+        assert trial.metrics["step"] == 8192
+        assert trial.checkpoint
+
+
+def keeps_the_room_warm(result):
+    first, last = result
+    assert first < -300
+    assert last > -200
+
+
+def sees_pong(result):
+    assert result.agent.env.obs_spec.shape == (4, 84, 84)
+    assert len(result.metrics["update"]) == 3
+    assert np.isfinite(result.metrics["loss/total"]).all()
+
+
 CLAIMS = {
+    "atari": ({"total_steps": 96, "num_actors": 1, "num_steps": 4}, sees_pong, "of at most 21 after 96 steps"),
+    "ray_actors": ({"total_steps": 100_000}, keeps_the_room_warm, "steps/s with 2 actors"),
     "quickstart": ({}, quickstart, "mean return"),
     "custom_network_linen": ({"total_steps": 100_000}, balances, "a residual network of 9219 parameters"),
     "custom_network_nnx": ({"total_steps": 100_000}, balances, "nnx, torso (4, 64)"),
     "custom_network_equinox": ({"total_steps": 100_000}, balances, "equinox, 2 hidden layers"),
     "custom_environment": ({"total_steps": 200_000}, docks, "at first"),
+    "ray_tune_sweep": (
+        {"total_steps": 8192, "learning_rates": (1e-5, 1e-2), "num_envs": (4,), "num_samples": 2},
+        sweeps_by_grid_and_by_optuna,
+        "learning rate   batch size   steps   mean return",
+    ),
     "vmapped_seeds": ({"total_steps": 60_000, "num_seeds": 2}, rates_matter, "learning rate   mean return   per seed"),
 }
+
+
+NEEDS = {"atari": ("ale_py", "cv2")}  # of an extra that is not installed for tests
 
 
 def test_every_example_is_tested_and_short():
@@ -50,8 +81,12 @@ def test_every_example_is_tested_and_short():
     assert max(files.values()) <= 60, files
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks only to become another program at once
 @pytest.mark.parametrize("name", CLAIMS)
-def test_example(name, capsys):
+def test_example(name, capsys, monkeypatch, tmp_path):
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -49,7 +49,7 @@ class HostEnvs:
     """n environments behind one call, each resetting in the step that ends its episode."""
 
     def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
-        self._seeds = seeds
+        self._name, self._seeds = env.name, seeds
         self._vector = _make_vector(env.source, seeds, "rgb_array" if render else None)
         if render and self._vector.render_mode != "rgb_array":
             raise ValueError(
@@ -74,8 +74,12 @@ class HostEnvs:
         return HostStep(obs, reward, terminated, truncated, final)
 
     def render(self) -> np.ndarray:
-        """The picture of the first environment, [height, width, 3] u8."""
-        return self._vector.render()[0]
+        """The picture of the first environment, [height, width, 3] u8. Raises ValueError where drawing fails."""
+        try:
+            return self._vector.render()[0]
+        except Exception as error:  # whatever graphics library it is
+            hint = " (MUJOCO_GL=egl or osmesa may help)" if "mujoco" in type(error).__module__ else ""
+            raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
     def close(self) -> None:
         """Ends every environment."""
@@ -210,6 +214,8 @@ def _make_by_id(name: str, render_mode: str | None) -> Any:
     except gymnasium.error.DependencyNotInstalled as error:
         extra = " (pip install 'jppo[mujoco]')" if "mujoco" in str(error).lower() else ""
         raise ValueError(f"{name} needs a package that is not installed: {error}{extra}") from None
+    except ImportError as error:  # Gymnasium's word for what has moved elsewhere
+        raise ValueError(f"{name}: {error}") from None
     except gymnasium.error.Error:
         if name in gymnasium.registry:
             raise
@@ -259,6 +265,8 @@ def _resetter(
     """
 
     def same_step(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
+        if "final_obs" not in infos:
+            raise ValueError(f"{name}: an episode ended without final_obs in the infos, which SAME_STEP promises")
         return obs, {int(i): _as_arrays(space, infos["final_obs"][i]) for i in np.flatnonzero(done)}
 
     def by_mask(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:

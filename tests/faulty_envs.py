@@ -1,0 +1,167 @@
+"""Gymnasium environments that fail on cue, for actors. Their processes leave notes in a directory: an empty file per
+process ("pid-<pid>"), per process that closed ("closed-<pid>"), and the seeds of all resets.
+
+The place is an argument, or the environment variable NOTES for those that are named on a command line.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import ray
+
+NOTES = "JPPO_TEST_NOTES"
+
+
+class Unpicklable(Exception):
+    """Cannot be made again from its args, as many libraries' exceptions cannot."""
+
+    def __init__(self, code, text):
+        super().__init__(f"{text} (code {code})")
+
+
+def hang():
+    while True:
+        time.sleep(1.0)
+
+
+def hang_in_c():
+    """Holds Python's lock."""
+    ctypes.PyDLL(None).sleep(10_000)
+
+
+def fail():
+    raise Unpicklable(7, "the simulator is gone")
+
+
+FAULTS = {
+    "raise": fail,
+    "exit": lambda: os._exit(7),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": hang,
+    "hang in C": hang_in_c,
+}
+
+
+class Healthy(gymnasium.Env):
+    """Episodes of `length` steps; the action is the reward."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, notes=None, length=16, step_seconds=0.0):
+        self.notes, self.length, self.step_seconds = Path(notes or os.environ[NOTES]), length, step_seconds
+        self.time = 0
+        note(self.notes, f"pid-{os.getpid()}")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            note(self.notes, f"seed-{seed}-{os.getpid()}")
+        self.time = 0
+        return self.see(), {}
+
+    def step(self, action):
+        self.time += 1
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        return self.see(), float(action), False, self.time >= self.length, {}
+
+    def see(self):
+        return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+    def close(self):
+        note(self.notes, f"closed-{os.getpid()}")
+
+
+class Faulty(Healthy):
+    """Each of the first takes one of `faults` and shows it at its step number `at`; later ones are healthy."""
+
+    def __init__(self, faults, at, **kwargs):
+        super().__init__(**kwargs)
+        self.at, self.steps = at, 0
+        self.fault = next((fault for fault in faults if in_actor() and note(self.notes, f"fault-{fault}")), None)
+
+    def step(self, action):
+        self.steps += 1
+        if self.fault is not None and self.steps == self.at:
+            FAULTS[self.fault]()
+        return super().step(action)
+
+
+class Broken(Healthy):
+    """Fails in actors only, each time: in its making, reset or step."""
+
+    def __init__(self, where, **kwargs):
+        super().__init__(**kwargs)
+        self.where = where
+        self.break_in("making")
+
+    def reset(self, **kwargs):
+        self.break_in("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.break_in("step")
+        return super().step(action)
+
+    def break_in(self, where):
+        if where == self.where and in_actor():
+            raise RuntimeError(f"no licence in {where}")
+
+
+class WearsOut(Healthy):
+    """Fails from its 100th step on, in all processes."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100:
+            note(self.notes, "worn-out")
+        if (self.notes / "worn-out").exists():
+            raise RuntimeError("the gear is worn out")
+        return super().step(action)
+
+
+class Telling(Healthy):
+    """Writes what its process is like, and has a child process."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        if in_actor():
+            self.child = subprocess.Popen(["sleep", "600"])
+
+    def step(self, action):
+        if in_actor():
+            threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+            cpus = ray.get_runtime_context().get_assigned_resources()["CPU"]
+            facts = {"environ": dict(os.environ), "threads": threads, "child": self.child.pid, "cpus": cpus}
+            (self.notes / f"facts-{os.getpid()}").write_text(json.dumps(facts))
+        return super().step(action)
+
+
+def in_actor():
+    """Whether this process is one of Ray's."""
+    return "RAY_RAYLET_PID" in os.environ
+
+
+def note(directory, name):
+    """Whether nobody had left that note before."""
+    try:
+        (directory / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def noted(directory, kind):
+    """What the notes of a kind say."""
+    return [path.name.removeprefix(f"{kind}-") for path in Path(directory).glob(f"{kind}-*")]

@@ -1,0 +1,662 @@
+"""Actors: that they change nothing, and that no failure of theirs stops a run."""
+
+import concurrent.futures
+import functools
+import json
+import os
+import random
+import signal
+import threading
+import time
+import types
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import ray
+from checks import SMALL, quick_jit
+from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, WearsOut, noted
+from processes import descendants, left_of, running
+
+import jppo
+from jppo import actors, loops, sebulba
+from jppo.actors import Actors
+from jppo.cli import main
+from jppo.config import RayConfig
+from jppo.env_runner import ActorsFailed
+from jppo.progress import Silent
+from jppo.runs import load_policy_state, read_metrics
+
+CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
+UPDATES = 6
+NO_ROW = ("time/", "actors/")  # metrics that measure
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (loops, sebulba):
+            patch.setattr(module, "jit", quick_jit)
+        yield
+
+
+@pytest.fixture(scope="module")
+def local_ray(tmp_path_factory):
+    """A Ray of the test's own, which runs must leave running, and whose notes go where no argument can say."""
+    notes = tmp_path_factory.mktemp("notes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("RAY_worker_niceness", "0")  # deadlines are short here
+        patch.setenv(NOTES, str(notes))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        yield notes
+        assert ray.is_initialized()
+        mine = descendants()
+        ray.shutdown()
+    left = left_of(mine, 20.0)
+    assert not left
+
+
+class Recorder(Silent):
+    """Keeps what it was told, and calls `act` with the number of updates."""
+
+    def __init__(self, act=lambda update: None):
+        self.act, self.messages, self.started = act, [], time.monotonic()
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def update(self, step, steps_per_second, recent_return):
+        self.act(step // CONFIG.batch_size)
+
+
+def train(env, notes, updates=UPDATES, **options):
+    """A run of actors (2 x 4 environments) that leaves none of them behind."""
+    config = options.pop("config", CONFIG)
+    given = {"backend": "ray", "num_actors": 2, "seed": 3} | options
+    try:
+        return jppo.train(env, total_steps=updates * config.batch_size, config=config, **given)
+    finally:
+        pids = {int(pid) for pid in noted(notes, "pid")} - {os.getpid()}
+        left = left_of([process for process in running() if process.pid in pids], 10.0)
+        assert not left, "actors outlive their run"
+
+
+def assert_full_batches(result, updates=UPDATES, num_envs=8):
+    """Every environment ends its episode in the last step of a fragment, so each update must see all of them end."""
+    assert result.metrics["update"].tolist() == list(range(1, updates + 1))
+    np.testing.assert_array_equal(result.metrics["episode/count"], num_envs)
+    np.testing.assert_array_equal(result.metrics["episode/length_mean"], CONFIG.num_steps)
+
+
+def assert_same_run(a, b):
+    for name in a.metrics:
+        if name.startswith(NO_ROW):
+            continue
+        if name.startswith(("episode/", "update", "step")):
+            np.testing.assert_array_equal(a.metrics[name], b.metrics[name], name)
+        else:
+            np.testing.assert_allclose(a.metrics[name], b.metrics[name], 1e-3, 1e-6, err_msg=name)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), a.policy.state, b.policy.state)
+
+
+@pytest.fixture(scope="module")
+def told(local_ray, tmp_path_factory):
+    """A run whose environments tell of themselves, where it left its notes, and what was reported."""
+    notes, recorder = tmp_path_factory.mktemp("told"), Recorder()
+    result = train(functools.partial(Telling, notes=notes), notes, actor_cpus=0.5, progress=recorder)
+    return result, notes, recorder
+
+
+def test_actors_change_nothing(told, tmp_path):
+    alone = jppo.train(
+        functools.partial(Healthy, notes=tmp_path),
+        total_steps=UPDATES * CONFIG.batch_size,
+        config=CONFIG,
+        backend="ray",
+        num_actors=0,
+        seed=3,
+    )
+    assert set(told[0].metrics) == set(alone.metrics)
+    assert_same_run(told[0], alone)
+    assert_full_batches(told[0])
+    assert told[0].summary["num_actors"] == 2
+    assert told[0].summary["envs_per_actor"] == 4
+    assert told[0].summary["lost_fragments"] == told[0].summary["restarts"] == 0
+    assert alone.summary["num_actors"] == 0
+
+
+def test_an_actor_has_one_thread_on_the_cpu_and_half_a_core(told):
+    facts = [json.loads(path.read_text()) for path in told[1].glob("facts-*")]
+    assert len(facts) == 2
+    for fact in facts:
+        assert fact["environ"]["JAX_PLATFORMS"] == "cpu"
+        assert fact["environ"]["OMP_NUM_THREADS"] == fact["environ"]["NPROC"] == "1"
+        assert fact["threads"].count("tf_XLAEigen") <= 1, "the pool of XLA's own operations"
+        assert fact["cpus"] == 0.5
+
+
+def test_actors_close_their_environments_and_take_their_children_along(told):
+    _, notes, recorder = told
+    acted = {path.name.removeprefix("facts-") for path in notes.glob("facts-*")}
+    assert acted <= set(noted(notes, "closed"))
+    children = [json.loads(path.read_text())["child"] for path in notes.glob("facts-*")]
+    assert not {process.pid for process in running()} & set(children)
+    assert [message.split(" after ")[0] for message in recorder.messages[2:]] == ["2 actors on 1 node ready"]
+
+
+def test_a_lag_of_one_is_deterministic(local_ray, tmp_path):
+    env = functools.partial(Healthy, notes=tmp_path)
+    lagging = train(env, tmp_path, policy_lag=1)
+    alone = train(env, tmp_path, policy_lag=1, num_actors=0)
+    assert_same_run(lagging, alone)
+    assert lagging.metrics["actors/policy_lag"].tolist() == [0.0, *[1.0] * (UPDATES - 1)]
+
+
+def test_whatever_happens_to_actors_costs_a_fragment(local_ray, tmp_path, capfd):
+    faults = ["raise", "exit", "kill", "hang"]
+    recorder = Recorder()
+    env = functools.partial(Faulty, faults=faults, at=40, notes=tmp_path)
+    config = SMALL(num_envs=4, num_steps=16, num_minibatches=2)
+    options = {"config": config, "num_actors": 4, "actor_cpus": 0.5, "actor_timeout": 3.0, "progress": recorder}
+    result = train(env, tmp_path, **options)
+    assert_full_batches(result, num_envs=4)
+    assert set(noted(tmp_path, "fault")) == set(faults)
+    lost = [0, 0, *[4] * (UPDATES - 2)]  # step 40 is in the third fragment
+    assert result.metrics["actors/lost_fragments"].tolist() == result.metrics["actors/restarts"].tolist() == lost
+    assert result.summary["status"] == "finished"
+    assert (result.summary["lost_fragments"], result.summary["restarts"]) == (4, 4)
+    said = "\n".join(sorted(message for message in recorder.messages if "failed" in message))
+    assert said.count("a new one starts in 0.5 s") == 4
+    for number in range(4):
+        assert f"actor {number} (environments {number} to {number}) failed (" in said
+    assert "(Unpicklable: the simulator is gone (code 7));" in said
+    assert "(no answer within 3 s);" in said
+    assert said.count("(ActorDiedError: ") == 2
+    seeds = [name.split("-")[0] for name in noted(tmp_path, "seed")]
+    assert len(set(seeds)) == len(seeds) == 8, "replacements draw as new environments do"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["stop", "hang in C"])
+def test_processes_that_cannot_answer_are_killed(local_ray, tmp_path, fault):
+    env = functools.partial(Faulty, faults=[fault], at=40, notes=tmp_path)
+    result = train(env, tmp_path, actor_timeout=5.0)
+    assert_full_batches(result)
+    assert result.summary["restarts"] == 1
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(local_ray, tmp_path):
+    recorder = Recorder()
+    with pytest.raises(ActorsFailed) as caught:
+        train(
+            functools.partial(Broken, where="step", notes=tmp_path),
+            tmp_path,
+            progress=recorder,
+            run_dir=tmp_path / "run",
+        )
+    text = str(caught.value)
+    assert " failed 2 times in a row, the last time with:\nTraceback (most recent call last):" in text
+    assert 'tests/faulty_envs.py", line ' in text
+    assert text.endswith("RuntimeError: no licence in step")
+    assert "\x1b" not in text
+    assert caught.value.result is None
+    assert not (tmp_path / "run").exists()
+    assert time.monotonic() - recorder.started < 60.0
+
+
+@pytest.mark.parametrize("where", ["making", "reset"])
+def test_what_raises_only_in_actors_ends_the_run_too(local_ray, tmp_path, where):
+    env = functools.partial(Broken, where=where, notes=tmp_path)
+    with pytest.raises(ActorsFailed, match=f"(?s) failed once, the last time with:.*: no licence in {where}$"):
+        train(env, tmp_path, max_restarts=0, num_actors=1)
+
+
+def test_a_run_that_fails_in_the_end_is_saved(local_ray, tmp_path, capsys):
+    sizes = ["--num-envs", "8", "--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8"]
+    options = ["--num-actors", "2", "--max-restarts", "1", "--run-dir", str(tmp_path / "run"), "--json", *sizes]
+    code = main(["train", "faulty_envs:WearsOut", "--total-steps", "1e6", *options])
+    out, err = capsys.readouterr()
+    assert code == 3
+    assert "failed 2 times in a row" in err
+    assert 'faulty_envs.py", line' in err
+    assert "RuntimeError: the gear is worn out" in err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary == json.loads(out)
+    updates = 99 // 16
+    assert (summary["status"], summary["updates"], summary["restarts"]) == ("failed", updates, 2)
+    assert read_metrics(tmp_path / "run")["update"].tolist() == list(range(1, updates + 1))
+    agent = jppo.make_sebulba(WearsOut, SMALL(num_envs=8, num_steps=16, num_minibatches=2))
+    state = jax.eval_shape(agent.init, jax.random.key(0)).policy
+    assert load_policy_state(tmp_path / "run", state).params
+
+
+def kill_at_random(notes, every, most, over):
+    """SIGKILLs an actor that has environments, after random times; returns how many."""
+    chance, killed = random.Random(0), []
+    while len(killed) < most and not over.wait(chance.uniform(*every)):
+        pids = sorted({int(pid) for pid in noted(notes, "pid")} - {os.getpid(), *killed})
+        if pids:  # the others have not made their environments yet
+            killed.append(chance.choice(pids))
+            os.kill(killed[-1], signal.SIGKILL)
+    return len(killed)
+
+
+@pytest.mark.parametrize(
+    ("updates", "every", "most"),
+    [(8, (0.5, 1.5), 3), pytest.param(50, (2.0, 6.0), 99, marks=pytest.mark.slow)],
+    ids=["short", "a minute"],
+)
+def test_chaos(local_ray, tmp_path, updates, every, most):
+    started, over = threading.Event(), threading.Event()
+    recorder = Recorder(lambda update: over.set() if update >= updates - 3 else None)
+    recorder.message = lambda text: started.set() if "ready" in text else None
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        kills = pool.submit(lambda: started.wait() and kill_at_random(tmp_path, every, most, over))
+        try:
+            env = functools.partial(Healthy, step_seconds=0.01, notes=tmp_path)  # 0.64 s per fragment
+            result = train(env, tmp_path, updates, max_restarts=10, progress=recorder)
+        finally:
+            started.set()
+            over.set()
+    assert_full_batches(result, updates)
+    assert 3 <= kills.result() == result.summary["restarts"]
+    assert 1 <= result.summary["lost_fragments"] <= kills.result()
+    assert result.metrics["actors/lost_fragments"][-1] == result.summary["lost_fragments"]
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (Healthy, {"actor_gpus": 0.5}, r"^2 actors of actor_gpus = 0\.5 need 1 GPUs; Ray has 0$"),
+        (
+            lambda lock=threading.Lock(): Healthy(),
+            {},
+            r"<lambda>, or the network, cannot be sent to another process \(cannot pickle '_thread\.lock' object\);",
+        ),
+    ],
+)
+def test_refused_in_words(local_ray, tmp_path, env, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(env, tmp_path, **options)
+    assert ray.is_initialized()
+
+
+class PretendCall:
+    def __init__(self, due, answer):
+        self.due, self.answer = due, answer
+
+
+class PretendRay:
+    """Ray and a clock in one, with actors whose calls take as long, and answer, as `behaviour` says."""
+
+    exceptions = ray.exceptions
+    util = types.SimpleNamespace(get_current_placement_group=lambda: None)
+
+    def __init__(self, behaviour):
+        ready = {"place": lambda: (0.0, "node"), "begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
+        self.behaviour, self.now = ready | behaviour, 0.0
+        self.began, self.killed = [], []  # (when, environments), when
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def is_initialized(self):
+        return True
+
+    def cluster_resources(self):
+        return {"CPU": 99.0}
+
+    def put(self, value):
+        return value
+
+    def remote(self, cls):
+        return types.SimpleNamespace(options=lambda **options: types.SimpleNamespace(remote=self.actor))
+
+    def actor(self):
+        methods = {name: types.SimpleNamespace(remote=functools.partial(self.call, name)) for name in self.behaviour}
+        return types.SimpleNamespace(**methods)
+
+    def call(self, name, *args):
+        if name == "begin":
+            self.began.append((self.now, args[1].tolist()))
+        seconds, answer = self.behaviour[name]()
+        return PretendCall(self.now + seconds, answer)
+
+    def wait(self, calls, num_returns, timeout):
+        due = sorted(call.due for call in calls)[num_returns - 1]
+        self.now = min(self.now + timeout, max(self.now, due))
+        done = [call for call in calls if call.due <= self.now]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call):
+        if isinstance(call.answer, Exception):
+            raise call.answer
+        return call.answer
+
+    def kill(self, actor):
+        self.killed.append(self.now)
+
+
+def fragment(seconds):
+    return types.SimpleNamespace(seconds={"total": seconds})
+
+
+DIED = ray.exceptions.RayError("gone")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Makes two actors of two environments, which are ready; and the Ray they live in, and what they said."""
+
+    def make(*collects, **config):
+        rest = iter(collects)
+        pretended, said = PretendRay({"collect": lambda: next(rest)}), []
+        monkeypatch.setattr(actors, "ray", pretended)
+        monkeypatch.setattr(actors, "time", pretended)
+        fleet = Actors(None, RayConfig(num_actors=2, envs_per_actor=2, **config), said.append)
+        while fleet.ready(0.2) is None:
+            pass
+        return fleet, pretended, said
+
+    return make
+
+
+def rollout(fleet, pretended):
+    """Has one collected; returns how long it took."""
+    fleet.start(None, 0.9)
+    begin = pretended.now
+    while True:
+        before = pretended.now
+        fragments = fleet.poll(0.2)
+        assert pretended.now - before <= 0.2 + 1e-9, "poll takes longer than it may"
+        if fragments is not None:
+            assert len(fragments) == 2
+            return pretended.now - begin
+
+
+NEVER = (1e9, None)
+
+
+def test_slow_is_not_hung_until_it_is_known_how_slow(pretend):
+    slow, quick = (1700.0, fragment(1700.0)), (3.0, fragment(3.0))
+    fleet, pretended, said = pretend(slow, slow, NEVER, slow, slow)
+    assert rollout(fleet, pretended) == pytest.approx(1700.0, abs=0.3)
+    assert said == []
+    assert rollout(fleet, pretended) == pytest.approx(17000.0 + 0.5 + 3.0 + 1700.0, abs=1.0), "ten times the longest"
+    fleet, pretended, said = pretend(quick, quick, NEVER, quick, quick)
+    rollout(fleet, pretended)
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0), "a minute at least"
+    assert said == ["actor 0 (environments 0 to 1) failed (no answer within 60 s); a new one starts in 0.5 s"]
+
+
+def test_the_first_rollout_shows_at_once_how_long_others_may_take(pretend):
+    quick = (3.0, fragment(3.0))
+    fleet, pretended, _ = pretend(NEVER, quick, quick)
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0)
+
+
+def test_a_timeout_counts_only_time_in_which_somebody_waited(pretend):
+    fleet, pretended, said = pretend((105.0, fragment(105.0)), (1.0, fragment(1.0)), NEVER, *[(1.0, fragment(1.0))] * 2)
+    fleet._config = RayConfig(2, 2, actor_timeout=10.0)
+    fleet.start(None, 0.9)
+    pretended.now += 100.0  # a long update beside it, say
+    while fleet.poll(0.2) is None:
+        pass
+    assert said == []
+    assert rollout(fleet, pretended) == pytest.approx(10.0 + 0.5 + 3.0 + 1.0, abs=1.0)
+
+
+def test_failures_in_a_row_wait_twice_as_long_each_and_end_the_run(pretend):
+    fine, died = (1.0, fragment(1.0)), (0.5, DIED)
+    fleet, pretended, said = pretend(fine, fine, fine, died, died, died, died)
+    rollout(fleet, pretended)
+    with pytest.raises(ActorsFailed, match=r"^actor 1 \(environments 2 to 3\) failed 4 times in a row, the last time "):
+        rollout(fleet, pretended)
+    assert [message.rpartition(" in ")[2] for message in said] == ["0.5 s", "1.0 s", "2.0 s"]
+    assert [numbers for _, numbers in pretended.began] == [[0, 1], [2, 3], [6, 7], [10, 11], [14, 15]]
+    waits = np.subtract([when for when, _ in pretended.began[2:]], pretended.killed[:3])
+    np.testing.assert_allclose(waits, [0.5, 1.0, 2.0], atol=0.01)
+    assert fleet.counts() == {"lost_fragments": 4, "restarts": 3}
+
+
+def test_a_success_in_between_forgives(pretend):
+    fine, died = (1.0, fragment(1.0)), (0.5, DIED)
+    fleet, pretended, said = pretend(*[fine, fine], *[fine, died, fine] * 9, max_restarts=1)
+    for _ in range(10):
+        rollout(fleet, pretended)
+    assert {message.rpartition(" in ")[2] for message in said} == {"0.5 s"}
+    assert fleet.counts() == {"lost_fragments": 9, "restarts": 9}
+
+
+def test_an_actor_that_fails_while_it_starts_loses_no_fragment(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
+    rollout(fleet, pretended)
+    starts = iter([(2.0, DIED), (1e9, None), (3.0, None)])
+    pretended.behaviour["begin"] = lambda: next(starts)
+    assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 2.0 + 1.0 + 300.0 + 2.0 + 3.0 + 1.0, abs=2.0)
+    assert fleet.counts() == {"lost_fragments": 1, "restarts": 3}
+
+
+def test_before_the_first_rollout_one_replacement_is_tried(pretend):
+    died = (0.5, DIED)
+    fleet, pretended, _ = pretend(died, died, died, died)
+    with pytest.raises(ActorsFailed, match=r"failed 2 times in a row, the last time with:\ngone$"):
+        rollout(fleet, pretended)
+
+
+def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
+    rollout(fleet, pretended)
+    pretended.behaviour["place"] = lambda: (3600.0, "node")
+    assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 3600.0 + 3.0 + 1.0, abs=2.0)
+    assert said[1:] == ["1 of 2 actors wait for room, 1 CPUs each (see `ray status`)"] * 60
+    assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
+
+
+def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(actors, "_ROOM_SECONDS", 1.0)
+    recorder = Recorder()
+
+    def message(text):
+        recorder.messages.append(text)
+        if "room" in text:
+            raise KeyboardInterrupt
+
+    recorder.message = message
+    with pytest.raises(KeyboardInterrupt):
+        train(functools.partial(Healthy, notes=tmp_path), tmp_path, actor_cpus=3.0, progress=recorder)
+    said = "2 actors of actor_cpus = 3 need 6 CPUs; the cluster has 4: waiting for it to grow"
+    assert recorder.messages[1] == said
+    assert recorder.messages[-1] == "1 of 2 actors wait for room, 3 CPUs each (see `ray status`)"
+
+
+class PretendCall:
+    def __init__(self, due, answer):
+        self.due, self.answer = due, answer
+
+
+class PretendRay:
+    """Ray and a clock in one, with actors whose calls take as long, and answer, as `behaviour` says."""
+
+    exceptions = ray.exceptions
+    util = types.SimpleNamespace(get_current_placement_group=lambda: None)
+
+    def __init__(self, behaviour):
+        ready = {"place": lambda: (0.0, "node"), "begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
+        self.behaviour, self.now = ready | behaviour, 0.0
+        self.began, self.killed = [], []  # (when, environments), when
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def is_initialized(self):
+        return True
+
+    def cluster_resources(self):
+        return {"CPU": 99.0}
+
+    def put(self, value):
+        return value
+
+    def remote(self, cls):
+        return types.SimpleNamespace(options=lambda **options: types.SimpleNamespace(remote=self.actor))
+
+    def actor(self):
+        methods = {name: types.SimpleNamespace(remote=functools.partial(self.call, name)) for name in self.behaviour}
+        return types.SimpleNamespace(**methods)
+
+    def call(self, name, *args):
+        if name == "begin":
+            self.began.append((self.now, args[1].tolist()))
+        seconds, answer = self.behaviour[name]()
+        return PretendCall(self.now + seconds, answer)
+
+    def wait(self, calls, num_returns, timeout):
+        due = sorted(call.due for call in calls)[num_returns - 1]
+        self.now = min(self.now + timeout, max(self.now, due))
+        done = [call for call in calls if call.due <= self.now]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call):
+        if isinstance(call.answer, Exception):
+            raise call.answer
+        return call.answer
+
+    def kill(self, actor):
+        self.killed.append(self.now)
+
+
+def fragment(seconds):
+    return types.SimpleNamespace(seconds={"total": seconds})
+
+
+DIED = ray.exceptions.RayError("gone")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Makes two actors of two environments, which are ready; and the Ray they live in, and what they said."""
+
+    def make(*collects, **config):
+        rest = iter(collects)
+        pretended, said = PretendRay({"collect": lambda: next(rest)}), []
+        monkeypatch.setattr(actors, "ray", pretended)
+        monkeypatch.setattr(actors, "time", pretended)
+        fleet = Actors(None, RayConfig(num_actors=2, envs_per_actor=2, **config), said.append)
+        while fleet.ready(0.2) is None:
+            pass
+        return fleet, pretended, said
+
+    return make
+
+
+def rollout(fleet, pretended):
+    """Has one collected; returns how long it took."""
+    fleet.start(None, 0.9)
+    begin = pretended.now
+    while True:
+        before = pretended.now
+        fragments = fleet.poll(0.2)
+        assert pretended.now - before <= 0.2 + 1e-9, "poll takes longer than it may"
+        if fragments is not None:
+            assert len(fragments) == 2
+            return pretended.now - begin
+
+
+NEVER = (1e9, None)
+
+
+def test_slow_is_not_hung_until_it_is_known_how_slow(pretend):
+    slow, quick = (1700.0, fragment(1700.0)), (3.0, fragment(3.0))
+    fleet, pretended, said = pretend(slow, slow, NEVER, slow, slow)
+    assert rollout(fleet, pretended) == pytest.approx(1700.0, abs=0.3)
+    assert said == []
+    assert rollout(fleet, pretended) == pytest.approx(17000.0 + 0.5 + 3.0 + 1700.0, abs=1.0), "ten times the longest"
+    fleet, pretended, said = pretend(quick, quick, NEVER, quick, quick)
+    rollout(fleet, pretended)
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0), "a minute at least"
+    assert said == ["actor 0 (environments 0 to 1) failed (no answer within 60 s); a new one starts in 0.5 s"]
+
+
+def test_the_first_rollout_shows_at_once_how_long_others_may_take(pretend):
+    quick = (3.0, fragment(3.0))
+    fleet, pretended, _ = pretend(NEVER, quick, quick)
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0)
+
+
+def test_a_timeout_counts_only_time_in_which_somebody_waited(pretend):
+    fleet, pretended, said = pretend((105.0, fragment(105.0)), (1.0, fragment(1.0)), NEVER, *[(1.0, fragment(1.0))] * 2)
+    fleet._config = RayConfig(2, 2, actor_timeout=10.0)
+    fleet.start(None, 0.9)
+    pretended.now += 100.0  # a long update beside it, say
+    while fleet.poll(0.2) is None:
+        pass
+    assert said == []
+    assert rollout(fleet, pretended) == pytest.approx(10.0 + 0.5 + 3.0 + 1.0, abs=1.0)
+
+
+def test_failures_in_a_row_wait_twice_as_long_each_and_end_the_run(pretend):
+    fine, died = (1.0, fragment(1.0)), (0.5, DIED)
+    fleet, pretended, said = pretend(fine, fine, fine, died, died, died, died)
+    rollout(fleet, pretended)
+    with pytest.raises(ActorsFailed, match=r"^actor 1 \(environments 2 to 3\) failed 4 times in a row, the last time "):
+        rollout(fleet, pretended)
+    assert [message.rpartition(" in ")[2] for message in said] == ["0.5 s", "1.0 s", "2.0 s"]
+    assert [numbers for _, numbers in pretended.began] == [[0, 1], [2, 3], [6, 7], [10, 11], [14, 15]]
+    waits = np.subtract([when for when, _ in pretended.began[2:]], pretended.killed[:3])
+    np.testing.assert_allclose(waits, [0.5, 1.0, 2.0], atol=0.01)
+    assert fleet.counts() == {"lost_fragments": 4, "restarts": 3}
+
+
+def test_a_success_in_between_forgives(pretend):
+    fine, died = (1.0, fragment(1.0)), (0.5, DIED)
+    fleet, pretended, said = pretend(*[fine, fine], *[fine, died, fine] * 9, max_restarts=1)
+    for _ in range(10):
+        rollout(fleet, pretended)
+    assert {message.rpartition(" in ")[2] for message in said} == {"0.5 s"}
+    assert fleet.counts() == {"lost_fragments": 9, "restarts": 9}
+
+
+def test_an_actor_that_fails_while_it_starts_loses_no_fragment(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
+    rollout(fleet, pretended)
+    starts = iter([(2.0, DIED), (1e9, None), (3.0, None)])
+    pretended.behaviour["begin"] = lambda: next(starts)
+    assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 2.0 + 1.0 + 300.0 + 2.0 + 3.0 + 1.0, abs=2.0)
+    assert fleet.counts() == {"lost_fragments": 1, "restarts": 3}
+
+
+def test_before_the_first_rollout_one_replacement_is_tried(pretend):
+    died = (0.5, DIED)
+    fleet, pretended, _ = pretend(died, died, died, died)
+    with pytest.raises(ActorsFailed, match=r"failed 2 times in a row, the last time with:\ngone$"):
+        rollout(fleet, pretended)
+
+
+def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
+    rollout(fleet, pretended)
+    pretended.behaviour["place"] = lambda: (3600.0, "node")
+    assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 3600.0 + 3.0 + 1.0, abs=2.0)
+    assert said[1:] == ["1 of 2 actors wait for room, 1 CPUs each (see `ray status`)"] * 60
+    assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
+
+
+def test_more_cpus_than_there_are_is_said(pretend):
+    _, _, said = pretend(actor_cpus=60.0)
+    assert said == ["2 actors of actor_cpus = 60 need 120 CPUs; the cluster has 99: waiting for it to grow"]

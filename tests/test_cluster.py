@@ -1,0 +1,80 @@
+"""A cluster of three nodes, on one machine, that loses one in the middle of a run."""
+
+import functools
+import os
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from checks import SMALL, quick_jit
+from faulty_envs import Healthy
+from processes import descendants, left_of
+from ray.cluster_utils import Cluster
+
+import jppo
+from jppo import loops, sebulba
+from jppo.progress import Silent
+
+CONFIG = SMALL(num_envs=6, num_steps=16, num_minibatches=2)
+UPDATES = 12
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("RAY_worker_niceness", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        for module in (loops, sebulba):
+            patch.setattr(module, "jit", quick_jit)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+            for _ in range(2):
+                made.add_node(num_cpus=2)
+        yield made
+        mine = descendants()
+        made.shutdown()
+    left = left_of([process for process in mine if not process.command.endswith("Agent")], 20.0)
+    assert not left
+
+
+class Removal(Silent):
+    """Takes a node away once the run has made a few updates."""
+
+    def __init__(self, cluster):
+        self.cluster, self.messages, self.removed_at = cluster, [], None
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def update(self, step, steps_per_second, recent_return):
+        if self.removed_at is None and step >= 3 * CONFIG.batch_size:
+            self.removed_at = step // CONFIG.batch_size
+            self.cluster.remove_node(next(iter(self.cluster.worker_nodes)), allow_graceful=False)
+
+
+def test_a_run_outlives_a_node(cluster, tmp_path):
+    removal = Removal(cluster)
+    result = jppo.train(
+        functools.partial(Healthy, notes=tmp_path, step_seconds=0.01),  # 0.32 s per fragment
+        total_steps=UPDATES * CONFIG.batch_size,
+        config=CONFIG,
+        num_actors=3,
+        address=cluster.address,
+        progress=removal,
+    )
+    assert any(message.startswith("3 actors on 3 nodes ready") for message in removal.messages)
+    (said,) = [message for message in removal.messages if "failed" in message]
+    assert re.fullmatch(r"actor \d \(environments \d to \d\) failed \(.*\); a new one starts in 0\.5 s", said)
+    metrics, lost_at = result.metrics, removal.removed_at
+    assert 3 <= lost_at < UPDATES - 1
+    assert metrics["update"].tolist() == list(range(1, UPDATES + 1))
+    np.testing.assert_array_equal(metrics["episode/count"], CONFIG.num_envs, "each fragment ends one of each")
+    assert metrics["actors/lost_fragments"].tolist() == [0.0] * lost_at + [1.0] * (UPDATES - lost_at)
+    assert (result.summary["lost_fragments"], result.summary["restarts"]) == (1, 1)
+    assert not ray.is_initialized(), "the run leaves the cluster it joined"
+    assert {process.pid for process in descendants(os.getpid())}, "but does not end it"

@@ -1,0 +1,179 @@
+"""How a run with actors ends from outside, and that it takes everything it started along."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import ray
+from faulty_envs import Healthy
+from processes import left_of, of_session, running
+
+import jppo
+from jppo import actors
+from jppo.config import RayConfig
+from jppo.runs import read_metrics
+
+PATIENCE = 120.0  # seconds, for what a busy machine may delay
+SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]
+LINES = [
+    r"compiled in [\d.]+ s",
+    r"2 actors on 1 node ready after [\d.]+ s",
+    r"[\d,]+/1,000,000,000 steps .*",
+    r"actor [01] \(environments \d to \d\) failed \(ActorDiedError: .*\); a new one starts in 0.5 s",
+    r"stopping: saving what was reached \(Ctrl-C again to stop at once\)",
+    r"interrupted: [\d,]+ steps, .*",
+    r"saved in run",
+]
+
+
+class Command:
+    """`jppo train` with two actors, as a terminal starts it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        program = "import sys; from jppo.cli import main; sys.exit(main())"
+        options = ["CartPole-v1", "--backend", "ray", "--num-actors", "2", "--total-steps", "1e9", "--run-dir", "run"]
+        self.out, self.err = directory / "out", directory / "err"
+        with self.out.open("w") as out, self.err.open("w") as err:
+            argv = [sys.executable, "-c", program, "train", *options, *SIZES]
+            self.process = subprocess.Popen(argv, stdout=out, stderr=err, cwd=directory, start_new_session=True)
+
+    def await_(self, happened):
+        end = time.monotonic() + PATIENCE
+        while not happened():
+            assert self.process.poll() is None, self.err.read_text()
+            assert time.monotonic() < end, self.out.read_text()
+            time.sleep(0.05)
+
+    def started(self):
+        """Everything of it that runs."""
+        return of_session(self.process.pid)
+
+    def acting(self):
+        return [process.pid for process in self.started() if process.command.startswith("ray::_Actor")]
+
+    def signal(self, number):
+        """To the process group, as a terminal does. Ray's processes have groups of their own, or block SIGINT."""
+        os.killpg(self.process.pid, number)
+
+    def ended(self, everything, seconds=15.0):
+        """Its exit code, once all of `everything` and whatever came after it is gone."""
+        code = self.process.wait(seconds)
+        left = left_of([*everything, *self.started()], seconds)
+        assert not left
+        return code
+
+
+@pytest.fixture
+def command(tmp_path):
+    started = Command(tmp_path)
+    yield started
+    for process in started.started():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    started.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
+    command.await_(lambda: " steps/s " in command.out.read_text())
+    os.kill(command.acting()[0], signal.SIGKILL)  # so that the signal comes while one is replaced
+    command.await_(lambda: " failed (" in command.out.read_text())
+    everything = command.started()
+    assert any("gcs_server" in process.command for process in everything)
+    command.signal(number)
+    assert command.ended(everything) == 130
+    said = command.out.read_text().splitlines()
+    assert [line for line in said if not any(re.fullmatch(pattern, line) for pattern in LINES)] == [], "Ray is silent"
+    assert command.err.read_text() == ""
+    summary = json.loads((command.directory / "run/summary.json").read_text())
+    assert (summary["status"], summary["lost_fragments"]) == ("interrupted", 1)
+    assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, summary["updates"] + 1))
+    assert (command.directory / "run/policy").is_dir()
+
+
+def test_two_ctrl_c_while_actors_start_end_it_at_once(command):
+    command.await_(command.acting)
+    everything = command.started()
+    command.signal(signal.SIGINT)
+    time.sleep(0.2)
+    with contextlib.suppress(ProcessLookupError):  # on a fast machine the first was enough
+        command.signal(signal.SIGINT)
+    assert command.ended(everything) == 130
+    assert command.err.read_text() == "jppo: interrupted\n"
+    assert not (command.directory / "run").exists()
+
+
+def test_a_killed_driver_takes_its_processes_along(command):
+    command.await_(lambda: "ready" in command.out.read_text())
+    # Two of Ray's agents try for a minute to tell the vanished driver that its raylet is gone.
+    everything = [process for process in command.started() if not process.command.endswith("Agent")]
+    assert len(command.acting()) == 2
+    assert len(everything) >= 7
+    os.kill(command.process.pid, signal.SIGKILL)
+    assert command.process.wait(PATIENCE) == -signal.SIGKILL
+    assert not left_of(everything, 10.0)
+
+
+@pytest.mark.slow
+def test_of_a_killed_driver_nothing_is_left_after_a_minute(command):
+    command.await_(lambda: "ready" in command.out.read_text())
+    everything = command.started()
+    os.kill(command.process.pid, signal.SIGKILL)
+    assert command.process.wait(PATIENCE) == -signal.SIGKILL
+    assert not left_of(everything, 90.0)
+
+
+def test_connecting_disturbs_no_handler_and_is_not_disturbed(monkeypatch):
+    seen, calls = [], []
+
+    def init(address, **options):
+        calls.append((address, options["num_cpus"]))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen == []
+
+    worker = types.SimpleNamespace()
+    private = types.SimpleNamespace(worker=worker)
+    pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, _private=private)
+    monkeypatch.setattr(actors, "ray", pretended)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in numbers}
+    mine = signal.getsignal(signal.SIGTERM)
+    try:
+        assert actors._connect(RayConfig(num_actors=9, actor_cpus=0.9))
+        assert signal.getsignal(signal.SIGTERM) is mine
+        assert seen == [signal.SIGINT]
+        pretended.init = lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM) or sys.exit(15)
+        with pytest.raises(KeyboardInterrupt):
+            actors._connect(RayConfig(num_actors=9))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert calls == [("local", max(os.cpu_count(), 10))], "a CPU for the learner beside 8.1 for actors"
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [("127.0.0.1:1", "Connection refused"), ("ray://127.0.0.1:1", "Connection refused"), ("nonsense", "Invalid addr")],
+)
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, address, reason):
+    config = jppo.PPOConfig(num_envs=4, num_steps=8)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    before, begin = {process.pid for process in running()}, time.monotonic()
+    message = rf"^there is no Ray cluster to join at address = '{re.escape(address)}' \(.*{reason}.*\); start one with"
+    for options in ({"address": address}, {}):
+        with pytest.raises(ValueError, match=message):
+            jppo.train(lambda: Healthy(tmp_path), backend="ray", num_actors=1, config=config, total_steps=1, **options)
+    assert time.monotonic() - begin < 60.0, "Ray itself tries for two minutes"
+    assert not ray.is_initialized()
+    mine = [process for process in running() if process.pid not in before and "ray" in process.command]
+    assert not [process for process in mine if process.parent == os.getpid()]
