@@ -74,7 +74,10 @@ def test_a_run_outlives_a_node(cluster, tmp_path):
     assert 3 <= lost_at < UPDATES - 1
     assert metrics["update"].tolist() == list(range(1, UPDATES + 1))
     np.testing.assert_array_equal(metrics["episode/count"], CONFIG.num_envs, "each fragment ends one of each")
-    assert metrics["actors/lost_fragments"].tolist() == [0.0] * lost_at + [1.0] * (UPDATES - lost_at)
+    lost = metrics["actors/lost_fragments"]
+    assert (lost[:lost_at] == 0.0).all()
+    assert lost[-1] == 1.0
+    assert (np.diff(lost) >= 0.0).all()
     assert (result.summary["lost_fragments"], result.summary["restarts"]) == (1, 1)
     assert not ray.is_initialized(), "the run leaves the cluster it joined"
     assert {process.pid for process in descendants(os.getpid())}, "but does not end it"

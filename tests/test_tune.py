@@ -225,7 +225,7 @@ def fit(trainable, path, space, callbacks=(), max_failures=0):
     return ray_tune.Tuner(
         trainable,
         param_space=space,
-        tune_config=ray_tune.TuneConfig(metric="return_mean", mode="max", time_budget_s=120),
+        tune_config=ray_tune.TuneConfig(metric="return_mean", mode="max", time_budget_s=300),
         run_config=ray_tune.RunConfig(
             name="sweep",
             storage_path=str(path),
