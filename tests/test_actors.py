@@ -240,7 +240,8 @@ def kill_at_random(notes, every, most, over):
     """SIGKILLs an actor that has environments, after random times; returns how many."""
     chance, killed = random.Random(0), []
     while len(killed) < most and not over.wait(chance.uniform(*every)):
-        pids = sorted({int(pid) for pid in noted(notes, "pid")} - {os.getpid(), *killed})
+        theirs = {int(pid) for pid in noted(notes, "pid")} - set(killed)
+        pids = sorted(process.pid for process in descendants() if process.pid in theirs)
         if pids:  # the others have not made their environments yet
             killed.append(chance.choice(pids))
             os.kill(killed[-1], signal.SIGKILL)

@@ -425,11 +425,22 @@ def evaluate(monkeypatch):
     return run
 
 
+def lengths_of(seed, count):
+    """Of the episodes of environments that take theirs from their seeds."""
+    return [2 + seed % 3 for seed in evaluation._seeds(seed, count)]
+
+
+def test_neighbouring_seeds_share_no_environment():
+    seeds = [evaluation._seeds(seed, 16) for seed in (0, 1, 2**32 - 1)]
+    assert len({number for numbers in seeds for number in numbers}) == 48
+    assert all(0 <= number < 2**31 for numbers in seeds for number in numbers)
+
+
 @pytest.mark.parametrize("action", [0, 1])
 def test_evaluation_counts_every_episode_once(evaluate, action):
     """Twenty episodes in sixteen environments: the first four play two each."""
     played = evaluate(Counting, Fixed(0.9 - 0.8 * action, 0.1 + 0.8 * action), num_episodes=20, seed=5)
-    lengths = [2 + (5 + i) % 3 for i in range(16) for _ in range(2 if i < 4 else 1)]
+    lengths = [n for i, n in enumerate(lengths_of(5, 16)) for _ in range(2 if i < 4 else 1)]
     assert played.lengths.tolist() == lengths
     assert played.returns.tolist() == [n * (n - 1) / 2 + 0.5 * n * action for n in lengths]
     assert played.finished.all()
@@ -450,12 +461,13 @@ def test_evaluation_samples_when_asked_to(evaluate):
 
 
 def test_evaluation_stops_at_max_steps(evaluate):
-    """Environments 0, 3, ... take two steps, the others more."""
     played = evaluate(Counting, Fixed(0.9, 0.1), num_episodes=6, max_steps=2)
     assert played.lengths.tolist() == [2] * 6
-    assert played.finished.tolist() == [True, False, False] * 2
+    finished = [length == 2 for length in lengths_of(0, 6)]
+    assert 0 < sum(finished) < 6
+    assert played.finished.tolist() == finished
     assert played.returns.tolist() == [1.0] * 6
-    assert played.summary()["unfinished"] == 4
+    assert played.summary()["unfinished"] == 6 - sum(finished)
     endless = evaluate(host_probes.NaNReward, Fixed(0.9, 0.1), num_episodes=40, max_steps=3)
     assert endless.lengths.tolist() == [3] * 16, "an environment that was cut short plays no more"
     assert not endless.finished.any()
@@ -463,6 +475,6 @@ def test_evaluation_stops_at_max_steps(evaluate):
 
 def test_evaluation_sees_parts_and_takes_actions_that_do_not_count_from_0(evaluate):
     played = evaluate(Parts, Fixed(0.2, 0.1, 0.7), num_episodes=3)
-    lengths = np.array([2, 3, 4])
+    lengths = np.array(lengths_of(0, 3))
     assert played.lengths.tolist() == lengths.tolist()
     assert played.returns.tolist() == (lengths * (lengths - 1) / 2 + 0.5 * 6 * lengths).tolist()

@@ -27,7 +27,14 @@ def test_status_line(step, speed, recent, line):
 @pytest.mark.parametrize("mean", [None, math.nan, 1.25])
 @pytest.mark.parametrize("run_dir", [None, "a/b"])
 def test_summary_lines(mean, run_dir):
-    summary = {"status": "finished", "steps": 1024, "updates": 2, "seconds": 2.0, "steps_per_second": 512.0}
+    summary = {
+        "status": "finished",
+        "backend": "anakin",
+        "steps": 1024,
+        "updates": 2,
+        "seconds": 2.0,
+        "steps_per_second": 512.0,
+    }
     summary |= {"compile_seconds": 3.0, "return_mean": mean, "return_std": 0.5, "run_dir": run_dir}
     lines = summary_lines(summary)
     assert lines[0].startswith("finished: 1,024 steps, 2 updates in 2.0 s (512 steps/s) after 3.0 s of compiling; ")
