@@ -23,6 +23,7 @@ from jppo.runs import read_metrics
 PATIENCE = 120.0  # seconds, for what a busy machine may delay
 SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]
 LINES = [
+    r"num_envs = 4: 2 x 2; num_steps = 32: batches of 128",
     r"compiled in [\d.]+ s",
     r"2 actors on 1 node ready after [\d.]+ s",
     r"[\d,]+/1,000,000,000 steps .*",
