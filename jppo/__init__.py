@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from jppo.envs import make_env as make_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.evaluation import evaluate as evaluate
+    from jppo.planning import plan as plan
     from jppo.presets import PRESETS as PRESETS
     from jppo.sebulba import make_sebulba as make_sebulba
+    from jppo.sweeps import sweep as sweep
     from jppo.types import Hyperparams as Hyperparams
 
 _HOMES = {
@@ -35,6 +37,8 @@ _HOMES = {
     "jit": "jppo.compiling",
     "make_anakin": "jppo.anakin",
     "make_env": "jppo.envs",
+    "plan": "jppo.planning",
+    "sweep": "jppo.sweeps",
     "train": "jppo.driver",
 }
 __all__ = list(_HOMES)

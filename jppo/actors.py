@@ -96,7 +96,7 @@ class Actors:
         self._say_at = 0.0
         self._given: Any = None
         self._slots: list[_Slot] = []
-        self._owns_ray = _connect(config)
+        self._owns_ray = connect(config)
         try:
             _check_resources(config, message)
             self._spec = _put(spec)
@@ -149,7 +149,7 @@ class Actors:
 
     def close(self) -> None:
         """Ends the environments, the actors, and the connection to Ray where it was made here."""
-        with _undisturbed():
+        with undisturbed():
             self._close()
 
     def _close(self) -> None:
@@ -160,7 +160,7 @@ class Actors:
             for slot in self._slots:
                 _kill(slot.handle)
         if self._owns_ray:
-            _disconnect()
+            disconnect()
 
     def _poll(self, timeout: float) -> None:
         """Replaces what failed, waits for answers and receives them."""
@@ -318,7 +318,7 @@ class _Slot:
     retry_at: float | None = None
 
 
-def _connect(config: RayConfig) -> bool:
+def connect(config: RayConfig) -> bool:
     """Makes sure that there is a Ray; returns whether this made the connection."""
     if ray.is_initialized():
         if config.address not in (None, "auto"):
@@ -331,19 +331,19 @@ def _connect(config: RayConfig) -> bool:
         options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
     try:
         _check_reachable(address)
-        with _undisturbed(interruptible=address != "local"), warnings.catch_warnings():
+        with undisturbed(interruptible=address != "local"), warnings.catch_warnings():
             # Ray forks only to become another program at once, which JAX's threads survive.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
     except (OSError, RuntimeError, ValueError) as error:
-        _disconnect()
+        disconnect()
         token = "; it asks for a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
         raise ValueError(
             f"there is no Ray cluster to join at address = {address!r} ({error}{token}); start one with `ray start "
             "--head`, or leave address out for a local one"
         ) from error
     except BaseException as error:
-        _disconnect()
+        disconnect()
         if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM, while it starts
             raise KeyboardInterrupt from error
         raise
@@ -351,15 +351,15 @@ def _connect(config: RayConfig) -> bool:
     return True
 
 
-def _disconnect() -> None:
+def disconnect() -> None:
     """Also ends the Ray that was started here, if it was."""
-    with _undisturbed():
+    with undisturbed():
         ray.shutdown()
     _set_echo(True)
 
 
 @contextlib.contextmanager
-def _undisturbed(interruptible: bool = False) -> Iterator[None]:
+def undisturbed(interruptible: bool = False) -> Iterator[None]:
     """Holds back Ctrl-C and SIGTERM: daemons of a Ray that is half started or half stopped live on for a minute.
 
     Also puts back the handler of SIGTERM, for which `ray.init` has one that does not save.

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.collect import collect, init_collect
 from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.envs import Environment, make_env
 from jppo.learner import Loss, Optimizer, adam, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
@@ -34,6 +36,7 @@ class Anakin(NamedTuple):
     policy: Policy
     config: PPOConfig
     num_updates: int
+    sharding: AnakinState  # of NamedShardings, for `jit(init, out_shardings=...)`: environments over the devices
 
 
 def make_anakin(
@@ -44,23 +47,29 @@ def make_anakin(
     network: Network | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
+    num_devices: int = 1,
 ) -> Anakin:
     """The on-device agent.
+
+    With several devices it is the same run: environments are sharded over them, parameters are on each, and every
+    minibatch is the same set of samples; gradients are averaged over the devices once per minibatch.
 
     Args:
       env: a name, an object with gymnax's API, or an Environment.
       total_steps: environment steps of `train`, rounded up to whole updates; also the end of annealing.
       network: anything that fits `jppo.networks.Network`; by default what `config` names.
       optimizer, loss: see `make_learner`.
+      num_devices: of this process; must divide `config.num_strata`.
 
     Raises:
-      ValueError: an unknown or unfit environment, or a network whose outputs do not fit it.
+      ValueError: an unknown or unfit environment, a network whose outputs do not fit it, or devices there are not.
     """
     env = make_env(env)
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
     check_network(network, env.obs_spec, env.action_spec)
     policy = make_policy(network, env.obs_spec)
-    learner = make_learner(policy, config, optimizer, loss)
+    mesh = make_mesh(config, num_devices)
+    learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
     num_updates = config.num_updates(check_total_steps(total_steps))
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
@@ -71,13 +80,22 @@ def make_anakin(
 
     rollout_of = functools.partial(collect, env, policy, config.action_bounds, config.num_steps)
 
-    def step(state: AnakinState) -> tuple[AnakinState, Metrics]:
+    def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
         train_state = state.train
         collect_state, rollout, stats = rollout_of(train_state.policy, state.collect, train_state.hyperparams.gamma)
         train_state, metrics = learner.update(train_state, rollout, stats)
         return AnakinState(train=train_state, collect=collect_state), metrics
 
+    whole = PartitionSpec()
+    split = AnakinState(train=whole, collect=PartitionSpec(AXIS))  # type: ignore[arg-type]
+    step = over_devices(local_step, mesh, (split,), (split, whole))
+    sharding = jax.tree.map(functools.partial(NamedSharding, mesh), split, is_leaf=_is_spec)
+
     def train(key: Array, hyperparams: Hyperparams = Hyperparams()) -> tuple[AnakinState, Metrics]:
         return jax.lax.scan(lambda state, _: step(state), init(key, hyperparams), length=num_updates)
 
-    return Anakin(init, step, train, env, policy, config, num_updates)
+    return Anakin(init, step, train, env, policy, config, num_updates, sharding)
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec)

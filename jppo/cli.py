@@ -1,11 +1,16 @@
 """The command line. Imports nothing slow before it knows what is asked for."""
 
+import ast
 import dataclasses
 import difflib
+import functools
+import inspect
+import itertools
 import json
 import os
 import signal
 import sys
+import textwrap
 import traceback
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,8 +30,8 @@ _WholeNumber = tyro.constructors.PrimitiveConstructorSpec(  # an int that may be
     nargs=1,
     metavar="INT",
     instance_from_str=lambda words: check_total_steps(float(words[0])),
-    is_instance=lambda value: isinstance(value, int),
-    str_from_instance=lambda value: [str(value)],
+    is_instance=lambda value: isinstance(value, int) or value is None,
+    str_from_instance=lambda value: ["preset" if value is None else str(value)],
 )
 
 
@@ -54,8 +59,8 @@ class Train:
     """Log to Weights & Biases too (pip install 'jppo[wandb]')."""
     config: Annotated[PPOConfig, _Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, _Inline] = dataclasses.field(default_factory=Hyperparams)
-    num_devices: int = 1
-    """Devices over which the learner of --backend ray spreads a batch."""
+    num_devices: int | None = None
+    """Devices over which environments and their samples are spread. Default: as many as there are and fit."""
     actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
@@ -98,6 +103,142 @@ class Train:
             return self
         config, actors = spread_envs(self.config, self.actors, num_cores(), fixed=False)
         return dataclasses.replace(self, config=config, actors=actors)
+
+
+def _documented(source: type) -> dict[str, str]:
+    """The documentation of a dataclass's fields."""
+    parsed: Any = ast.parse(textwrap.dedent(inspect.getsource(source))).body[0]
+    pairs: Any = itertools.pairwise(parsed.body)
+    return {field.target.id: doc.value.value for field, doc in pairs if hasattr(field, "annotation")}
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(","))
+
+
+_SIZES = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="N,N",
+    instance_from_str=lambda words: _sizes(words[0]),
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=lambda value: [",".join(map(str, value))],
+)
+
+
+def _several(source: type) -> list[tuple[str, Any, Any]]:
+    """The fields of a configuration, each with any number of values."""
+    docs, fields = _documented(source), []
+    for field in dataclasses.fields(source):
+        one: Any = Annotated[tuple, _SIZES] if field.name == "hidden_sizes" else field.type
+        one = Annotated[int, _WholeNumber] if one is int else one
+        several = Annotated[tuple[one, ...], tyro.conf.arg(help=docs[field.name], help_behavior_hint="")]
+        fields.append((field.name, several, dataclasses.field(default=())))
+    return fields
+
+
+Settings = dataclasses.make_dataclass("Settings", _several(Hyperparams) + _several(PPOConfig), frozen=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Train every combination of settings with every seed, as lanes of one compiled program per shape.
+
+    Options that take values are settings; one value holds for all runs, several are swept.
+    """
+
+    envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENV [ENV ...]")]
+    """Environments to train on, on the device."""
+    seeds: int = 4
+    """Runs of each combination, with the seeds 0, 1, ..."""
+    total_steps: Annotated[int | None, _WholeNumber] = None
+    """Environment steps of each run, rounded up to whole updates."""
+    preset: str = "auto"
+    """Published configuration to start from (auto: each environment's own)."""
+    halving: bool = False
+    """After 1/16, 1/8, 1/4 and 1/2 of the updates end the worse half of the lanes."""
+    lanes_at_once: int | None = None
+    """Lanes in one program. Default: as many as memory holds."""
+    num_devices: int | None = None
+    """Devices over which lanes are spread. Default: all."""
+    sweep_dir: Path | None = None
+    """Where to keep lanes, table and pictures (default: runs/sweeps/<time>). Lanes found there are not run again."""
+    run_dirs: bool = False
+    """Also write a run directory for each lane, for `jppo eval`, `plot` and `play`."""
+    address: str | None = None
+    """Run the programs side by side as Ray tasks: auto, host:port, ray://host:port, or local for a new Ray."""
+    task_cpus: float = 1.0
+    """CPUs that Ray reserves for each."""
+    task_gpus: float = 0.0
+    """GPUs that Ray reserves for each; may be a fraction."""
+    quiet: bool = False
+    """Show nothing while training."""
+    json: bool = False
+    """End standard output with one line of JSON, the best setting of each environment; all else goes to standard error."""  # noqa: E501
+    settings: Annotated[Settings, _Inline] = dataclasses.field(default_factory=Settings)  # type: ignore[valid-type]
+
+    def run(self) -> int:
+        from jppo.progress import make_reporter
+        from jppo.sweeps import default_sweep_dir, sweep
+
+        if not self.envs:
+            raise ValueError("name at least one environment")
+        stream = sys.stderr if self.json else sys.stdout
+        settings: dict[str, Any] = {name: list(values) for name, values in vars(self.settings).items() if values}
+        result = sweep(
+            list(self.envs),
+            seeds=self.seeds,
+            total_steps=self.total_steps,
+            preset=self.preset,
+            halving=self.halving,
+            lanes_at_once=self.lanes_at_once,
+            num_devices=self.num_devices,
+            sweep_dir=self.sweep_dir or default_sweep_dir(),
+            address=self.address,
+            task_cpus=self.task_cpus,
+            task_gpus=self.task_gpus,
+            progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
+            **settings,
+        )
+        if self.run_dirs:
+            result.write_run_dirs()
+        if not self.quiet:
+            from jppo.results import print_settings
+
+            print_settings(result, stream)
+        if self.json:
+            from jppo.runs import jsonable
+
+            print(json.dumps(jsonable(result.summary())))
+        return _EXITS.get(result.status, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Say what a run would need, before it is run: parameters, memory, compile time, steps per second, and how far it
+    can grow. Exit code 2 where it does not fit."""
+
+    env: tyro.conf.Positional[str]
+    """Environment to train on, on the device."""
+    preset: str = "auto"
+    """Published configuration to start from (auto: the environment's own)."""
+    seconds: float = 2.0
+    """How long to try it for."""
+    num_devices: int | None = None
+    """Devices over which environments are spread. Default: as many as there are and fit."""
+    json: bool = False
+    """Print one line of JSON instead."""
+    config: Annotated[PPOConfig, _Inline] = dataclasses.field(default_factory=PPOConfig)
+
+    def run(self) -> int:
+        from jppo.planning import plan, print_plan
+        from jppo.runs import jsonable
+
+        planned = plan(self.env, config=self.config, num_devices=self.num_devices, seconds=self.seconds)
+        if self.json:
+            print(json.dumps(jsonable(planned._asdict())))
+        else:
+            print_plan(planned)
+        return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +364,7 @@ class Envs:
         return 0
 
 
-_COMMANDS = ("train", "eval", "plot", "play", "envs")
+_COMMANDS = ("train", "sweep", "plan", "eval", "plot", "play", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -273,8 +414,11 @@ def _parse(argv: list[str]) -> Any:
     preset = PRESETS[_preset_named_in(argv)]
     defaults = Train("", total_steps=preset.total_steps, config=preset.config, hyperparams=preset.hyperparams)
     train = tyro.conf.subcommand("train", default=dataclasses.replace(defaults, env=tyro.MISSING))
+    plan = tyro.conf.subcommand("plan", default=Plan(tyro.MISSING, config=preset.config))
     commands: Any = (
         Annotated[Train, train]
+        | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+        | Annotated[Plan, plan]
         | Annotated[Eval, tyro.conf.subcommand("eval")]
         | Annotated[Plot, tyro.conf.subcommand("plot")]
         | Annotated[Play, tyro.conf.subcommand("play")]
@@ -295,6 +439,6 @@ def _preset_named_in(argv: list[str]) -> str:
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
                 raise ValueError(f"unknown preset {name!r}; {hint}")
             return name
-    paths = {i + 1 for i, word in enumerate(argv) if word in ("--run-dir", "--run_dir")}
+    paths = {i + 1 for i, word in enumerate(argv) if word in ("--run-dir", "--run_dir", "--sweep-dir", "--sweep_dir")}
     words = [word for i, word in enumerate(argv) if i not in paths]
     return next((preset_for(word) for word in words if preset_for(word) != "default"), "default")

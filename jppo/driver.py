@@ -15,11 +15,12 @@ import numpy as np
 from jppo import runs
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
+from jppo.devices import most_devices
 from jppo.envs import available, make_env
 from jppo.envs.gymnasium import is_host_env, make_host_env, nearest_host_envs
 from jppo.learner import Loss, Optimizer, adam
 from jppo.loops import ActorLoop, AnakinLoop, Ended, Logbook
-from jppo.networks import Network
+from jppo.networks import Network, hint
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import Reporter, make_reporter
@@ -74,7 +75,7 @@ def train(
     address: str | None = None,
     actor_timeout: float | None = None,
     max_restarts: int = 3,
-    num_devices: int = 1,
+    num_devices: int | None = None,
 ) -> Result:
     """Trains PPO: on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
@@ -94,7 +95,8 @@ def train(
       backend: "anakin" (on the device), "ray", or "auto": the device where gymnax has the environment.
       num_actors, envs_per_actor, policy_lag, actor_cpus, actor_gpus, address, actor_timeout, max_restarts: of the Ray
         backend, see `jppo.RayConfig`.
-      num_devices: over which the Ray backend's learner spreads a batch.
+      num_devices: over which the environments' samples are spread, in both modes; as many as there are and fit when
+        None. Their number changes the time a run takes, and rounding.
 
     Ctrl-C (or SIGTERM) ends the run early and returns what was reached (summary["status"] is "interrupted"); a second
     one raises KeyboardInterrupt, as does one before the first update.
@@ -115,7 +117,7 @@ def train(
     )
     backend = choose_backend(env, backend)
     env = make_host_env(env) if backend == "ray" else make_env(env)
-    chosen = PRESETS[_check_preset(preset_for(env.name) if preset == "auto" else preset)]
+    chosen = PRESETS[check_preset(preset_for(env.name) if preset == "auto" else preset)]
     hyperparams = chosen.hyperparams if hyperparams is None else hyperparams
     check_hyperparams(hyperparams)
     total_steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
@@ -123,18 +125,17 @@ def train(
     given, config = config is not None, chosen.config if config is None else config
     if wandb and run_dir is None:
         raise ValueError("wandb needs a run_dir")
-    parts: dict[str, Any] = {"total_steps": total_steps, "network": network, "optimizer": optimizer, "loss": loss}
-    agent: Anakin | Sebulba
     if backend == "ray":
         config, actors = spread_envs(config, actors, num_cores(), given)
-        agent = make_sebulba(env, config, **parts, num_devices=num_devices)
-    elif actors == RayConfig() and num_devices == 1:
-        agent = make_anakin(env, config, **parts)
-    else:
-        raise ValueError(f"{env.name} runs on the device, without actors or num_devices; give backend = 'ray' for them")
+    elif actors != RayConfig():
+        raise ValueError(f"{env.name} runs on the device, without actors; give backend = 'ray' for them")
+    parts: dict[str, Any] = {"total_steps": total_steps, "network": network, "optimizer": optimizer, "loss": loss}
+    parts["num_devices"] = num_devices = most_devices(config) if num_devices is None else num_devices
+    agent: Anakin | Sebulba = (make_sebulba if backend == "ray" else make_anakin)(env, config, **parts)
     _check_sizes(config, total_steps)
     more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
-    more |= {"actors": dataclasses.asdict(actors), "num_devices": num_devices} if backend == "ray" else {}
+    more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
+    more["num_devices"] = num_devices
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
     reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
     return _run(agent, actors, seed, hyperparams, settings, run_dir, wandb, reporter)
@@ -153,9 +154,11 @@ def _run(
     """Everything that leaves a trace, and its tidying up."""
     writer, loop, config = None, None, agent.config
     try:
-        with _stop_on_interrupt(reporter) as stop_requested:
+        with stop_on_interrupt(reporter) as stop_requested:
             writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)
             reporter.start()
+            if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
+                reporter.message(said)
             log = Logbook(config.batch_size, writer, reporter)
             loop = _make_loop(agent, seed, hyperparams, log, actors)
             if stop_requested():
@@ -239,7 +242,7 @@ def _result(loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook,
         "versions": runs.versions(),
         "run_dir": None if writer is None else str(writer.path),
     }
-    policy_state = loop.policy_state
+    policy_state = jax.device_put(loop.policy_state, jax.local_devices()[0])
     policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
     if writer is not None:
         writer.close(policy_state, summary)
@@ -247,7 +250,8 @@ def _result(loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook,
     return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
 
 
-def _check_preset(name: str) -> str:
+def check_preset(name: str) -> str:
+    """The name. Raises ValueError where there is no such preset."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     return name
@@ -266,7 +270,7 @@ def _check_sizes(config: PPOConfig, total_steps: int) -> None:
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
+def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
     """Turns the first Ctrl-C into a flag, so that no state is lost in the middle of a chunk; the second one raises."""
     requested = threading.Event()
 

@@ -46,20 +46,23 @@ class History:
     those to come is kept (metrics.jsonl has them all)."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
-        self._capacity, self._stride, self._seen = capacity, 1, 0
-        self._columns: dict[str, list[float]] = {}
+        self._capacity, self._stride, self._seen, self._kept = capacity, 1, 0, 0
+        self._parts: list[dict[str, np.ndarray]] = []
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
-        """Adds consecutive updates: columns of equal length, with the same names at every call."""
+        """Adds consecutive updates: columns [updates, ...] of equal length, with the same names at every call."""
         length = len(rows["update"])
         keep = (self._seen + np.arange(length)) % self._stride == 0
         self._seen += length
-        for name, column in rows.items():
-            self._columns.setdefault(name, []).extend(column[keep].tolist())
-        while len(self._columns["update"]) > self._capacity:
-            self._columns = {name: column[::2] for name, column in self._columns.items()}
-            self._stride *= 2
+        self._kept += int(keep.sum())
+        self._parts.append({name: column[keep] for name, column in rows.items()})
+        while self._kept > self._capacity:
+            self._parts = [{name: column[::2] for name, column in self.arrays().items()}]
+            self._stride, self._kept = 2 * self._stride, len(self._parts[0]["update"])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """One array over updates per metric."""
-        return {name: np.array(column) for name, column in self._columns.items()}
+        """One array [updates, ...] per metric."""
+        if len(self._parts) > 1:
+            names = self._parts[0]
+            self._parts = [{name: np.concatenate([part[name] for part in self._parts]) for name in names}]
+        return dict(self._parts[0]) if self._parts else {}

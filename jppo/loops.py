@@ -80,31 +80,26 @@ class Ended(NamedTuple):
     error: ActorsFailed | None = None  # where it failed
 
 
-class AnakinLoop:
-    """The on-device mode: the state on the device, one chunk ahead of what has been logged."""
+class ChunkLoop:
+    """Chunks of a compiled program, one ahead of what has been logged."""
 
-    def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
-        self._agent, self._log = agent, log
-        start = time.perf_counter()
-        self.state: AnakinState = jit(agent.init)(jax.random.key(seed), hyperparams)
-        self._finite = jnp.ones((), bool)
-        chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-        self._chunk = chunk.lower(self.state, self._finite, jnp.int32(0)).compile()
-        self.compile_seconds = time.perf_counter() - start
-        log.reporter.message(f"compiled in {self.compile_seconds:.1f} s")
-
-    @property
-    def policy_state(self) -> PolicyState:
-        """The policy as it is now."""
-        return self.state.train.policy
+    def __init__(self, chunk: Any, state: Any, finite: Array, num_updates: int, log: Any) -> None:
+        """
+        Args:
+          chunk: as `run_chunk` without its agent, compiled; or that over lanes.
+          finite: whether all is well so far, [] or [lanes] bool, where the program wants it.
+          log: its `add(columns, seconds)` gets metrics [updates] or [lanes, updates], and says whether to go on.
+        """
+        self.state, self._finite, self._chunk = state, finite, chunk
+        self._num_updates, self._log = num_updates, log
 
     def run(self, stop_requested: Callable[[], bool]) -> Ended:
         """Trains to the end, or to an interrupt or a NaN."""
-        start = time.perf_counter()
+        start = time.perf_counter() - self._log.seconds
         launched, length, pace = 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
         while True:
-            remaining = self._agent.num_updates - launched
+            remaining = self._num_updates - launched
             following = None
             if remaining and not stop_requested() and (pending is None or pace < _SLOW_UPDATE):
                 length = min(length, remaining, CHUNK_CAPACITY)
@@ -118,24 +113,43 @@ class AnakinLoop:
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
             if following is None and pending is None and (stop_requested() or not remaining):
-                return Ended("finished" if launched == self._agent.num_updates else "interrupted")
+                return Ended("finished" if launched == self._num_updates else "interrupted")
             pending = following
 
-    def summary(self) -> dict[str, Any]:
-        """What this mode adds to summary.json."""
-        return {"num_devices": 1}
-
-    def close(self) -> None:
-        """Nothing outlives the program."""
-
     def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
-        """Logs a chunk's metrics (the next chunk runs meanwhile); False when an update diverged."""
+        """Logs a chunk's metrics (the next chunk runs meanwhile); False when there is nothing to go on with."""
         finished: Any = buffers["finite"]
         while not finished.is_ready():  # a blocking fetch would keep Ctrl-C waiting
             time.sleep(_POLL_SECONDS)
             self._log.reporter.tick()
-        columns = {name: np.asarray(column)[:length] for name, column in buffers.items()}
+        columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
         return self._log.add(columns, time.perf_counter() - start)
+
+
+class AnakinLoop(ChunkLoop):
+    """The on-device mode."""
+
+    def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
+        start = time.perf_counter()
+        state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
+        finite = jax.device_put(jnp.ones((), bool), agent.sharding.train)
+        chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
+        compiled = chunk.lower(state, finite, jnp.int32(0)).compile()
+        super().__init__(compiled, state, finite, agent.num_updates, log)
+        self.compile_seconds = time.perf_counter() - start
+        log.reporter.message(f"compiled in {self.compile_seconds:.1f} s")
+
+    @property
+    def policy_state(self) -> PolicyState:
+        """The policy as it is now."""
+        return self.state.train.policy
+
+    def summary(self) -> dict[str, Any]:
+        """What this mode adds to summary.json."""
+        return {"num_devices": len(self.state.train.step.sharding.device_set)}
+
+    def close(self) -> None:
+        """Nothing outlives the program."""
 
 
 def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:

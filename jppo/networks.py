@@ -20,6 +20,7 @@ from jppo.types import Array, PolicyState, PyTree
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
 _PIXELS = 36  # images at least this wide get the strided convolutions made for screens
+_LARGE_IMAGE = 10_000  # numbers
 
 
 class Network(Protocol):
@@ -171,6 +172,17 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Net
         )
     network: Any = ActorCritic(action, config.network, config.hidden_sizes, config.activation, config.shared_torso)
     return network
+
+
+def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
+    """What to say of a network that fits, but hardly suits."""
+    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec, is_leaf=_is_spec)]
+    if config.network == "cnn" or len(shapes) != 1 or not _is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
+        return None
+    return (
+        f"observations are images {shapes[0]}, which network = mlp reads as {math.prod(shapes[0]):,} numbers; "
+        "network = cnn reads them as images"
+    )
 
 
 def _dense(size: int, gain: float, name: str | None = None) -> nn.Dense:

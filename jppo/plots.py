@@ -9,6 +9,8 @@ import numpy as np
 from jppo.runs import read_config, read_metrics
 
 _POINTS = 200
+_MOST_CURVES = 10
+_RESAMPLES = 1000
 
 
 class Curve(NamedTuple):
@@ -37,14 +39,9 @@ def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
 
 def plot(run_dirs: Sequence[Path], output: Path) -> None:
     """Draws episode return over steps and over wall time as a PNG, one line per setting with a band over its runs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    if output.suffix.lower() != ".png":
-        raise ValueError(f"output {output} must end in .png")
+    _check_name(output)
     curves = learning_curves(run_dirs)
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _new_figure(11, 4.5)
     for axes, (axis, title) in zip(
         figure.subplots(1, 2, sharey=True),
         (("steps", "environment steps"), ("seconds", "wall time without compiling (s)")),
@@ -60,10 +57,74 @@ def plot(run_dirs: Sequence[Path], output: Path) -> None:
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("episode return (mean, band: 1 std)")
     figure.axes[0].legend(loc="best", fontsize="small")
-    try:
-        figure.savefig(output, format="png", dpi=120)
-    except OSError as error:
-        raise ValueError(f"{output} cannot be written: {error.strerror or error}") from error
+    _save(figure, output)
+
+
+class SettingCurves(NamedTuple):
+    """The runs of one setting, for a picture."""
+
+    label: str
+    metrics: list[dict[str, np.ndarray]]  # of each run, [updates] each
+
+
+def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
+    """A panel per environment: interquartile mean of the return over the runs of each setting, with its 95 % bootstrap
+    interval, over environment steps. Settings come best first; the first ten are drawn."""
+    figure = _new_figure(6.0 * len(panels), 4.5)
+    for axes, (env, settings) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for curves in settings[:_MOST_CURVES]:
+            runs = [_ended(metrics) for metrics in curves.metrics]
+            grid = np.linspace(min(r["step"][0] for r in runs), max(r["step"][-1] for r in runs), _POINTS)
+            returns = np.array([_smooth(r, "step", "episode/return_mean", grid) for r in runs])
+            (line,) = axes.plot(grid, interquartile_mean(returns), label=curves.label)
+            axes.fill_between(grid, *bootstrap_interval(returns), alpha=0.2, color=line.get_color(), linewidth=0)
+        most = max(len(curves.metrics) for curves in settings)
+        left_out = f", best {_MOST_CURVES} of {len(settings)} settings" if len(settings) > _MOST_CURVES else ""
+        axes.set_title(f"{env} ({most} seed{'s' if most > 1 else ''}{left_out})")
+        axes.set_xlabel("environment steps")
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", fontsize="small")
+    figure.axes[0].set_ylabel("episode return (interquartile mean, 95 % interval)")
+    _save(figure, output)
+
+
+def draw_heat_map(
+    panels: dict[str, tuple[list[str], list[str], np.ndarray]], row_name: str, column_name: str, output: Path
+) -> None:
+    """A panel per environment: the values of two settings, and the score [rows, columns] of each pair."""
+    widest = max(len(columns) for _, columns, _ in panels.values())
+    tallest = max(len(rows) for rows, _, _ in panels.values())
+    figure = _new_figure(len(panels) * (2.2 + 0.9 * widest), 1.6 + 0.6 * tallest)
+    for axes, (env, (rows, columns, scores)) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        finite = np.where(np.isfinite(scores), scores, np.nan)
+        image = axes.imshow(finite, aspect="auto", cmap="viridis")
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set(title=env, xlabel=column_name, ylabel=row_name)
+        middle = np.nanmean([np.nanmin(finite), np.nanmax(finite)]) if np.isfinite(finite).any() else 0.0
+        for (row, column), score in np.ndenumerate(scores):
+            shown = f"{score:.4g}" if np.isfinite(score) else "-"
+            axes.text(column, row, shown, ha="center", va="center", color="black" if score > middle else "white")
+        figure.colorbar(image, ax=axes, label="return (interquartile mean)")
+    _save(figure, output)
+
+
+def interquartile_mean(x: np.ndarray) -> np.ndarray:
+    """Mean of the middle half over the first axis; of everything where there are fewer than four.
+    Agarwal et al. (2021), "Deep reinforcement learning at the edge of the statistical precipice"."""
+    cut = len(x) // 4
+    return np.sort(x, axis=0)[cut : len(x) - cut].mean(axis=0)
+
+
+def bootstrap_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95 % percentile interval of the interquartile mean over the first axis, resampled with replacement."""
+    picks = np.random.default_rng(0).integers(len(x), size=(_RESAMPLES, len(x)))
+    means = np.array([interquartile_mean(x[pick]) for pick in picks])
+    low, high = np.percentile(means, [2.5, 97.5], axis=0, method="nearest")
+    return low, high
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -73,9 +134,15 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    ended = metrics["episode/count"] > 0
-    if not ended.any():
+    ended = _ended(metrics)
+    if not len(ended["step"]):
         raise ValueError(f"{path}: no episode ended in this run, so there is no return to plot")
+    return ended
+
+
+def _ended(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The updates in which episodes ended."""
+    ended = metrics["episode/count"] > 0
     return {name: column[ended] for name, column in metrics.items()}
 
 
@@ -97,3 +164,25 @@ def _smooth(run: dict[str, np.ndarray], column: str, metric: str, grid: np.ndarr
     kernel = np.ones(window)
     total = np.convolve(weight, kernel, "same")
     return np.interp(grid, run[column], np.convolve(weight * run[metric], kernel, "same") / total)
+
+
+def _check_name(output: Path) -> None:
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"output {output} must end in .png")
+
+
+def _new_figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, output: Path) -> None:
+    _check_name(output)
+    try:
+        figure.savefig(output, format="png", dpi=120)
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written: {error.strerror or error}") from error

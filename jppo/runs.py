@@ -29,9 +29,13 @@ def versions() -> dict[str, str]:
 
 def default_run_dir(env_name: str, seed: int) -> Path:
     """runs/<env>/<time>-<seed>, numbered on if that is taken."""
-    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in env_name)
-    base = Path("runs") / safe / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
+    base = Path("runs") / safe_name(env_name) / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
     return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
+
+
+def safe_name(name: str) -> str:
+    """The name as that of a file."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def check_seed(seed: Any) -> int:

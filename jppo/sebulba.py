@@ -2,24 +2,23 @@
 al. 2021, "Podracer architectures for scalable reinforcement learning"). The processes are in `jppo.actors`."""
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jppo.compiling import jit
 from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.env_runner import Fragment, RunnerSpec
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.learner import Loss, Optimizer, adam, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.statistics import pooled
 from jppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
-
-_AXIS = "devices"
 
 
 class Sebulba(NamedTuple):
@@ -62,8 +61,8 @@ def make_sebulba(
     check_network(network, env.obs_spec, env.action_spec)
     policy = make_policy(network, env.obs_spec)
     num_updates = config.num_updates(check_total_steps(total_steps))
-    mesh = _mesh(config, num_devices)
-    learner = make_learner(policy, config, optimizer, loss, _AXIS if num_devices > 1 else None)
+    mesh = make_mesh(config, num_devices)
+    learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> TrainState:
@@ -79,37 +78,24 @@ def make_sebulba(
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        merged = _merged(stats)
+        merged = pooled(stats)
         if num_devices > 1:  # the learner adds up those of all devices
-            first = jax.lax.axis_index(_AXIS) == 0
+            first = jax.lax.axis_index(AXIS) == 0
             merged = jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), merged)
         return learner.update(state, rollout, merged)
 
-    if num_devices > 1:
-        split, whole = PartitionSpec(None, _AXIS), PartitionSpec()
-        update = jax.shard_map(update, mesh=mesh, in_specs=(whole, split, whole), out_specs=(whole, whole))
+    split, whole = PartitionSpec(None, AXIS), PartitionSpec()
+    update = over_devices(update, mesh, (whole, split, whole), (whole, whole))
     place = functools.partial(_place, mesh)
     return Sebulba(
         jit(init, out_shardings=replicated), place, jit(update), runner_spec, env, policy, config, num_updates
     )
 
 
-def _mesh(config: PPOConfig, num_devices: int) -> jax.sharding.Mesh:
-    devices = jax.local_devices()
-    if not 1 <= num_devices <= len(devices):
-        raise ValueError(f"num_devices = {num_devices}; JAX has {len(devices)} here ({devices[0].platform})")
-    if config.num_strata % num_devices:
-        raise ValueError(
-            f"num_devices = {num_devices} must divide {config.num_strata}, the shards that num_envs = "
-            f"{config.num_envs} environments are shuffled in"
-        )
-    return jax.make_mesh((num_devices,), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:num_devices])
-
-
-def _place(mesh: jax.sharding.Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
+def _place(mesh: Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
     """Fragments [T, n, ...] of K actors as one rollout [T, N, ...] sharded over environments, each device's part put
     together from what it needs, and their statistics stacked [K]."""
-    split = NamedSharding(mesh, PartitionSpec(None, _AXIS))
+    split = NamedSharding(mesh, PartitionSpec(None, AXIS))
 
     def join(*parts: np.ndarray) -> Array:
         starts = np.cumsum([0, *(part.shape[1] for part in parts)])
@@ -129,9 +115,3 @@ def _place(mesh: jax.sharding.Mesh, fragments: Sequence[Fragment]) -> tuple[Roll
     rollout = jax.tree.map(join, *(fragment.rollout for fragment in fragments))
     stats = jax.tree.map(lambda *leaves: np.stack(leaves), *(fragment.stats for fragment in fragments))
     return rollout, jax.device_put(stats, NamedSharding(mesh, PartitionSpec()))
-
-
-def _merged(stats: EpisodeStats) -> EpisodeStats:
-    """Statistics [K, ...] of K actors, added up."""
-    count = stats.returns.count.shape[0]
-    return functools.reduce(operator.add, [jax.tree.map(lambda x, k=k: x[k], stats) for k in range(count)])

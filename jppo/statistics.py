@@ -1,5 +1,7 @@
 """Running moments and what is scaled by them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -33,6 +35,22 @@ def moments_of(samples: Array, where: Array | None = None, num_batch_dims: int =
     return Moments(count=count, mean=mean, m2=jnp.sum(centred * centred, axes, where=mask))
 
 
+def pooled(moments: PyTree) -> PyTree:
+    """Moments of the union of K sets.
+
+    Takes any pytree whose nodes are `Moments`, with leaves [K, ...].
+    """
+
+    def pool(sets: Moments) -> Moments:
+        count = sets.count.sum()
+        weight = sets.count.reshape(-1, *(1,) * (sets.mean.ndim - 1))
+        mean = jnp.sum(weight * sets.mean, axis=0) / jnp.maximum(count, 1.0)
+        delta = sets.mean - mean[None]
+        return Moments(count=count, mean=mean, m2=jnp.sum(sets.m2 + weight * (delta * delta), axis=0))
+
+    return jax.tree.map(pool, moments, is_leaf=_is_moments)
+
+
 def all_reduce(moments: PyTree, axis_name: str | None) -> PyTree:
     """Moments of the union of all devices' samples; the identity without an axis name.
 
@@ -47,7 +65,7 @@ def all_reduce(moments: PyTree, axis_name: str | None) -> PyTree:
         delta = local.mean - mean
         return Moments(count=count, mean=mean, m2=jax.lax.psum(local.m2 + local.count * (delta * delta), axis_name))
 
-    return jax.tree.map(reduce, moments, is_leaf=lambda node: isinstance(node, Moments))
+    return jax.tree.map(reduce, moments, is_leaf=_is_moments)
 
 
 def normalize(x: Array, stats: Moments) -> Array:
@@ -73,3 +91,7 @@ def scale_reward(reward: Array, stats: Moments) -> Array:
     """
     scale = jnp.where(stats.count == 0, 1.0, jax.lax.rsqrt(stats.variance + _EPS))
     return jnp.clip(reward * scale, -NORMALIZED_BOUND, NORMALIZED_BOUND)
+
+
+def _is_moments(node: Any) -> bool:
+    return isinstance(node, Moments)

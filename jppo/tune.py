@@ -3,10 +3,9 @@
 import collections
 import dataclasses
 import difflib
-import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,17 +21,21 @@ from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_ste
 from jppo.driver import BACKENDS, choose_backend
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
+from jppo.groups import run_group
 from jppo.history import RecentEpisodes
+from jppo.lanes import check_seeds, check_settings, lay_out
 from jppo.learner import Loss, Optimizer, adam
 from jppo.loops import ActorLoop, Ended, Logbook
 from jppo.networks import Network
+from jppo.plots import interquartile_mean
+from jppo.population import Total
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import Silent
 from jppo.sebulba import Sebulba, make_sebulba
+from jppo.tasks import limit_process
 from jppo.types import Hyperparams, TrainState
 
 METRIC = "return_mean"
-_GPU_SHARE = 0.9  # of a GPU's memory is shared out; the rest is for what each process keeps there beside JAX's arrays
 _MOST_RECENT = 100  # updates with episodes that return_mean can reach back to
 _INSTEAD = {
     "batch_size": "a batch is num_envs*num_steps: sweep one of these",
@@ -168,21 +171,69 @@ def apply_space(
     return dataclasses.replace(config, **structure), hyperparams, seed
 
 
-def limit_process(resources: dict[str, float]) -> None:
-    """Keeps this process to its share of the machine; without effect once JAX has started.
+def population(
+    env: Any,
+    *,
+    seeds: int | Sequence[int] = 8,
+    total_steps: int | float | None = None,
+    config: PPOConfig | None = None,
+    hyperparams: Hyperparams | None = None,
+    preset: str = "auto",
+    network: Network | None = None,
+    optimizer: Optimizer = adam,
+    loss: Loss | None = None,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    **settings: Any,
+) -> Callable[[dict[str, Any]], None]:
+    """A trainable for `ray.tune.Tuner` of which each trial is a whole population, one compiled program.
+
+    Reported are, some times a second: "step", of all lanes together; "lane/0", "lane/1", ..., the mean return of each
+    over its last hundred episodes or so; and "return_mean", the interquartile mean of those. There are no checkpoints.
 
     Args:
-      resources: "CPU" and "GPU" that Ray has assigned to it.
+      seeds, settings: the lanes of every trial are their product, see `jppo.sweep`. The search space names fields of
+        `jppo.Hyperparams` and `jppo.PPOConfig`, and overrides settings.
+      env, total_steps, config, hyperparams, preset, network, optimizer, loss, cpus, gpus: see `trainable`.
+
+    Raises:
+      ValueError: anything given that cannot be. What only a trial can see fails there.
     """
-    gpus, threads = resources.get("GPU", 0.0), max(1, int(resources.get("CPU", 1.0)))
-    os.environ["NPROC"] = str(threads)  # XLA sizes its thread pools by it
-    if threads == 1:
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
-    if not gpus:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        jax.config.update("jax_platforms", "cpu")  # the variable is read when JAX is imported
-    elif gpus < 1 and "XLA_CLIENT_MEM_FRACTION" not in os.environ:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_GPU_SHARE * gpus:.4f}")
+    structure = {field.name for field in dataclasses.fields(PPOConfig)}
+    for name, values in check_settings(settings).items():
+        if name in structure and len(values) > 1:
+            raise ValueError(f"{name} changes the program, and a trial is one program: sweep it in Tune's search space")
+    given = {"env": env, "seeds": check_seeds(seeds), "total_steps": total_steps, "config": config}
+    given |= {"hyperparams": hyperparams, "preset": preset}
+    options = {"parts": {"network": network, "optimizer": optimizer, "loss": loss}, "halving": False}
+    packed = ray.cloudpickle.dumps((given, options, settings))
+
+    def trial(space: dict[str, Any]) -> None:
+        limit_process(ray.get_runtime_context().get_assigned_resources())
+        given, options, settings = ray.cloudpickle.loads(packed)
+        devices = len(jax.local_devices())
+        (group,) = lay_out(
+            values=check_settings(settings | space), **given, **options, lanes_at_once=None, num_devices=devices
+        )
+        run_group(group, _ToTune(), lambda: False, lambda outcome: None)
+
+    return tune.with_resources(trial, {"CPU": cpus, "GPU": gpus})
+
+
+class _ToTune(Total):
+    """Reports the lanes of a population."""
+
+    def __init__(self) -> None:
+        super().__init__(_Printed())
+        self._returns: dict[int, float] = {}
+
+    def add(self, steps: int, seconds: float, returns: dict[int, float]) -> None:
+        self.steps += steps
+        self._returns |= returns
+        known = np.array([x for x in self._returns.values() if not np.isnan(x)])
+        middle = float(interquartile_mean(known)) if len(known) else float("nan")
+        lanes = {f"lane/{number}": value for number, value in sorted(self._returns.items())}
+        tune.report({METRIC: middle, "step": self.steps, "steps_per_second": steps / max(seconds, 1e-9)} | lanes)
 
 
 class _Reports:
@@ -227,7 +278,7 @@ class _UpdateByUpdate:
 
     def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
         self._log, self._num_updates = log, agent.num_updates
-        self.state: AnakinState = jit(agent.init)(jax.random.key(seed), hyperparams)
+        self.state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
         self._step = jit(agent.step).lower(self.state).compile()
 
     def run(self, stop_requested: Callable[[], bool]) -> Ended:
@@ -336,10 +387,10 @@ def _prepare(given: _Given, space: dict[str, Any]) -> tuple[Anakin | Sebulba, Ra
         fixed = given.config is not None or bool({"num_envs", "num_steps"} & set(space))
         config, actors = spread_envs(config, actors, 1, fixed)
         agent = make_sebulba(env, config, **parts, num_devices=given.num_devices)
-    elif actors == RayConfig(num_actors=0) and given.num_devices == 1:
-        agent = make_anakin(env, config, **parts)
+    elif actors == RayConfig(num_actors=0):
+        agent = make_anakin(env, config, **parts, num_devices=given.num_devices)
     else:
-        raise ValueError(f"actors and num_devices are for backend = 'ray'; {env.name} runs on the device")
+        raise ValueError(f"actors are for backend = 'ray'; {env.name} runs on the device")
     own = {
         "environment": not isinstance(given.env, str),
         "network": given.network is not None,

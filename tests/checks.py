@@ -1,5 +1,6 @@
 """What several tests ask of a training run."""
 
+import contextlib
 import functools
 
 import jax
@@ -22,3 +23,19 @@ def check_two_updates(env, config):
             assert np.isfinite(metric).all() or name == "value/explained_variance", name
     assert metrics["grad/norm"].max() > 0.0
     return agent, metrics
+
+
+@contextlib.contextmanager
+def compiled_programs(name):
+    """Collects the names, with `name` in them, of the programs that XLA compiles meanwhile."""
+    names = []
+
+    def listen(event, seconds, **info):
+        if event == "/jax/core/compile/backend_compile_duration" and name in info.get("fun_name", ""):
+            names.append(info["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,20 +1,38 @@
-"""Eight host devices and JAX's strict modes, set before JAX starts."""
+"""Eight host devices, JAX's strict modes, and a cache of compiled programs for the run; set before JAX starts."""
+
+# ruff: noqa: E402
 
 import os
+import shutil
+import tempfile
 
+CACHE = "JAX_COMPILATION_CACHE_DIR"  # that of pytest's first process serves the others, and what they start
+OWNS_CACHE = CACHE not in os.environ
+if OWNS_CACHE:
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="jppo-tests-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",  # see jppo/compiling.py
-    ]
-)
+one_device = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"  # the other: see jppo/compiling.py
 
 import jax
 import optax
 from lenient import leniently
 
+from jppo import driver
+
+assert len(jax.devices()) == 8
+os.environ["XLA_FLAGS"] = one_device  # of what tests start
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # raises a float to an int32 count
+
+
+# Runs are on one of the eight unless a test says otherwise: collectives of eight on two cores take their time.
+driver.most_devices = lambda config: 1
+
+
+def pytest_unconfigure():
+    if OWNS_CACHE:
+        shutil.rmtree(os.environ[CACHE], ignore_errors=True)

@@ -21,7 +21,7 @@ from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, driver, env_runner, evaluation, loops, render, sebulba
+from jppo import PRESETS, driver, env_runner, evaluation, loops, planning, population, render, sebulba
 from jppo.cli import main
 from jppo.envs import available
 from jppo.load import load_run, read_summary
@@ -39,7 +39,7 @@ SUMMARY = {
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch, lenient():
-        for module in (loops, evaluation, render, env_runner, sebulba):
+        for module in (loops, evaluation, render, env_runner, sebulba, planning, population):
             patch.setattr(module, "jit", quick_jit)
         yield
 
@@ -168,7 +168,7 @@ def test_every_option_of_the_actors_reaches_its_field(asked):
     assert (given["num_devices"], given["backend"], given["config"].num_envs) == (2, "ray", 6)
     given = asked("Taxi-v4")
     assert jppo.RayConfig(**{name: given[name] for name in changed}) == jppo.RayConfig()
-    assert (given["num_devices"], given["backend"]) == (1, "auto")
+    assert (given["num_devices"], given["backend"]) == (None, "auto")
 
 
 def test_environments_per_actor_move_the_presets_sizes_only(asked):
@@ -195,9 +195,9 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "Expected one of {train, eval, plot, play, envs}"),
+        ([], "Expected one of {train, sweep, plan, eval, plot, play, envs}"),
         (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
-        (["fly"], "jppo: unknown command 'fly'; there are train, eval, plot, play, envs"),
+        (["fly"], "jppo: unknown command 'fly'; there are train, sweep, plan, eval, plot, play, envs"),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "Perhaps you meant: --total-steps"),
         (["train", "CartPole-v1", "--lerning-rate", "5"], "Perhaps you meant: --learning-rate"),
@@ -232,7 +232,21 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["train", "CartPole-v1", "--backend", "rai"], "--backend"),
         (["train", "CartPole-v1", "--num-actor", "2"], "Perhaps you meant: --num-actors"),
         (["train", "CartPole-v1", "--num-actors", "0"], "jppo: CartPole-v1 runs on the device, without actors"),
-        (["train", "CartPole-v1", "--num-devices", "2"], "jppo: CartPole-v1 runs on the device, without actors"),
+        (["train", "CartPole-v1", "--num-devices", "9"], "jppo: num_devices = 9; JAX has 8 here"),
+        (["sweep"], "jppo: name at least one environment"),
+        (["sweep", "CartPole-v2"], "jppo: unknown environment 'CartPole-v2'; did you mean CartPole-v1"),
+        (["sweep", "Taxi-v4"], "jppo: Taxi-v4 is an environment of Gymnasium's, and a sweep runs on the device"),
+        (["sweep", "CartPole-v1", "--lerning-rate", "1"], "Perhaps you meant: --learning-rate"),
+        (["sweep", "CartPole-v1", "--learning-rate", "-1"], "jppo: learning_rate = -1 is outside"),
+        (["sweep", "CartPole-v1", "--learning-rate", "1", "1"], "jppo: learning_rate = [1.0, 1.0] must be a value or"),
+        (["sweep", "CartPole-v1", "--num-minibatches", "3"], "jppo: num_envs*num_steps = 512 is not divisible by"),
+        (["sweep", "CartPole-v1", "--hidden-sizes", "64;64"], "Error parsing --hidden-sizes"),
+        (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: seeds = 0 must be at least 1"),
+        (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: num_devices = 9; JAX has 8 here"),
+        (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: sweep_dir /dev/null/x cannot be written"),
+        (["plan", "Taxi-v4"], "jppo: Taxi-v4 is an environment of Gymnasium's; a plan is of a run on the device"),
+        (["plan", "CartPole-v1", "--num-devices", "3"], "jppo: num_devices = 3 must divide 4"),
+        (["plan", "CartPole-v1", "--seconds", "0"], "jppo: seconds = 0.0 must be more than 0"),
         (["train", "Taxi-v4", "--num-actors", "-1"], "num_actors = -1 must be a whole number"),
         (["train", "Taxi-v4", "--num-actors", "3"], "jppo: num_envs = 64 cannot be spread evenly over num_actors = 3"),
         (["train", "Taxi-v4", "--envs-per-actor", "0"], "envs_per_actor = 0 must be a whole number of at least 1"),
@@ -272,6 +286,52 @@ def test_training_ends_standard_output_with_json(trained):
     assert metrics["episode/count"].sum() == summary["episodes"] > 0
     for said in ("compiled in", "2,048/2,000 steps", "finished: 2,048 steps, 16 updates", f"saved in {path}"):
         assert said in err
+
+
+def test_a_sweep_by_the_command(tmp_path):
+    """Two shapes, two rates, two seeds; a run directory each; and once more, when all is there."""
+    words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-3, 1e-2, "--hidden-sizes", "8", "8,8"]
+    words += ["--num-envs", 8, "--num-steps", 16, "--num-minibatches", 2, "--total-steps", "1e3", "--num-devices", 1]
+    words += ["--normalize-obs", "True", "--sweep-dir", tmp_path / "sweep", "--run-dirs"]
+    code, out, _ = call(*words)
+    assert code == 0
+    said = (
+        "8 lanes in 2 programs",
+        "hidden_sizes = 8x8, normalize_obs = True: 4 lanes",
+        "saved in",
+        "95 % interval",
+        "2 finished",
+    )
+    for text in said:
+        assert text in out, text
+    agent, _, settings = load_run(tmp_path / "sweep" / "runs" / "0007")
+    assert (agent.config.hidden_sizes, agent.config.normalize_obs, settings["seed"]) == ((8, 8), True, 1)
+    assert call("eval", tmp_path / "sweep" / "runs" / "0007", "--episodes", 4)[0] == 0
+    code, out, err = call(*words, "--json")
+    assert code == 0
+    assert "0 lanes in 0 programs; 8 are there already" in err
+    summary = json.loads(out)
+    assert summary["lanes"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0}
+    settings = {"learning_rate", "hidden_sizes", "num_envs", "num_steps", "num_minibatches", "normalize_obs"}
+    assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
+
+
+def test_a_plan_by_the_command():
+    words = ["plan", "CartPole-v1", *SMALL, "--seconds", 0.05, "--num-devices", 1]
+    code, out, _ = call(*words)
+    assert code == 0
+    for text in (
+        "CartPole-v1, 8 x 16",
+        "parameters",
+        "optimiser",
+        "compile time",
+        "steps/s",
+        "largest num_envs",
+        "lanes of",
+    ):
+        assert text in out, text
+    code, out, _ = call(*words, "--json")
+    assert (code, json.loads(out)["num_envs"]) == (0, 8)
 
 
 @pytest.fixture

@@ -61,5 +61,5 @@ def test_the_readmes_python_runs():
     """With fewer steps; strict modes are the tests' own affair, so in a process without them."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     code = "\n".join(blocks).replace("500_000", "10_000")
-    assert code.count("10_000") == 3
+    assert code.count("10_000") == 4
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=300)

@@ -55,7 +55,47 @@ def sees_pong(result):
     assert np.isfinite(result.metrics["loss/total"]).all()
 
 
+def halves(result):
+    assert sorted({lane.status for lane in result.lanes}) == ["finished", "stopped"]
+    assert result.best().settings["learning_rate"] >= 1e-3
+    assert result.best().score > 60
+
+
+def is_one_run(result):
+    config, (one, all_of_them) = result
+    assert config.num_envs == 64
+    np.testing.assert_allclose(one[:3], all_of_them[:3], rtol=1e-3)
+    assert len(one) == len(all_of_them) == 10
+
+
+def plans(planned):
+    (plan,) = planned
+    assert plan.bytes_needed < plan.bytes_free
+    assert plan.largest_num_envs > 64
+
+
+def evolves(result):
+    scores, rates = result
+    assert scores.shape == (5, 8)
+    assert np.median(scores[-1]) > 2 * np.median(scores[0])
+    assert rates.min() > 1e-5, "useless rates are still there"
+
+
+def reports_lanes(best):
+    assert best.config["learning_rate"] == 1e-2
+    assert len({best.metrics[f"lane/{number}"] for number in range(4)}) == 4
+
+
 CLAIMS = {
+    "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
+    "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
+    "plan_a_run": ({"sizes": (8,), "seconds": 0.1}, plans, "environments fit, or"),
+    "population_based_training": ({"lanes": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
+    "tune_populations": (
+        {"total_steps": 20_000, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
+        reports_lanes,
+        "learning rate   interquartile mean   per seed",
+    ),
     "atari": ({"total_steps": 96, "num_actors": 1, "num_steps": 4}, sees_pong, "of at most 21 after 96 steps"),
     "ray_actors": ({"total_steps": 100_000}, keeps_the_room_warm, "steps/s with 2 actors"),
     "quickstart": ({}, quickstart, "mean return"),
@@ -87,6 +127,7 @@ def test_example(name, capsys, monkeypatch, tmp_path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # else an example takes the Ray of another test for its own
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -14,13 +14,27 @@ ROOT = Path(jppo.__file__).parent
 
 # Top to bottom as a reader meets them; a module not listed here fails, so that whoever adds one places it.
 LAYERS = [
-    {"config", "types", "spaces", "presets", "compiling"},
+    {"config", "types", "spaces", "presets", "compiling", "devices"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
     {"networks", "learner"},
     {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "collect", "env_runner", "evaluation"},
     {"anakin", "actors", "sebulba"},
     {
-        *("cli", "driver", "history", "load", "loops", "plots", "policy", "progress", "render", "runs", "tune"),
+        *(
+            "cli",
+            "driver",
+            "groups",
+            "history",
+            "lanes",
+            "load",
+            "loops",
+            "planning",
+            "plots",
+            "policy",
+            "population",
+            "progress",
+        ),
+        *("render", "results", "runs", "sweeps", "tasks", "tune"),
         *("__init__", "__main__"),
     },
 ]
@@ -34,13 +48,13 @@ DOORS = {
     "gymnasium": {"envs.gymnasium", "render"},
     "ale_py": {"envs.gymnasium"},
     "envpool": {"envs.gymnasium"},
-    "ray": {"actors", "tune"},  # tune: ray.tune only
+    "ray": {"actors", "tasks", "tune"},  # tune: ray.tune only
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
     "orbax": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
-    "rich": {"cli", "progress"},
+    "rich": {"cli", "planning", "progress", "results"},
     "tyro": {"cli"},
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 import jppo
 from jppo.distributions import Categorical, DiagGaussian
-from jppo.networks import ConvTorso, check_network, make_network
+from jppo.networks import ConvTorso, check_network, hint, make_network
 from jppo.spaces import ActionSpec, ObsSpec
 
 OBS = ObsSpec((3,), "float32")
@@ -89,3 +89,18 @@ def test_what_is_an_image(shape, fits):
     else:
         with pytest.raises(ValueError, match="needs one image"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "said"),
+    [
+        ((210, 160, 3), {}, "observations are images (210, 160, 3), which network = mlp reads as 100,800 numbers"),
+        ((210, 160, 3), {"network": "cnn"}, None),
+        ((10, 10, 4), {}, None),
+        ((20_000,), {}, None),
+    ],
+    ids=str,
+)
+def test_large_images_deserve_a_word(shape, options, said):
+    given = hint(jppo.PPOConfig(**options), ObsSpec(shape, "float32"))
+    assert given == said or given.startswith(said)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jppo.statistics import NORMALIZED_BOUND, all_reduce, empty_moments, moments_of, normalize, scale_reward
+from jppo.statistics import NORMALIZED_BOUND, all_reduce, empty_moments, moments_of, normalize, pooled, scale_reward
 from jppo.types import EpisodeStats, Moments
 
 
@@ -187,3 +187,13 @@ def test_without_samples_nothing_is_scaled():
     x = jnp.asarray([[0.5, -3.0], [-11.0, 1e6]])
     for unscaled in (normalize(x, empty_moments((2,))), scale_reward(x, empty_moments())):
         np.testing.assert_array_equal(unscaled, [[0.5, -3.0], [-NORMALIZED_BOUND, NORMALIZED_BOUND]])
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_pooled_sets_are_the_whole(offset):
+    """Of unequal sizes, one of them empty."""
+    x = np.random.default_rng(2).normal(offset, 2.0, (5, 40, 3)).astype(np.float32)
+    where = np.arange(40) < np.array([40, 1, 0, 17, 33])[:, None]
+    sets = [moments_of(jnp.asarray(x[k]), jnp.asarray(where[k]), num_batch_dims=1) for k in range(5)]
+    both = pooled({"a": jax.tree.map(lambda *leaves: jnp.stack(leaves), *sets)})["a"]
+    assert_moments(both, x[where], rtol=1e-4)

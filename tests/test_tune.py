@@ -279,3 +279,37 @@ def test_actors_of_a_trial_live_on_what_it_reserved(ray_of_two, tmp_path):
     share = {"JAX_PLATFORMS": "cpu", "NPROC": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2250"}
     assert {actor["XLA_PYTHON_CLIENT_MEM_FRACTION"] for actor in found} == {None, "0.2250"}
     assert all(actor == share | {"XLA_PYTHON_CLIENT_MEM_FRACTION": None} or actor == share for actor in found)
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_population_is_one_trial_that_reports_every_lane(tmp_path):
+    """Two trials of four lanes each; what a trial reports at last is what a sweep of the same lanes gets."""
+    options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "ent_coef": [0.0, 0.1]}
+    trainable = tune.population("CartPole-v1", **options)
+    with ray.init("local", num_cpus=2, log_to_driver=False, include_dashboard=False):
+        results = ray_tune.Tuner(
+            trainable,
+            param_space={"learning_rate": ray_tune.grid_search([1e-3, 1e-2])},
+            run_config=ray_tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        ).fit()
+    assert not results.errors
+    for trial in results:
+        with lenient():
+            swept = jppo.sweep("CartPole-v1", **options, **trial.config, num_devices=1)
+        assert trial.metrics["step"] == 4 * STEPS
+        lanes = [trial.metrics[f"lane/{number}"] for number in range(4)]
+        np.testing.assert_allclose(lanes, swept.table["return_mean"], rtol=0.02)
+        assert sorted(lanes)[1] <= trial.metrics["return_mean"] <= sorted(lanes)[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": [4, 8]}, "num_envs changes the program, and a trial is one program"),
+        ({"lr": [1e-3]}, "unknown setting 'lr'; did you mean learning_rate"),
+        ({"seeds": 0}, "seeds = 0 must be at least 1"),
+    ],
+)
+def test_a_population_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        tune.population("CartPole-v1", **options)

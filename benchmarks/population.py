@@ -1,0 +1,149 @@
+"""Steps per second of many runs at once: lanes of one program, against one run after the other, and against a peer.
+
+    python benchmarks/population.py
+    python benchmarks/population.py --purejaxrl path/to/purejaxrl --peer-python path/to/its/python
+
+Each implementation and number of lanes is a process of its own, which compiles, then waits; each round lets every one
+train once. Numbers are medians over the rounds. The peer is PureJaxRL's `ppo.py` under `jax.vmap`, from a clone; it
+wants gymnax 0.0.9, so a Python environment of its own.
+"""
+
+import datetime
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from throughput import RESULTS, hardware
+
+from jppo.runs import write_json
+
+HERE = Path(__file__).parent
+NUM_ENVS, NUM_STEPS = 16, 128
+LANE_UPDATES = 512  # lanes x updates of a repetition, so that each takes about as long; at least 4 updates
+
+
+class Worker:
+    """A process that has compiled, and trains once per line it is sent."""
+
+    def __init__(self, python: str, script: str, *words: Any) -> None:
+        self._process = subprocess.Popen(
+            [python, str(HERE / script), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.compile_seconds = self._read()
+
+    def train(self) -> float:
+        """Seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> float:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return float(json.loads(line)["seconds"])
+        raise SystemExit(f"{self._process.args} ended early")
+
+
+def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
+    """Ours: compiles a population, then trains it whenever a line comes in."""
+    import jax
+    import jax.numpy as jnp
+
+    import jppo
+    from jppo.population import begin, compile_population
+
+    config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
+    agent = jppo.make_anakin("CartPole-v1", config, total_steps=updates * config.batch_size)
+    population = compile_population(agent, lanes)
+    print(json.dumps({"seconds": population.compile_seconds}), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        state = begin(population, list(range(lanes)), [jppo.Hyperparams()] * lanes)
+        finite = jax.device_put(np.ones(lanes, bool), population.sharding)
+        jax.block_until_ready(population.chunk(state, finite, jnp.int32(updates)))
+        print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+
+
+def measure(lanes: int, rounds: int, peer: list[Any] | None) -> dict[str, Any]:
+    """Medians, and all rounds, of each implementation."""
+    updates = max(4, LANE_UPDATES // lanes)
+    sizes = (NUM_ENVS, NUM_STEPS, updates)
+    workers = {"jppo": Worker(sys.executable, "population.py", "--serve", lanes, *sizes)}
+    workers["one run"] = Worker(sys.executable, "population.py", "--serve", 1, *sizes)
+    if peer is not None:
+        workers["PureJaxRL"] = Worker(peer[0], "peer_purejaxrl.py", peer[1], lanes, *sizes)
+    steps = {name: NUM_ENVS * NUM_STEPS * updates * (1 if name == "one run" else lanes) for name in workers}
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    for number in range(rounds + 1):
+        for name, worker in workers.items():
+            seconds = worker.train()
+            if number:  # the first one warms up
+                times[name].append(seconds)
+    for worker in workers.values():
+        worker.close()
+    return {
+        "lanes": lanes,
+        "updates": updates,
+        "steps_per_second": {name: steps[name] / float(np.median(times[name])) for name in workers},
+        "compile_seconds": {name: worker.compile_seconds for name, worker in workers.items()},
+        "seconds": times,
+    }
+
+
+def main(
+    lanes: tuple[int, ...] = (1, 4, 16, 64, 256),
+    rounds: int = 5,
+    purejaxrl: Path | None = None,
+    peer_python: str = sys.executable,
+    output: Path = RESULTS / "population.json",
+) -> None:
+    """Measures and writes JSON.
+
+    Args:
+      lanes: numbers of runs at once.
+      rounds: each lets every implementation train once.
+      purejaxrl: a clone of PureJaxRL; without it, it is left out.
+      peer_python: that has what it needs.
+      output: JSON.
+    """
+    peer = None if purejaxrl is None else [peer_python, purejaxrl]
+    rows = []
+    for count in lanes:
+        rows.append(measure(count, rounds, peer))
+        print({name: f"{speed:,.0f}" for name, speed in rows[-1]["steps_per_second"].items()}, flush=True)
+    content = {"rows": rows, "num_envs": NUM_ENVS, "num_steps": NUM_STEPS, "date": datetime.date.today().isoformat()}
+    write_json(output, content | hardware())
+    table = Table(title=f"CartPole-v1, {NUM_ENVS} x {NUM_STEPS} per lane; steps/s of all lanes together")
+    for name in ("lanes", "jppo", "one run after the other", "ratio", "PureJaxRL, vmapped", "ratio", "compile s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        speed = row["steps_per_second"]
+        ours, alone, theirs = speed["jppo"], speed["one run"], speed.get("PureJaxRL")
+        compiled = " / ".join(f"{seconds:.1f}" for name, seconds in row["compile_seconds"].items() if name != "one run")
+        table.add_row(
+            *(str(row["lanes"]), f"{ours:,.0f}", f"{alone:,.0f}", f"{ours / alone:.2f}"),
+            *(f"{theirs:,.0f}" if theirs else "-", f"{ours / theirs:.2f}" if theirs else "-", compiled),
+        )
+    Console(width=120).print(table)
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(*map(int, sys.argv[2:]))
+    else:
+        tyro.cli(main)

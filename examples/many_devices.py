@@ -1,0 +1,33 @@
+"""One run over all devices, and the same run over one: what they learn is equal up to the order of sums.
+
+On a CPU, say how many devices it is to be before JAX starts:
+    XLA_FLAGS=--xla_force_host_platform_device_count=2 python examples/many_devices.py
+"""
+
+import jax
+import numpy as np
+
+import jppo
+
+
+def main(total_steps: int = 200_000, num_envs: int = 512) -> tuple[jppo.PPOConfig, list[np.ndarray]]:
+    """The configuration, and mean returns by update on one device and on all."""
+    config = jppo.PPOConfig(num_envs=num_envs, num_steps=32)
+    rate = jppo.Hyperparams(learning_rate=1e-3)
+    needs = jppo.plan("CartPole-v1", config=config, seconds=0.5)
+    print(f"{needs.bytes_needed / 2**20:.0f} MiB on each of {needs.num_devices} devices; {needs.parameters} parameters")
+
+    returns = []
+    for num_devices in (1, len(jax.devices())):
+        result = jppo.train(
+            "CartPole-v1", config=config, hyperparams=rate, total_steps=total_steps, num_devices=num_devices
+        )
+        returns.append(result.metrics["episode/return_mean"])
+        speed = result.summary["steps_per_second"]
+        print(f"{num_devices} device{'s' * (num_devices > 1)}: {speed:,.0f} steps/s, return {returns[-1][-1]:.0f}")
+    print(f"after the first update they differ by {abs(returns[0][1] - returns[1][1]):.1e}")
+    return config, returns
+
+
+if __name__ == "__main__":
+    main()

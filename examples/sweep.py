@@ -1,0 +1,33 @@
+"""A sweep: every learning rate with every seed as one compiled program, halved on the way, and what came out."""
+
+from pathlib import Path
+
+import jppo
+from jppo.results import SweepResult
+
+
+def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path("runs/sweep")) -> SweepResult:
+    """Its result; run again, it reads what is there."""
+    result = jppo.sweep(
+        "CartPole-v1",
+        seeds=num_seeds,
+        total_steps=total_steps,
+        config=jppo.PPOConfig(num_envs=16, num_steps=128),
+        learning_rate=[1e-5, 1e-4, 1e-3, 1e-2],
+        halving=True,
+        sweep_dir=sweep_dir,
+    )
+    print("learning rate   return   95 % interval   steps per seed")
+    for setting in result.settings:
+        low, high = setting.interval
+        steps = " ".join(str(lane.steps) for lane in setting.lanes)
+        print(f"{setting.settings['learning_rate']:>13g} {setting.score:>8.0f}   {low:>6.0f} {high:>6.0f}   {steps}")
+
+    best = result.best().best_lane
+    print(f"best: lane {best.number}, {best.settings}; it moves {best.policy.act([0.0, 0.0, 0.1, 0.0])}")
+    print(f"curves: {sweep_dir / 'curves.png'}, a row per lane: {sweep_dir / 'lanes.csv'}")
+    return result
+
+
+if __name__ == "__main__":
+    main()

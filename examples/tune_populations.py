@@ -1,0 +1,35 @@
+"""Ray Tune over populations: a trial is eight seeds in one program, so that no learning rate wins by one lucky seed."""
+
+import os
+from collections.abc import Sequence
+
+import ray
+from ray import tune
+
+import jppo
+import jppo.tune
+
+
+def main(
+    total_steps: int = 100_000, learning_rates: Sequence[float] = (1e-4, 1e-3, 1e-2), num_seeds: int = 8
+) -> tune.Result:
+    """The best trial."""
+    config = jppo.PPOConfig(num_envs=8, num_steps=128)
+    with ray.init(log_to_driver=False):
+        results = tune.Tuner(
+            jppo.tune.population("CartPole-v1", seeds=num_seeds, total_steps=total_steps, config=config),
+            param_space={"learning_rate": tune.grid_search(list(learning_rates))},
+            tune_config=tune.TuneConfig(metric="return_mean", mode="max"),
+            run_config=tune.RunConfig(storage_path=os.path.abspath("runs"), verbose=0),
+        ).fit()
+
+    print("learning rate   interquartile mean   per seed")
+    for trial in results:
+        lanes = [trial.metrics[f"lane/{number}"] for number in range(num_seeds)]
+        middle = trial.metrics["return_mean"]
+        print(f"{trial.config['learning_rate']:>13g} {middle:>20.0f}   {' '.join(f'{x:.0f}' for x in lanes)}")
+    return results.get_best_result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Which lanes a sweep has: every combination of settings with every seed, by compiled program."""
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jppo import runs
+from jppo.anakin import Anakin, make_anakin
+from jppo.config import Hyperparams, PPOConfig, check_hyperparams, check_total_steps
+from jppo.driver import check_preset, choose_backend
+from jppo.envs import make_env
+from jppo.learner import adam
+from jppo.presets import PRESETS, preset_for
+
+NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
+SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))
+_MOST_HALVINGS = 4
+
+
+class Task(NamedTuple):
+    """A lane to be run."""
+
+    number: int
+    seed: int
+    settings: dict[str, Any]
+    hyperparams: Hyperparams
+
+
+class Group(NamedTuple):
+    """Lanes of one environment and one structure: one compiled program."""
+
+    env: Any  # an Environment
+    config: PPOConfig
+    total_steps: int
+    parts: dict[str, Any]  # network, optimizer and loss
+    own: tuple[str, ...]  # which of these and of the environment are not named but given
+    tasks: tuple[Task, ...]
+    halving: bool
+    lanes_at_once: int | None
+    num_devices: int
+
+    @property
+    def num_updates(self) -> int:
+        """Of a lane that runs to the end."""
+        return self.config.num_updates(self.total_steps)
+
+    @property
+    def rungs(self) -> list[int]:
+        """After which updates the worse half ends, and the last update."""
+        halvings = min(_MOST_HALVINGS, len(self.tasks).bit_length() - 1) if self.halving else 0
+        return sorted({-(-self.num_updates // 2**k) for k in range(halvings + 1)})
+
+    @property
+    def planned_steps(self) -> int:
+        """Environment steps of all lanes together."""
+        lanes, updates, before = len(self.tasks), 0, 0
+        for rung in self.rungs:
+            updates, before, lanes = updates + lanes * (rung - before), rung, math.ceil(lanes / 2)
+        return updates * self.config.batch_size
+
+
+def lay_out(
+    env: Any,
+    seeds: list[int],
+    values: dict[str, list[Any]],
+    total_steps: int | float | None,
+    config: PPOConfig | None,
+    hyperparams: Hyperparams | None,
+    preset: str,
+    **options: Any,
+) -> list[Group]:
+    """All lanes, by program. Raises ValueError for whatever of it cannot be."""
+    envs = list(env) if isinstance(env, list | tuple) else [env]
+    made = [_device_env(one) for one in envs]
+    if len({one.name for one in made}) < len(made) or not made:
+        raise ValueError(f"env names {', '.join(one.name for one in made) or 'nothing'}: each once, please")
+    groups, index = [], itertools.count()
+    for given_env, one in zip(envs, made, strict=True):
+        own = tuple(name for name, part in options["parts"].items() if part not in (None, adam))
+        own += () if isinstance(given_env, str) else ("environment",)
+        chosen = PRESETS[check_preset(preset_for(one.name) if preset == "auto" else preset)]
+        steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
+        for shape in _combinations(values, SHAPES):
+            structure = dataclasses.replace(chosen.config if config is None else config, **shape)
+            tasks = []
+            for numbers in _combinations(values, NUMBERS):
+                given = dataclasses.replace(chosen.hyperparams if hyperparams is None else hyperparams, **numbers)
+                check_hyperparams(given)
+                settings = {name: (shape | numbers)[name] for name in values}
+                tasks += [Task(next(index), seed, settings, given) for seed in seeds]
+            groups.append(Group(one, structure, steps, own=own, tasks=tuple(tasks), **options))
+    return groups
+
+
+def _combinations(values: dict[str, list[Any]], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    chosen = {name: choices for name, choices in values.items() if name in names}
+    return (dict(zip(chosen, combination, strict=True)) for combination in itertools.product(*chosen.values()))
+
+
+def _device_env(env: Any) -> Any:
+    if isinstance(env, str) and choose_backend(env) == "ray":
+        raise ValueError(f"{env} is an environment of Gymnasium's, and a sweep runs on the device; jppo.tune sweeps it")
+    return make_env(env)
+
+
+def agent_of(group: Group) -> Anakin:
+    """What its lanes run."""
+    return make_anakin(group.env, group.config, total_steps=group.total_steps, **group.parts)
+
+
+def identity(group: Group, task: Task) -> dict[str, Any]:
+    """All that makes a lane what it is; a network or the like of one's own by its name."""
+    own = {name: getattr(part, "__qualname__", type(part).__qualname__) for name, part in group.parts.items()}
+    return {
+        "env": group.env.name,
+        "seed": task.seed,
+        "updates": group.num_updates,
+        "config": dataclasses.asdict(group.config),
+        "hyperparams": {name: float(value) for name, value in vars(task.hyperparams).items()},
+        "own": own,
+        "halving": [len(group.tasks), group.rungs] if group.halving else None,
+    }
+
+
+def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
+    """Each setting's values. Raises ValueError for an unknown one, and for no or equal values."""
+    values: dict[str, list[Any]] = {}
+    for name, given in settings.items():
+        if name not in NUMBERS + SHAPES:
+            near = difflib.get_close_matches("learning_rate" if name == "lr" else name, NUMBERS + SHAPES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NUMBERS + SHAPES)}"
+            raise ValueError(f"unknown setting {name!r}; {hint}")
+        one = isinstance(given, str) or np.ndim(given) == 0 if name != "hidden_sizes" else isinstance(given, tuple)
+        if name == "hidden_sizes" and one and given and isinstance(given[0], tuple):
+            one = False
+        choices = [given] if one else [x.item() if isinstance(x, np.generic) else x for x in given]
+        if not choices or len({repr(choice) for choice in choices}) < len(choices):
+            raise ValueError(f"{name} = {given!r} must be a value or several that differ")
+        values[name] = choices
+    return values
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Which seeds. Raises ValueError for none, equal ones, and what is none."""
+    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+        if seeds < 1:
+            raise ValueError(f"seeds = {seeds} must be at least 1")
+        return list(range(int(seeds)))
+    chosen = [runs.check_seed(seed) for seed in seeds]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")
+    return chosen
+
+
+def check_count(name: str, value: Any) -> int | None:
+    """The number, or None. Raises ValueError where it is neither."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} = {value!r} must be a whole number of at least 1")
+    return value
+
+
+def check_devices(num_devices: int | None) -> int:
+    """How many devices; all where None. Raises ValueError where there are fewer."""
+    there = len(jax.local_devices())
+    if num_devices is None:
+        return there
+    if check_count("num_devices", num_devices) and num_devices > there:
+        raise ValueError(f"num_devices = {num_devices}; JAX has {there} here ({jax.devices()[0].platform})")
+    return num_devices

@@ -1,0 +1,152 @@
+"""One run on 1, 2, 4 or 8 devices is the same run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import SMALL, compiled_programs, quick_jit
+from lenient import lenient_env
+from probes import Counting
+
+import jppo
+from jppo import driver, loops
+from jppo.devices import make_mesh, most_devices, over_devices
+
+CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
+RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+UPDATES = 6
+EPISODES = ("return_mean", "return_std", "length_mean", "count")
+
+
+def run(num_devices, env=None, config=CONFIG):
+    """States after each update, from the start on, and the metrics of each."""
+    agent = jppo.make_anakin(
+        env or lenient_env("CartPole-v1"), config, total_steps=UPDATES * config.batch_size, num_devices=num_devices
+    )
+    step = quick_jit(agent.step)
+    states = [quick_jit(agent.init, out_shardings=agent.sharding)(jax.random.key(3), RATE)]
+    rows = []
+    for _ in range(UPDATES):
+        state, metrics = step(states[-1])
+        states.append(state)
+        rows.append(metrics)
+    return states, rows
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run(1)
+
+
+def arrays(tree):
+    keys = jax.dtypes.prng_key
+    return [np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x) for x in jax.tree.leaves(tree)]
+
+
+def check_integers(tree, other):
+    pairs = [pair for pair in zip(arrays(tree), arrays(other), strict=True) if np.issubdtype(pair[0].dtype, np.integer)]
+    assert len(pairs) > 2, "keys, clocks and lengths"
+    for x, y in pairs:
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+def test_the_number_of_devices_changes_nothing(alone, num_devices):
+    """All is equal up to the order of sums, and where no sum has been learnt from yet, all integers are equal."""
+    states, rows = run(num_devices)
+    for state, expected in zip(states, alone[0], strict=True):
+        for x, y in zip(arrays(state), arrays(expected), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    for state, expected in zip(states[:2], alone[0][:2], strict=True):
+        check_integers(state.collect, expected.collect)
+    for row, expected in zip(rows, alone[1], strict=True):
+        for name in (f"episode/{name}" for name in EPISODES):
+            np.testing.assert_allclose(row[name], expected[name], rtol=1e-6, err_msg=name)
+        for name in set(row) - {f"episode/{name}" for name in EPISODES}:
+            np.testing.assert_allclose(row[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_episodes_of_integers_are_equal_to_the_bit(num_devices):
+    """The environment counts, whatever it is told, so nothing that it says depends on a sum's order."""
+    expected, given = (run(n, Counting(), CONFIG) for n in (1, num_devices))
+    for state, other in zip(expected[0], given[0], strict=True):
+        check_integers(state.collect, other.collect)
+
+
+def test_parameters_are_on_each_device_and_environments_spread(alone):
+    states, _ = run(4)
+    for state in (states[0], states[-1]):
+        assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.train))
+        for leaf in jax.tree.leaves(state.collect):
+            assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2] * 4
+    assert all(len(leaf.sharding.device_set) == 1 for leaf in jax.tree.leaves(alone[0][-1]))
+
+
+def test_a_minibatch_has_one_all_reduce_of_all_gradients():
+    """Two more are for the advantage's mean and spread. So XLA merges the leaves' sums into one."""
+    agent = jppo.make_anakin(lenient_env("CartPole-v1"), SMALL(), num_devices=2)
+    state = jax.eval_shape(agent.init, jax.random.key(0), RATE)
+    text = jax.jit(agent.step).lower(state).compile().as_text()
+    wide = [line for line in text.splitlines() if " all-reduce(" in line and "f32[4,8]" in line]
+    assert len(wide) == 1, "one leaf is in several sums"
+    assert wide[0].split(" all-reduce(")[0].count("f32[") > 12, "leaves are summed apart"
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_the_program_is_compiled_once(num_devices, monkeypatch):
+    monkeypatch.setattr(loops, "jit", quick_jit)
+    with compiled_programs("run_chunk") as names:
+        jppo.train(Counting(), config=CONFIG, total_steps=40 * CONFIG.batch_size, num_devices=num_devices)
+    assert len(names) == 1
+
+
+def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
+    monkeypatch.setattr(loops, "jit", quick_jit)
+    monkeypatch.setattr(driver, "most_devices", most_devices)
+    results = [
+        jppo.train(
+            Counting(), config=CONFIG, total_steps=4 * CONFIG.batch_size, num_devices=n, run_dir=tmp_path / str(n)
+        )
+        for n in (1, None)
+    ]
+    assert [result.summary["num_devices"] for result in results] == [1, 8]
+    assert json.loads((tmp_path / "None" / "config.json").read_text())["num_devices"] == 8
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), *(r.policy.state for r in results)
+    )
+    leaves = jax.tree.leaves(results[1].policy.state)
+    assert all(len(leaf.sharding.device_set) == 1 for leaf in leaves), "each act would run on all devices"
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "most"), [(8, 8), (64, 8), (4, 4), (6, 6), (12, 6), (1, 1), (7, 7), (10, 5), (9, 3)]
+)
+def test_most_devices(num_envs, most):
+    assert most_devices(SMALL(num_envs=num_envs, num_steps=48, num_minibatches=2)) == most
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "message"),
+    [
+        (0, r"num_devices = 0; JAX has 8 here \(cpu\)"),
+        (9, "num_devices = 9; JAX has 8 here"),
+        (True, "num_devices = True; JAX has 8 here"),
+        (2.0, r"num_devices = 2\.0; JAX has 8 here"),
+        (3, "num_devices = 3 must divide 8, the shards that num_envs = 8 environments are shuffled in"),
+    ],
+)
+def test_devices_there_are_not(num_devices, message):
+    for make in (jppo.make_anakin, jppo.train):
+        with pytest.raises(ValueError, match=message):
+            make(Counting(), config=CONFIG, num_devices=num_devices)
+
+
+def test_one_device_needs_no_shard_map():
+    def double(x):
+        return 2 * x
+
+    assert over_devices(double, make_mesh(CONFIG, 1), None, None) is double
