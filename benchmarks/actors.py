@@ -43,7 +43,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "cartpole": Task(256, 102_400, "CartPole-v1"),
-    "waiting": Task(128, 30_720, "CartPole-v1 that waits 2 ms a step"),
+    "waiting": Task(256, 40_960, "CartPole-v1 that waits 2 ms a step"),
     "burning": Task(256, 40_960, "CartPole-v1 that burns 0.5 ms of CPU a step"),
 }
 
