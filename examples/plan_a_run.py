@@ -11,7 +11,7 @@ def main(sizes: Sequence[int] = (64, 512, 4096), seconds: float = 1.0) -> list[P
     plans = []
     print("environments   memory    of free   compiling   steps/s   a million steps")
     for num_envs in sizes:
-        plan = jppo.plan("Breakout-MinAtar", config=jppo.PPOConfig(num_envs=num_envs, num_steps=32), seconds=seconds)
+        plan = jppo.plan("CartPole-v1", config=jppo.PPOConfig(num_envs=num_envs, num_steps=32), seconds=seconds)
         needed, share = f"{plan.bytes_needed / 2**20:.0f} MiB", plan.bytes_needed / plan.bytes_free
         compiling, speed = f"{plan.compile_seconds:.1f} s", plan.steps_per_second
         print(f"{num_envs:>12} {needed:>8} {share:>10.1%} {compiling:>11} {speed:>9,.0f} {1e6 / speed:>15.1f} s")

@@ -92,7 +92,7 @@ CLAIMS = {
     "plan_a_run": ({"sizes": (8,), "seconds": 0.1}, plans, "environments fit, or"),
     "population_based_training": ({"lanes": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
     "tune_populations": (
-        {"total_steps": 20_000, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
+        {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
         reports_lanes,
         "learning rate   interquartile mean   per seed",
     ),
