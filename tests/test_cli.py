@@ -299,7 +299,6 @@ def test_a_sweep_by_the_command(tmp_path):
         "8 lanes in 2 programs",
         "hidden_sizes = 8x8, normalize_obs = True: 4 lanes",
         "saved in",
-        "95 % interval",
         "2 finished",
     )
     for text in said:
