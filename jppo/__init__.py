@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
     from jppo.config import RayConfig as RayConfig
+    from jppo.devices import HostFailed as HostFailed
     from jppo.driver import TrainingDiverged as TrainingDiverged
     from jppo.driver import train as train
     from jppo.env_runner import ActorsFailed as ActorsFailed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActorsFailed": "jppo.env_runner",
     "EnvRunner": "jppo.env_runner",
+    "HostFailed": "jppo.devices",
     "RayConfig": "jppo.config",
     "make_host_env": "jppo.envs.gymnasium",
     "make_sebulba": "jppo.sebulba",

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.config import RayConfig, num_cores
 from jppo.env_runner import ActorsFailed, EnvRunner, Fragment, RunnerSpec
@@ -46,8 +47,8 @@ _ONE_THREAD = {
 class InProcess:
     """One EnvRunner in this process, in the place of `Actors`: for debugging."""
 
-    def __init__(self, spec: RunnerSpec, num_envs: int) -> None:
-        self._runner = EnvRunner(spec, np.arange(num_envs))
+    def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
+        self._runner = EnvRunner(spec, env_index)
         self._given: tuple[PolicyState, float] | None = None
 
     def ready(self, timeout: float) -> str | None:
@@ -78,18 +79,24 @@ class InProcess:
 class Actors:
     """Owns the actor processes, and the connection to Ray where it made one."""
 
-    def __init__(self, spec: RunnerSpec, config: RayConfig, message: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: RunnerSpec, config: RayConfig, message: Callable[[str], None], host: int = 0, num_hosts: int = 1
+    ) -> None:
         """Starts Ray (or joins a cluster) and the actors; does not wait for them.
 
         Args:
-          config: with num_actors and envs_per_actor filled in.
+          config: of the run, with num_actors and envs_per_actor filled in.
           message: gets told, in words, what happens to actors.
+          host, num_hosts: which of the run's processes this is; it has its own share of the actors, and near it.
 
         Raises:
           ValueError: no cluster at the address, one without the GPUs asked for, or an environment or network that
             cannot be sent to another process.
         """
         assert config.num_actors, "in-process running is InProcess"
+        share, envs = config.num_actors // num_hosts, config.envs_per_actor or 0
+        self._num_envs, self._near = config.num_actors * envs, num_hosts > 1
+        config = dataclasses.replace(config, num_actors=share)
         self._config, self._message = config, message
         self._lost, self._restarts, self._longest, self._any_success = 0, 0, 0.0, False
         self._waited = 0.0  # seconds in poll and ready, by which limits go: neither a long update counts nor a pause
@@ -100,8 +107,7 @@ class Actors:
         try:
             _check_resources(config, message)
             self._spec = _put(spec)
-            envs = config.envs_per_actor or 0
-            for number in range(config.num_actors):
+            for number in range(host * share, (host + 1) * share):
                 self._slots.append(_Slot(number, number * envs + np.arange(envs, dtype=np.int32)))
             for slot in self._slots:
                 self._spawn(slot)
@@ -115,7 +121,8 @@ class Actors:
         nodes = {slot.node for slot in self._slots}
         if not all(slot.started for slot in self._slots):
             return None
-        return f"{len(self._slots)} actors on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        near = " of this host" if self._near else ""
+        return f"{len(self._slots)} actors{near} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
 
     def start(self, policy_state: PolicyState, gamma: float) -> None:
         """Has every actor collect a fragment; returns at once.
@@ -248,15 +255,19 @@ class Actors:
         options = {
             "num_cpus": config.actor_cpus,
             "num_gpus": config.actor_gpus,
-            # inside a placement group (a Tune trial's) there is room for the actors already
-            "scheduling_strategy": None if ray.util.get_current_placement_group() else "SPREAD",
+            "scheduling_strategy": self._strategy(),
             "runtime_env": {"env_vars": variables},
         }
-        total = sum(len(other.env_index) for other in self._slots)
         slot.handle = ray.remote(_Actor).options(**options).remote()
-        slot.numbers = slot.env_index + total * slot.spawned
+        slot.numbers = slot.env_index + self._num_envs * slot.spawned
         slot.pending, slot.since, slot.retry_at = slot.handle.place.remote(), self._waited, None
         slot.spawned += 1
+
+    def _strategy(self) -> Any:
+        if self._near:
+            return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        # inside a placement group (a Tune trial's) there is room for the actors already
+        return None if ray.util.get_current_placement_group() else "SPREAD"
 
     def _collect(self, slot: "_Slot") -> None:
         slot.pending, slot.since, slot.result = slot.handle.collect.remote(self._given), self._waited, None

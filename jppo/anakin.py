@@ -59,7 +59,7 @@ def make_anakin(
       total_steps: environment steps of `train`, rounded up to whole updates; also the end of annealing.
       network: anything that fits `jppo.networks.Network`; by default what `config` names.
       optimizer, loss: see `make_learner`.
-      num_devices: of this process; must divide `config.num_strata`.
+      num_devices: of each process as many; must divide `config.num_strata`.
 
     Raises:
       ValueError: an unknown or unfit environment, a network whose outputs do not fit it, or devices there are not.

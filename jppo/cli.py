@@ -61,10 +61,17 @@ class Train:
     hyperparams: Annotated[Hyperparams, _Inline] = dataclasses.field(default_factory=Hyperparams)
     num_devices: int | None = None
     """Devices over which environments and their samples are spread. Default: as many as there are and fit."""
+    num_hosts: int = 1
+    """Ray processes that learn together, one per machine where the cluster at --address has as many."""
+    host_cpus: float = 1.0
+    """CPUs that Ray reserves for each host, and threads that it computes with."""
+    host_gpus: float = 0.0
+    """GPUs that Ray reserves for each host, which learns on the CPU without."""
     actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
         from jppo import runs
+        from jppo.devices import HostFailed
         from jppo.driver import TrainingDiverged, train
         from jppo.env_runner import ActorsFailed
         from jppo.progress import make_reporter, summary_lines
@@ -80,12 +87,15 @@ class Train:
                 hyperparams=self.hyperparams,
                 backend=self.backend,
                 num_devices=self.num_devices,
+                num_hosts=self.num_hosts,
+                host_cpus=self.host_cpus,
+                host_gpus=self.host_gpus,
                 **vars(self.actors),
                 run_dir=self.run_dir or runs.default_run_dir(self.env, self.seed),
                 progress=reporter,
                 wandb=self.wandb,
             )
-        except (TrainingDiverged, ActorsFailed) as error:
+        except (TrainingDiverged, ActorsFailed, HostFailed) as error:
             print(f"jppo: {error}", file=sys.stderr)
             if error.result is None:  # not one update was made
                 return _EXIT_FAILED
@@ -368,7 +378,8 @@ _COMMANDS = ("train", "sweep", "plan", "eval", "plot", "play", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input), 3 (actors failed) or 130 (interrupted)."""
+    """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input), 3 (actors, or a host, failed) or 130
+    (interrupted)."""
     if argv is None:
         argv = sys.argv[1:]
         sys.path.insert(0, os.getcwd())  # as `python -m` does, for environments of one's own

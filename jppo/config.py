@@ -168,28 +168,36 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -> tuple[PPOConfig, RayConfig]:
-    """Both with every number filled in: num_envs = max(num_actors, 1)*envs_per_actor.
+def spread_envs(
+    config: PPOConfig, actors: RayConfig, cores: int, fixed: bool, hosts: int = 1
+) -> tuple[PPOConfig, RayConfig]:
+    """Both with every number filled in: num_envs = max(num_actors, hosts)*envs_per_actor.
 
     Where envs_per_actor is given, num_envs follows from it, and num_steps from the batch, which stays what it was.
 
     Args:
       cores: the default number of actors, or the next lower one that fits.
       fixed: config is not to be changed.
+      hosts: over which actors are spread evenly.
 
     Raises:
       ValueError: numbers that do not divide, or do not fit a fixed config.
     """
+    if (actors.num_actors or 0) % hosts:
+        raise ValueError(f"num_actors = {actors.num_actors} cannot be spread evenly over {hosts} hosts")
+    cores = max(cores, hosts)
     if actors.envs_per_actor is None:
         num_actors = actors.num_actors
         if num_actors is None:
-            num_actors = max(d for d in range(1, max(cores, 1) + 1) if config.num_envs % d == 0)
-        processes = max(num_actors, 1)
+            fits = (d for d in range(hosts, cores + 1, hosts) if config.num_envs % d == 0)
+            num_actors = max(fits, default=hosts)
+        processes = max(num_actors, hosts)
         if config.num_envs % processes:
             nearest = ", ".join(map(str, _nearest_divisors(config.num_envs, processes)))
+            over = f"num_actors = {num_actors}" if num_actors or hosts == 1 else f"{hosts} hosts"
             raise ValueError(
-                f"num_envs = {config.num_envs} cannot be spread evenly over num_actors = {num_actors}; nearest that "
-                f"divide it: {nearest}; or give envs_per_actor"
+                f"num_envs = {config.num_envs} cannot be spread evenly over {over}; nearest that divide it: "
+                f"{nearest}; or give envs_per_actor"
             )
         filled = dataclasses.replace(actors, num_actors=num_actors, envs_per_actor=config.num_envs // processes)
         return config, filled
@@ -197,15 +205,15 @@ def spread_envs(config: PPOConfig, actors: RayConfig, cores: int, fixed: bool) -
     if num_actors is None:
         fitting = (
             k
-            for k in range(max(cores, 1), 0, -1)
+            for k in range(cores - cores % hosts, 0, -hosts)
             if (
                 config.num_envs == k * actors.envs_per_actor
                 if fixed
                 else config.batch_size % (k * actors.envs_per_actor) == 0
             )
         )
-        num_actors = next(fitting, max(cores, 1))
-    num_envs = max(num_actors, 1) * actors.envs_per_actor
+        num_actors = next(fitting, cores - cores % hosts)
+    num_envs = max(num_actors, hosts) * actors.envs_per_actor
     if fixed and num_envs != config.num_envs:
         raise ValueError(
             f"{num_actors} actors of {actors.envs_per_actor} environments make num_envs = {num_envs}; num_envs = "

@@ -1,40 +1,66 @@
-"""Data-parallel programs: one program, on every device its own part of the environments."""
+"""Data-parallel programs: one program, on every device its own part of the environments.
 
-from collections.abc import Callable
+Where JAX runs in several processes (`jax.distributed`), one per host, all run the same program; what only one of them
+knows, it tells the others with `gather`.
+"""
+
+import contextlib
+import functools
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jppo.config import PPOConfig
 
 AXIS = "devices"
+_POLL_SECONDS = 5e-4
+_WELL, _FAILED, _INTERRUPTED = 0, 1, 2
+
+
+class HostFailed(RuntimeError):
+    """A run over several hosts ended because one of them failed; the message says which."""
+
+    result: Any = None  # a run without one of its hosts has none
 
 
 def most_devices(config: PPOConfig) -> int:
-    """The largest number of this process's devices over which the environments can be sharded."""
-    return max(d for d in range(1, len(jax.local_devices()) + 1) if config.num_strata % d == 0)
+    """The largest number of devices over which the environments can be sharded, of each process as many."""
+    hosts = _by_process()
+    most = len(hosts) * min(map(len, hosts))
+    fitting = (d for d in range(len(hosts), most + 1, len(hosts)) if config.num_strata % d == 0)
+    return max(fitting, default=len(hosts))
 
 
 def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
-    """A mesh of the first `num_devices` devices of this process, its axis named `AXIS`.
+    """A mesh of the first `num_devices` devices (of each process as many), its axis named `AXIS`.
 
     Raises:
       ValueError: there are fewer, or the environments cannot be sharded so.
     """
-    devices = jax.local_devices()
-    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or not 1 <= num_devices <= len(devices):
-        raise ValueError(f"num_devices = {num_devices!r}; JAX has {len(devices)} here ({devices[0].platform})")
+    hosts = _by_process()
+    share, platform = min(map(len, hosts)), hosts[0][0].platform
+    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or not 1 <= num_devices <= share * len(hosts):
+        here = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
+        raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {here} ({platform})")
+    if num_devices % len(hosts):
+        raise ValueError(f"num_devices = {num_devices} cannot be spread evenly over {len(hosts)} processes")
     if config.num_strata % num_devices:
         raise ValueError(
             f"num_devices = {num_devices} must divide {config.num_strata}, the shards that num_envs = "
             f"{config.num_envs} environments are shuffled in"
         )
-    return line_of(devices[:num_devices])
+    return line_of([device for devices in hosts for device in devices[: num_devices // len(hosts)]])
 
 
 def line_of(devices: list[Any]) -> Mesh:
     """The mesh of these devices."""
+    if jax.process_count() > 1:  # a process's devices stay together, as its environments do; make_mesh may part them
+        return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
@@ -47,3 +73,59 @@ def over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Ca
     if mesh.size == 1:
         return fun
     return jax.shard_map(fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def gather(values: Sequence[int]) -> np.ndarray:
+    """What each process gives, [processes, k] i32, on all of them. All must call it, at the same point of the run."""
+    row = np.array([values], np.int32)
+    if jax.process_count() == 1:
+        return row
+    split, everywhere = _gathering()
+    shape = (jax.process_count(), row.shape[1])
+    rows = everywhere(jax.make_array_from_callback(shape, split, lambda index: row))
+    while not rows.is_ready():  # a blocking fetch would keep Ctrl-C waiting
+        time.sleep(_POLL_SECONDS)
+    return np.asarray(rows)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """For what each process does for itself: where it raises in one, it raises in all.
+
+    Raises:
+      HostFailed: here all went well, but not in another process.
+      KeyboardInterrupt: that came in another process.
+    """
+    try:
+        yield
+    except BaseException as error:
+        gather([_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED])
+        raise
+    codes = gather([_WELL])[:, 0]
+    if (codes == _FAILED).any():
+        raise HostFailed(f"process {int(np.argmax(codes == _FAILED))} failed; its own error says why")
+    if codes.any():
+        raise KeyboardInterrupt
+
+
+def check_same(settings: str) -> None:
+    """Raises ValueError, in all processes, where they were not given the same."""
+    sums = gather([zlib.crc32(settings.encode()) >> 1])[:, 0]
+    if (sums != sums[0]).any():
+        raise ValueError(
+            f"process {int(np.argmax(sums != sums[0]))} was given other settings than process 0; give num_actors where "
+            "machines have different numbers of cores, and install the same packages on all"
+        )
+
+
+def _by_process() -> list[list[Any]]:
+    return [[d for d in jax.devices() if d.process_index == number] for number in range(jax.process_count())]
+
+
+@functools.cache
+def _gathering() -> tuple[NamedSharding, Any]:
+    """How the rows of `gather` are spread over processes, and the program that puts them on all."""
+    mesh = Mesh(np.array([devices[0] for devices in _by_process()]), (AXIS,))
+    return NamedSharding(mesh, PartitionSpec(AXIS)), jax.jit(
+        lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec())
+    )

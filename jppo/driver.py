@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import difflib
+import json
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +17,8 @@ import numpy as np
 from jppo import runs
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
-from jppo.devices import most_devices
+from jppo.devices import check_same, most_devices, together
+from jppo.env_runner import ActorsFailed
 from jppo.envs import available, make_env
 from jppo.envs.gymnasium import is_host_env, make_host_env, nearest_host_envs
 from jppo.learner import Loss, Optimizer, adam
@@ -23,9 +26,9 @@ from jppo.loops import ActorLoop, AnakinLoop, Ended, Logbook
 from jppo.networks import Network, hint
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
-from jppo.progress import Reporter, make_reporter
+from jppo.progress import OneOfSeveral, Reporter, make_reporter
 from jppo.sebulba import Sebulba, make_sebulba
-from jppo.types import Hyperparams, TrainState
+from jppo.types import Hyperparams, PolicyState, TrainState
 
 BACKENDS = ("auto", "anakin", "ray")
 
@@ -36,7 +39,7 @@ class Result(NamedTuple):
     metrics: dict[str, np.ndarray]  # [updates] each, with "update" and "step"; NaN where no episode ended
     policy: TrainedPolicy
     summary: dict[str, Any]  # as in summary.json
-    state: AnakinState | TrainState  # the latter in the Ray mode
+    state: AnakinState | TrainState | None  # the latter two in the Ray mode, and where hosts were started for the run
     agent: Anakin | Sebulba
     run_dir: Path | None
 
@@ -76,6 +79,9 @@ def train(
     actor_timeout: float | None = None,
     max_restarts: int = 3,
     num_devices: int | None = None,
+    num_hosts: int = 1,
+    host_cpus: float = 1.0,
+    host_gpus: float = 0.0,
 ) -> Result:
     """Trains PPO: on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
@@ -97,6 +103,13 @@ def train(
         backend, see `jppo.RayConfig`.
       num_devices: over which the environments' samples are spread, in both modes; as many as there are and fit when
         None. Their number changes the time a run takes, and rounding.
+      num_hosts: Ray actors, one per machine where there are as many, that learn together; `address` says in which
+        cluster. num_devices and num_actors are of all of them together.
+      host_cpus, host_gpus: that Ray reserves for each host; the first is also its number of threads. Without GPUs it
+        learns on its CPU.
+
+    Where `jax.distributed.initialize` was called, all processes must call this, with the same arguments; the first one
+    writes the run directory and shows the progress (docs/scaling.md).
 
     Ctrl-C (or SIGTERM) ends the run early and returns what was reached (summary["status"] is "interrupted"); a second
     one raises KeyboardInterrupt, as does one before the first update.
@@ -105,64 +118,124 @@ def train(
       ValueError: anything given that cannot be; before anything is written.
       TrainingDiverged: a loss or parameter became NaN or infinite; everything up to then is saved.
       ActorsFailed: an actor failed too often in a row; everything up to then is saved.
+      HostFailed: one of several hosts failed; what was logged up to then is saved, but no policy.
     """
-    own = {
-        "environment": not isinstance(env, str),
-        "network": network is not None,
-        "optimizer": optimizer is not adam,
-        "loss": loss is not None,
-    }
     actors = RayConfig(
         num_actors, envs_per_actor, _check_lag(policy_lag), actor_cpus, actor_gpus, address, actor_timeout, max_restarts
     )
-    backend = choose_backend(env, backend)
-    env = make_host_env(env) if backend == "ray" else make_env(env)
-    chosen = PRESETS[check_preset(preset_for(env.name) if preset == "auto" else preset)]
-    hyperparams = chosen.hyperparams if hyperparams is None else hyperparams
-    check_hyperparams(hyperparams)
-    total_steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
-    seed = runs.check_seed(seed)
-    given, config = config is not None, chosen.config if config is None else config
     if wandb and run_dir is None:
         raise ValueError("wandb needs a run_dir")
+    run_dir = None if run_dir is None else Path(run_dir)
+    of_ppo = (total_steps, seed, config, hyperparams, preset, network, optimizer, loss)
+    given = _Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices)
+    if num_hosts == 1 and (host_cpus, host_gpus) == (1.0, 0.0):
+        return _train(given, progress)
+    return _train_on_hosts(given, progress, num_hosts, host_cpus, host_gpus)
+
+
+class _Given(NamedTuple):
+    """What `train` was given, but for what says where."""
+
+    env: Any
+    total_steps: int | float | None
+    seed: int
+    config: PPOConfig | None
+    hyperparams: Hyperparams | None
+    preset: str
+    network: Network | None
+    optimizer: Optimizer
+    loss: Loss | None
+    run_dir: Path | None
+    wandb: bool
+    backend: str
+    actors: RayConfig
+    num_devices: int | None
+
+
+class _Prepared(NamedTuple):
+    """A run, checked but not begun."""
+
+    agent: Anakin | Sebulba
+    actors: RayConfig
+    seed: int
+    hyperparams: Hyperparams
+    settings: dict[str, Any]  # config.json
+
+
+def _never() -> bool:
+    return False
+
+
+def _train(
+    given: _Given,
+    progress: str | Reporter,
+    stop: Callable[[], bool] = _never,
+    cores: int | None = None,
+) -> Result:
+    """In this process, and where JAX runs in several, in all of them.
+
+    Args:
+      stop: asks for an early end, as Ctrl-C does.
+      cores: of this machine, for actors.
+    """
+    with together():
+        prepared = _prepare(given, num_cores() if cores is None else cores)
+        total_steps, number = prepared.settings["total_steps"], jax.process_index()
+        reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
+        if number:
+            given, reporter = given._replace(run_dir=None, wandb=False), OneOfSeveral(reporter, number)
+    check_same(json.dumps(prepared.settings, default=str))
+    return _run(prepared, given.run_dir, given.wandb, reporter, stop)
+
+
+def _prepare(given: _Given, cores: int) -> _Prepared:
+    """Raises ValueError for anything given that cannot be."""
+    backend, hosts, actors = choose_backend(given.env, given.backend), jax.process_count(), given.actors
+    env = make_host_env(given.env) if backend == "ray" else make_env(given.env)
+    chosen = PRESETS[check_preset(preset_for(env.name) if given.preset == "auto" else given.preset)]
+    hyperparams = chosen.hyperparams if given.hyperparams is None else given.hyperparams
+    check_hyperparams(hyperparams)
+    total_steps = check_total_steps(chosen.total_steps if given.total_steps is None else given.total_steps)
+    seed, config = runs.check_seed(given.seed), chosen.config if given.config is None else given.config
     if backend == "ray":
-        config, actors = spread_envs(config, actors, num_cores(), given)
+        config, actors = spread_envs(config, actors, hosts * cores, given.config is not None, hosts)
     elif actors != RayConfig():
         raise ValueError(f"{env.name} runs on the device, without actors; give backend = 'ray' for them")
-    parts: dict[str, Any] = {"total_steps": total_steps, "network": network, "optimizer": optimizer, "loss": loss}
-    parts["num_devices"] = num_devices = most_devices(config) if num_devices is None else num_devices
-    agent: Anakin | Sebulba = (make_sebulba if backend == "ray" else make_anakin)(env, config, **parts)
+    parts: dict[str, Any] = {"network": given.network, "optimizer": given.optimizer, "loss": given.loss}
+    num_devices = most_devices(config) if given.num_devices is None else given.num_devices
+    make: Any = make_sebulba if backend == "ray" else make_anakin
+    agent = make(env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     _check_sizes(config, total_steps)
+    own = {
+        "environment": not isinstance(given.env, str),
+        "network": given.network is not None,
+        "optimizer": given.optimizer is not adam,
+        "loss": given.loss is not None,
+    }
     more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
     more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
-    more["num_devices"] = num_devices
+    more |= {"num_devices": num_devices} | _of_hosts()
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
-    reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
-    return _run(agent, actors, seed, hyperparams, settings, run_dir, wandb, reporter)
+    return _Prepared(agent, actors, seed, hyperparams, settings)
 
 
 def _run(
-    agent: Anakin | Sebulba,
-    actors: RayConfig,
-    seed: int,
-    hyperparams: Hyperparams,
-    settings: dict[str, Any],
-    run_dir: str | Path | None,
-    wandb: bool,
-    reporter: Reporter,
+    prepared: _Prepared, run_dir: Path | None, wandb: bool, reporter: Reporter, stop: Callable[[], bool]
 ) -> Result:
     """Everything that leaves a trace, and its tidying up."""
+    agent, actors, seed, hyperparams, settings = prepared
     writer, loop, config = None, None, agent.config
     try:
-        with stop_on_interrupt(reporter) as stop_requested:
-            writer = None if run_dir is None else runs.RunWriter(Path(run_dir), settings, wandb)
-            reporter.start()
-            if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
-                reporter.message(said)
-            log = Logbook(config.batch_size, writer, reporter)
-            loop = _make_loop(agent, seed, hyperparams, log, actors)
-            if stop_requested():
-                raise KeyboardInterrupt
+        with stop_on_interrupt(reporter, stop) as stop_requested:
+            with together():
+                writer = None if run_dir is None else runs.RunWriter(run_dir, settings, wandb)
+                reporter.start()
+                if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
+                    reporter.message(said)
+                log = Logbook(config.batch_size, writer, reporter)
+                loop = _make_loop(agent, seed, hyperparams, log, actors)
+                if stop_requested():
+                    raise KeyboardInterrupt
             ended = loop.run(stop_requested)
             if not log.updates and ended.status in ("interrupted", "failed"):
                 raise ended.error or KeyboardInterrupt
@@ -239,15 +312,131 @@ def _result(loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook,
         "return_std": recent.std,
         "device": jax.devices()[0].device_kind,
         **loop.summary(),
+        **_of_hosts(),
         "versions": runs.versions(),
         "run_dir": None if writer is None else str(writer.path),
     }
-    policy_state = jax.device_put(loop.policy_state, jax.local_devices()[0])
+    policy_state = jax.device_put(jax.device_get(loop.policy_state), jax.local_devices()[0])
     policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
     if writer is not None:
         writer.close(policy_state, summary)
     path = None if writer is None else writer.path
     return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
+
+
+def _of_hosts() -> dict[str, int]:
+    """What several processes add to config.json and summary.json."""
+    return {"num_hosts": jax.process_count()} if jax.process_count() > 1 else {}
+
+
+class _Outcome(NamedTuple):
+    """What a host sends to the process that started it: arrays in NumPy, and nothing that holds a program."""
+
+    ended: str  # status, or "failed" without a result
+    text: str  # why, where actors failed
+    config: PPOConfig | None = None  # None, and all that follows, where not one update was made
+    metrics: dict[str, np.ndarray] | None = None
+    policy_state: PolicyState | None = None
+    state: TrainState | None = None
+    summary: dict[str, Any] | None = None
+
+
+def _train_on_hosts(
+    given: _Given, progress: str | Reporter, num_hosts: int, host_cpus: float, host_gpus: float
+) -> Result:
+    """Starts the hosts, and sums up here what came of them. JAX does not start here before they have ended: the first
+    host may need this machine's GPUs."""
+    check_hosts(num_hosts, host_cpus, host_gpus)
+    from jppo.hosts import run_on_hosts  # ray takes a second to import
+
+    name = given.env if isinstance(given.env, str) else ""
+    chosen = PRESETS[check_preset(preset_for(name) if given.preset == "auto" else given.preset)]
+    total_steps = check_total_steps(chosen.total_steps if given.total_steps is None else given.total_steps)
+    reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
+    actors = given.actors
+    run_dir = None if given.run_dir is None else given.run_dir.absolute()
+    on_host = given._replace(actors=dataclasses.replace(actors, address=None), run_dir=run_dir)
+    cpus = (actors.num_actors if actors.num_actors is not None else num_hosts * num_cores()) * actors.actor_cpus
+    try:
+        with stop_on_interrupt(reporter) as stop_requested:
+            outcomes = run_on_hosts(
+                _as_host,
+                (on_host, host_cpus),
+                num_hosts,
+                host_cpus,
+                host_gpus,
+                actors.address,
+                cpus,
+                reporter,
+                stop_requested,
+            )
+    finally:
+        reporter.close()
+    return _from_hosts(given, total_steps, outcomes)
+
+
+def _as_host(given: tuple[_Given, float], reporter: Reporter, stop: Callable[[], bool]) -> _Outcome:
+    """A host's part."""
+    cores, text = max(1, num_cores() - math.ceil(given[1])), ""
+    try:
+        result = _train(given[0], reporter, stop, cores)
+    except TrainingDiverged as error:
+        result = error.result
+    except ActorsFailed as error:
+        text = str(error)
+        if error.result is None:
+            return _Outcome("failed", text)
+        result = error.result
+    state = None
+    if isinstance(result.state, TrainState):  # the on-device mode's is in parts, one on each host
+        state = jax.device_get(result.state.replace(key=jax.random.key_data(result.state.key)))
+    policy_state = jax.device_get(result.policy.state)
+    return _Outcome(
+        result.summary["status"], text, result.agent.config, result.metrics, policy_state, state, result.summary
+    )
+
+
+def _from_hosts(given: _Given, total_steps: int, outcomes: list[_Outcome]) -> Result:
+    """The first host's result as one of this process, raised where it is an error."""
+    first = outcomes[0]
+    # The host whose actors failed has their traceback, the others say where to look.
+    failure = ActorsFailed(max((outcome.text for outcome in outcomes), key=len))
+    if first.summary is None or first.config is None:
+        raise failure
+    host_env = first.summary["backend"] == "ray"
+    env = make_host_env(given.env) if host_env else make_env(given.env)
+    parts: dict[str, Any] = {"network": given.network, "optimizer": given.optimizer, "loss": given.loss}
+    agent: Anakin | Sebulba = (make_sebulba if host_env else make_anakin)(
+        env, first.config, total_steps=total_steps, **parts
+    )
+    policy_state = jax.device_put(first.policy_state, jax.local_devices()[0])
+    policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, first.config.action_bounds)
+    state = first.state
+    if state is not None:
+        state = jax.device_put(state.replace(key=jax.random.wrap_key_data(state.key)), jax.local_devices()[0])
+    path = None if first.summary["run_dir"] is None else Path(first.summary["run_dir"])
+    result = Result(first.metrics or {}, policy, first.summary, state, agent, path)
+    if first.ended == "failed":
+        failure.result = result
+        raise failure
+    if first.ended == "diverged":
+        raise TrainingDiverged(first.summary["updates"] + 1, result)
+    return result
+
+
+def check_hosts(num_hosts: int, host_cpus: float, host_gpus: float) -> None:
+    """Raises ValueError for numbers that cannot be."""
+    if not isinstance(num_hosts, int) or num_hosts < 1:
+        raise ValueError(f"num_hosts = {num_hosts!r} must be a whole number of at least 1")
+    for name, value in (("host_cpus", host_cpus), ("host_gpus", host_gpus)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} = {value!r} must be a number of at least 0")
+    if not host_cpus:
+        raise ValueError("host_cpus = 0 must be more than 0")
+    if num_hosts == 1:
+        raise ValueError("host_cpus and host_gpus are for num_hosts > 1; one host is this process, with all it sees")
+    if jax.distributed.is_initialized():
+        raise ValueError("JAX runs in several processes already (jax.distributed); leave num_hosts out")
 
 
 def check_preset(name: str) -> str:
@@ -270,8 +459,12 @@ def _check_sizes(config: PPOConfig, total_steps: int) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C into a flag, so that no state is lost in the middle of a chunk; the second one raises."""
+def stop_on_interrupt(reporter: Reporter, stop: Callable[[], bool] = _never) -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C into a flag, so that no state is lost in the middle of a chunk; the second one raises.
+
+    Args:
+      stop: another flag, for a caller without signals.
+    """
     requested = threading.Event()
 
     def on_interrupt(signum: int, frame: Any) -> None:
@@ -281,12 +474,12 @@ def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
         reporter.message("stopping: saving what was reached (Ctrl-C again to stop at once)")
 
     if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set
+        yield stop
         return
     signals = (signal.SIGINT, signal.SIGTERM)  # a cluster's scheduler sends the latter
     before = [signal.signal(number, on_interrupt) for number in signals]
     try:
-        yield requested.is_set
+        yield lambda: requested.is_set() or stop()
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -12,6 +12,7 @@ import numpy as np
 from jppo.anakin import Anakin, AnakinState
 from jppo.compiling import jit
 from jppo.config import Hyperparams, RayConfig
+from jppo.devices import gather
 from jppo.env_runner import ActorsFailed, blank_fragment
 from jppo.history import History, RecentEpisodes
 from jppo.progress import Reporter
@@ -26,6 +27,7 @@ _POLL_SECONDS = 0.005
 _LOG_SECONDS = 0.4  # between two writes of the actors' loop
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
 _EPISODES = ("count", "return_mean", "return_std")
+_ONWARD, _STOP, _FAILED = 0, 1, 2  # what a process says to the others before each update
 
 
 class Logbook:
@@ -35,6 +37,11 @@ class Logbook:
         self.batch_size, self.writer, self.reporter = batch_size, writer, reporter
         self.history, self.recent = History(), RecentEpisodes()
         self.updates, self.seconds = 0, 0.0
+
+    def say(self, text: str) -> None:
+        """To the reporter; of several processes that say the same, the first one's."""
+        if not jax.process_index():
+            self.reporter.message(text)
 
     @property
     def steps(self) -> int:
@@ -83,15 +90,16 @@ class Ended(NamedTuple):
 class ChunkLoop:
     """Chunks of a compiled program, one ahead of what has been logged."""
 
-    def __init__(self, chunk: Any, state: Any, finite: Array, num_updates: int, log: Any) -> None:
+    def __init__(self, chunk: Any, state: Any, finite: Array, num_updates: int, log: Any, shared: bool = False) -> None:
         """
         Args:
           chunk: as `run_chunk` without its agent, compiled; or that over lanes.
           finite: whether all is well so far, [] or [lanes] bool, where the program wants it.
           log: its `add(columns, seconds)` gets metrics [updates] or [lanes, updates], and says whether to go on.
+          shared: several processes run it together. They agree on each chunk, and none is launched ahead.
         """
         self.state, self._finite, self._chunk = state, finite, chunk
-        self._num_updates, self._log = num_updates, log
+        self._num_updates, self._log, self._shared = num_updates, log, shared
 
     def run(self, stop_requested: Callable[[], bool]) -> Ended:
         """Trains to the end, or to an interrupt or a NaN."""
@@ -101,20 +109,28 @@ class ChunkLoop:
         while True:
             remaining = self._num_updates - launched
             following = None
-            if remaining and not stop_requested() and (pending is None or pace < _SLOW_UPDATE):
-                length = min(length, remaining, CHUNK_CAPACITY)
-                self.state, self._finite, buffers = self._chunk(self.state, self._finite, jnp.int32(length))
-                following = (length, buffers)
-                launched += length
+            if remaining and (pending is None or (pace < _SLOW_UPDATE and not self._shared)):
+                length, stop = self._agree(min(length, remaining, CHUNK_CAPACITY), stop_requested())
+                if not stop:
+                    self.state, self._finite, buffers = self._chunk(self.state, self._finite, np.int32(length))
+                    following = (length, buffers)
+                    launched += length
             if pending is not None:
                 chunk_start = self._log.seconds
                 if not self._fetch(*pending, start):
                     return Ended("diverged")
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
-            if following is None and pending is None and (stop_requested() or not remaining):
+            if following is None and pending is None:
                 return Ended("finished" if launched == self._num_updates else "interrupted")
             pending = following
+
+    def _agree(self, length: int, stop: bool) -> tuple[int, bool]:
+        """The first process's length, and whether any process stops."""
+        if not self._shared:
+            return length, stop
+        rows = gather([length, stop])
+        return int(rows[0, 0]), bool(rows[:, 1].any())
 
     def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
         """Logs a chunk's metrics (the next chunk runs meanwhile); False when there is nothing to go on with."""
@@ -132,12 +148,13 @@ class AnakinLoop(ChunkLoop):
     def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
         start = time.perf_counter()
         state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
-        finite = jax.device_put(jnp.ones((), bool), agent.sharding.train)
+        whole: Any = agent.sharding.train
+        finite = jax.make_array_from_callback((), whole, lambda _: np.ones((), bool))
         chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-        compiled = chunk.lower(state, finite, jnp.int32(0)).compile()
-        super().__init__(compiled, state, finite, agent.num_updates, log)
+        compiled = chunk.lower(state, finite, np.int32(0)).compile()
+        super().__init__(compiled, state, finite, agent.num_updates, log, shared=jax.process_count() > 1)
         self.compile_seconds = time.perf_counter() - start
-        log.reporter.message(f"compiled in {self.compile_seconds:.1f} s")
+        log.say(f"compiled in {self.compile_seconds:.1f} s")
 
     @property
     def policy_state(self) -> PolicyState:
@@ -181,7 +198,9 @@ def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -
 
 class ActorLoop:
     """The Ray mode: with policy_lag 0, collect and learn in turn; with 1, the actors collect the next rollout while
-    the learner learns from the last, so that from the second update on the samples' policy is one update old."""
+    the learner learns from the last, so that from the second update on the samples' policy is one update old.
+
+    Where several processes learn together, each has its own share of the actors, whose fragments go to its devices."""
 
     def __init__(self, agent: Sebulba, seed: int, hyperparams: Hyperparams, log: Logbook, config: RayConfig) -> None:
         """Starts the actors and compiles beside them.
@@ -194,20 +213,23 @@ class ActorLoop:
         self._rows: list[dict[str, Any]] = []
         self._gamma = float(hyperparams.gamma)
         self.state: TrainState = agent.init(key, hyperparams)
-        spec, processes = agent.runner_spec(key), max(config.num_actors or 0, 1)
-        log.reporter.message(
+        spec, processes = agent.runner_spec(key), max(config.num_actors or 0, jax.process_count())
+        log.say(
             f"num_envs = {agent.config.num_envs}: {processes} x {config.envs_per_actor}; num_steps = "
             f"{agent.config.num_steps}: batches of {agent.config.batch_size:,}"
         )
         self._actors = _make_actors(spec, config, log.reporter.message)
+        self._counts = self._actors.counts()  # of all processes
         try:
             blank = blank_fragment(spec, config.envs_per_actor or 1)
-            self._update = agent.update.lower(self.state, *agent.place([blank] * processes)).compile()
+            self._update = agent.update.lower(
+                self.state, *agent.place([blank] * (processes // jax.process_count()))
+            ).compile()
         except BaseException:
             self._actors.close()
             raise
         self.compile_seconds = time.perf_counter() - start
-        log.reporter.message(f"compiled in {self.compile_seconds:.1f} s")
+        log.say(f"compiled in {self.compile_seconds:.1f} s")
         self._start = start
 
     @property
@@ -232,7 +254,7 @@ class ActorLoop:
             "num_actors": config.num_actors,
             "envs_per_actor": config.envs_per_actor,
             "policy_lag": config.policy_lag,
-            **self._actors.counts(),
+            **self._counts,
         }
 
     def close(self) -> None:
@@ -243,7 +265,7 @@ class ActorLoop:
         if (ready := self._await(self._actors.ready, stop_requested)) is None:
             return "interrupted"
         self.compile_seconds = time.perf_counter() - self._start
-        self._log.reporter.message(f"{ready} ready after {self.compile_seconds:.1f} s")
+        self._log.say(f"{ready} ready after {self.compile_seconds:.1f} s")
         self._start = self._written = time.perf_counter()
         lag, num_updates = self._config.policy_lag, self._agent.num_updates
         self._launch()
@@ -274,12 +296,23 @@ class ActorLoop:
         self._actors.start(jax.device_get(self.state.policy), self._gamma)
 
     def _await(self, poll: Callable[[float], Any], stop_requested: Callable[[], bool]) -> Any:
-        """What poll returns in the end; None when a stop comes first."""
-        while not stop_requested():
-            if (result := poll(_WAIT_SECONDS)) is not None:
-                return result
-            self._log.reporter.tick()
-        return None
+        """What poll returns in the end; None when a stop comes first, here or in another process."""
+        result, error = None, None
+        try:
+            while result is None and not stop_requested():
+                result = poll(_WAIT_SECONDS)
+                self._log.reporter.tick()
+        except ActorsFailed as failure:
+            error = failure
+        own = _FAILED if error is not None else _STOP if result is None else _ONWARD
+        counts = self._actors.counts()
+        rows = gather([own, *counts.values()])
+        self._counts = dict(zip(counts, rows[:, 1:].sum(axis=0).tolist(), strict=True))
+        if error is not None:
+            raise error
+        if (rows[:, 0] == _FAILED).any():
+            raise ActorsFailed(f"actors of process {int(np.argmax(rows[:, 0]))} failed; its own error says why")
+        return None if rows[:, 0].any() else result
 
     def _await_update(self, finished: Any) -> None:
         """By looking, since a blocking fetch would keep Ctrl-C waiting; more and more seldom, since most are short."""
@@ -291,7 +324,7 @@ class ActorLoop:
 
     def _of_actors(self, fragments: list[Any], number: int) -> dict[str, float]:
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}
-        counts = {f"actors/{name}": float(count) for name, count in self._actors.counts().items()}
+        counts = {f"actors/{name}": float(count) for name, count in self._counts.items()}
         lag = float(self._config.policy_lag and number > 1)
         return (
             counts | {f"actors/{name}_seconds": value for name, value in seconds.items()} | {"actors/policy_lag": lag}
@@ -307,6 +340,10 @@ class ActorLoop:
 
 
 def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:
+    """This process's share."""
     from jppo.actors import Actors, InProcess  # ray takes a second to import
 
-    return Actors(spec, config, message) if config.num_actors else InProcess(spec, config.envs_per_actor or 1)
+    host, envs = jax.process_index(), config.envs_per_actor or 1
+    if config.num_actors:
+        return Actors(spec, config, message, host, jax.process_count())
+    return InProcess(spec, host * envs + np.arange(envs))

@@ -41,6 +41,16 @@ class Silent:
     def close(self) -> None: ...
 
 
+class OneOfSeveral(Silent):
+    """Of a process that is not the first of a run: passes on messages only, with its number."""
+
+    def __init__(self, reporter: Reporter, number: int) -> None:
+        self._reporter, self._number = reporter, number
+
+    def message(self, text: str) -> None:
+        self._reporter.message(f"host {self._number}: {text}")
+
+
 class Bar:
     """A progress bar for terminals."""
 

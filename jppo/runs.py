@@ -153,7 +153,9 @@ def save_policy(path: Path, policy: PolicyState) -> None:
     """Writes a policy with orbax, atomically: the directory appears when it is complete."""
     import orbax.checkpoint as ocp
 
-    with ocp.StandardCheckpointer() as checkpointer:
+    if jax.process_count() > 1:  # orbax refuses arrays on devices that others do not see
+        policy = jax.device_get(policy)
+    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer:
         checkpointer.save(path.absolute(), policy)
 
 
@@ -164,13 +166,21 @@ def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
     path = (run_dir / _POLICY).absolute()
     if not path.exists():
         raise ValueError(f"{run_dir} has no policy: its run did not finish")
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer:
             return checkpointer.restore(path, like)
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
+
+
+def _alone() -> Any:
+    """Orbax would wait for all processes of a run; files are for one of them."""
+    import orbax.checkpoint as ocp
+
+    number = jax.process_index()
+    return ocp.options.MultiprocessingOptions(number, {number}, barrier_sync_key_prefix=f"process{number}")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -25,7 +25,7 @@ class Sebulba(NamedTuple):
     """The learner's half of a run, and what the actors' half is made from."""
 
     init: Callable[[Array, Hyperparams], TrainState]  # (key, hyperparams)
-    place: Callable[[Sequence[Fragment]], tuple[Rollout, EpisodeStats]]  # fragments by actor, onto the devices
+    place: Callable[[Sequence[Fragment]], tuple[Rollout, EpisodeStats]]  # this process's fragments, onto its devices
     update: Any  # jitted: (TrainState, *what `place` returns) -> TrainState, metrics
     runner_spec: Callable[[Array], RunnerSpec]  # (the key that was given to init)
     env: HostEnvironment
@@ -51,7 +51,7 @@ def make_sebulba(
       total_steps: environment steps of a run, rounded up to whole updates; also the end of annealing.
       network: anything that fits `jppo.networks.Network`; by default what `config` names.
       optimizer, loss: see `make_learner`.
-      num_devices: of this process, over which the environments' samples are spread; parameters are on each.
+      num_devices: over which the environments' samples are spread, of each process as many; parameters are on each.
 
     Raises:
       ValueError: an unknown or unfit environment, a network whose outputs do not fit it, or devices there are not.
@@ -78,14 +78,10 @@ def make_sebulba(
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        merged = pooled(stats)
-        if num_devices > 1:  # the learner adds up those of all devices
-            first = jax.lax.axis_index(AXIS) == 0
-            merged = jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), merged)
-        return learner.update(state, rollout, merged)
+        return learner.update(state, rollout, pooled(stats))  # which adds up those of all devices
 
     split, whole = PartitionSpec(None, AXIS), PartitionSpec()
-    update = over_devices(update, mesh, (whole, split, whole), (whole, whole))
+    update = over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))
     place = functools.partial(_place, mesh)
     return Sebulba(
         jit(init, out_shardings=replicated), place, jit(update), runner_spec, env, policy, config, num_updates
@@ -93,15 +89,18 @@ def make_sebulba(
 
 
 def _place(mesh: Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
-    """Fragments [T, n, ...] of K actors as one rollout [T, N, ...] sharded over environments, each device's part put
-    together from what it needs, and their statistics stacked [K]."""
-    split = NamedSharding(mesh, PartitionSpec(None, AXIS))
+    """Fragments [T, n, ...] of this process's K actors as its part of a rollout [T, N, ...] sharded over environments,
+    each device's shard put together from what it needs, and their statistics [D*K]: K on each device, those of each
+    process on its first one and zeros on its others."""
+    hosts, host, num_actors = jax.process_count(), jax.process_index(), len(fragments)
 
     def join(*parts: np.ndarray) -> Array:
         starts = np.cumsum([0, *(part.shape[1] for part in parts)])
+        num_envs = int(starts[-1]) * hosts
+        starts += int(starts[-1]) * host
 
         def shard(index: Any) -> np.ndarray:
-            first, last, _ = index[1].indices(int(starts[-1]))
+            first, last, _ = index[1].indices(num_envs)
             inside = [
                 part[:, max(0, first - start) : last - start]
                 for part, start in zip(parts, starts, strict=False)
@@ -109,9 +108,17 @@ def _place(mesh: Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeS
             ]
             return inside[0] if len(inside) == 1 else np.concatenate(inside, axis=1)
 
-        shape = (parts[0].shape[0], int(starts[-1]), *parts[0].shape[2:])
-        return jax.make_array_from_callback(shape, split, shard)
+        shape = (parts[0].shape[0], num_envs, *parts[0].shape[2:])
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec(None, AXIS)), shard)
+
+    def stack(*leaves: np.ndarray) -> Array:
+        own, rows = np.stack(leaves), mesh.size * num_actors
+
+        def shard(index: Any) -> np.ndarray:
+            device = index[0].indices(rows)[0] // num_actors
+            return own if device % (mesh.size // hosts) == 0 else np.zeros_like(own)
+
+        return jax.make_array_from_callback((rows, *own.shape[1:]), NamedSharding(mesh, PartitionSpec(AXIS)), shard)
 
     rollout = jax.tree.map(join, *(fragment.rollout for fragment in fragments))
-    stats = jax.tree.map(lambda *leaves: np.stack(leaves), *(fragment.stats for fragment in fragments))
-    return rollout, jax.device_put(stats, NamedSharding(mesh, PartitionSpec()))
+    return rollout, jax.tree.map(stack, *(fragment.stats for fragment in fragments))

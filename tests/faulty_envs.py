@@ -148,6 +148,15 @@ class Telling(Healthy):
         return super().step(action)
 
 
+class Placed(Healthy):
+    """Notes its node."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        if in_actor():
+            note(self.notes, f"node-{ray.get_runtime_context().get_node_id()}")
+
+
 def in_actor():
     """Whether this process is one of Ray's."""
     return "RAY_RAYLET_PID" in os.environ

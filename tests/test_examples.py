@@ -86,7 +86,18 @@ def reports_lanes(best):
     assert len({best.metrics[f"lane/{number}"] for number in range(4)}) == 4
 
 
+def is_the_same_on_hosts(returns):
+    together, alone = returns
+    assert len(together) == len(alone) == 4
+    np.testing.assert_allclose(together[:3], alone[:3], rtol=1e-3)
+
+
 CLAIMS = {
+    "several_hosts": (
+        {"total_steps": 32_768, "num_devices": 2},
+        is_the_same_on_hosts,
+        "2 host(s), 2 device(s): ",
+    ),
     "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
     "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
     "plan_a_run": ({"sizes": (8,), "seconds": 0.1}, plans, "environments fit, or"),

@@ -20,21 +20,8 @@ LAYERS = [
     {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "collect", "env_runner", "evaluation"},
     {"anakin", "actors", "sebulba"},
     {
-        *(
-            "cli",
-            "driver",
-            "groups",
-            "history",
-            "lanes",
-            "load",
-            "loops",
-            "planning",
-            "plots",
-            "policy",
-            "population",
-            "progress",
-        ),
-        *("render", "results", "runs", "sweeps", "tasks", "tune"),
+        *("cli", "driver", "groups", "history", "hosts", "lanes", "load", "loops", "planning", "plots", "policy"),
+        *("population", "progress", "render", "results", "runs", "sweeps", "tasks", "tune"),
         *("__init__", "__main__"),
     },
 ]
@@ -48,7 +35,7 @@ DOORS = {
     "gymnasium": {"envs.gymnasium", "render"},
     "ale_py": {"envs.gymnasium"},
     "envpool": {"envs.gymnasium"},
-    "ray": {"actors", "tasks", "tune"},  # tune: ray.tune only
+    "ray": {"actors", "hosts", "tasks", "tune"},  # tune: ray.tune only
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
     "orbax": {"runs"},

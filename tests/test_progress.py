@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from jppo.progress import Bar, Lines, Silent, make_reporter, status_line, summary_lines
+from jppo.progress import Bar, Lines, OneOfSeveral, Silent, make_reporter, status_line, summary_lines
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,13 @@ def test_a_bar_that_was_never_started_shows_nothing():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     Bar(console, 100).close()
     assert console.file.getvalue().strip() == ""
+
+
+def test_one_of_several_processes_passes_on_messages_only():
+    stream = io.StringIO()
+    reporter = OneOfSeveral(Lines(stream, 100), 3)
+    reporter.start()
+    reporter.update(100, 5.0, 1.0)
+    reporter.message("actor 7 failed")
+    reporter.close()
+    assert stream.getvalue() == "host 3: actor 7 failed\n"

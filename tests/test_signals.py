@@ -150,12 +150,12 @@ def test_connecting_disturbs_no_handler_and_is_not_disturbed(monkeypatch):
     before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in numbers}
     mine = signal.getsignal(signal.SIGTERM)
     try:
-        assert actors._connect(RayConfig(num_actors=9, actor_cpus=0.9))
+        assert actors.connect(RayConfig(num_actors=9, actor_cpus=0.9))
         assert signal.getsignal(signal.SIGTERM) is mine
         assert seen == [signal.SIGINT]
         pretended.init = lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM) or sys.exit(15)
         with pytest.raises(KeyboardInterrupt):
-            actors._connect(RayConfig(num_actors=9))
+            actors.connect(RayConfig(num_actors=9))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

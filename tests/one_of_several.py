@@ -1,0 +1,72 @@
+"""One of several processes that train together: a program, not a test.
+
+Arguments: the coordinator's address, how many processes there are, this one's number, and a directory that holds
+runs.json: name of a run -> arguments of `jppo.train`. What came of each run is written into it.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium
+import jax
+import numpy as np
+from checks import SMALL
+from gymnasium.envs.classic_control import CartPoleEnv
+
+import jppo
+
+
+class Tired(gymnasium.Wrapper):
+    """Fails in the second process, in its third rollout."""
+
+    def __init__(self):
+        super().__init__(CartPoleEnv())
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if jax.process_index() == 1 and self.steps > 40:
+            raise RuntimeError("the pole is too heavy")
+        return super().step(action)
+
+
+def main(coordinator, count, number, directory):
+    jax.distributed.initialize(coordinator, count, number, heartbeat_timeout_seconds=20)
+    for name, arguments in json.loads((directory / "runs.json").read_text()).items():
+        outcome = {}
+        try:
+            result = train(number, directory / arguments.pop("run_dir_of", name), **arguments)
+            outcome = {"summary": result.summary, "run_dir": str(result.run_dir)}
+            leaves = jax.tree.leaves(result.policy.state)
+            assert all(leaf.is_fully_addressable for leaf in leaves)
+            arrays = {f"leaf{i}": leaf for i, leaf in enumerate(leaves)} | result.metrics
+            np.savez(directory / f"{name}-{number}.npz", **arrays)
+        except (ValueError, RuntimeError) as error:
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        path = directory / f"{name}-{number}.json"
+        path.with_suffix(".tmp").write_text(json.dumps(outcome))
+        path.with_suffix(".tmp").rename(path)
+
+
+def train(number, run_dir, interrupted=False, tired=False, seeds=(7, 7), **arguments):
+    if interrupted and number == 1:
+        threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
+    rate = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+    config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
+    arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
+    return jppo.train(Tired if tired else "CartPole-v1", **arguments)
+
+
+def interrupt_once_logged(metrics):
+    while not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

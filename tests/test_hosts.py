@@ -1,0 +1,315 @@
+"""A run over several hosts is the run of one: plain processes, hosts that Ray starts, and how such runs end."""
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import ray
+from checks import SMALL, quick_jit
+from faulty_envs import Healthy, Placed, noted
+from lenient import lenient
+from processes import descendants, left_of
+from ray.cluster_utils import Cluster
+
+import jppo
+from jppo import env_runner, hosts, loops, sebulba
+from jppo.config import PPOConfig, RayConfig, spread_envs
+from jppo.progress import Silent
+from jppo.runs import load_policy_state, read_metrics
+
+CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
+RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+STEPS = 6 * CONFIG.batch_size
+IN_PROCESS = {"backend": "ray", "num_actors": 0}
+PATIENCE = 240.0
+QUICKLY = "--xla_backend_optimization_level=0"  # compiles faster
+RUNS = {
+    "device": {"total_steps": STEPS},
+    "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1},
+    "interrupted": {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
+    "actors interrupted": IN_PROCESS | {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
+    "tired": IN_PROCESS | {"total_steps": STEPS, "tired": True},
+    "device again": {"run_dir_of": "device"},
+    "seeds": {"total_steps": STEPS, "seeds": [1, 2]},
+    "odd": {"total_steps": STEPS, "num_devices": 1},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch, lenient():
+        for module in (env_runner, loops, sebulba):
+            patch.setattr(module, "jit", quick_jit)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+def train(**arguments):
+    """In this process."""
+    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=RATE, seed=7, **arguments)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """The directory in which two processes of two devices each left what came of RUNS."""
+    directory, started = tmp_path_factory.mktemp("processes"), []
+    (directory / "runs.json").write_text(json.dumps(RUNS))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    environ = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICKLY}"}
+    for number in ("0", "1"):
+        argv = [sys.executable, str(Path(__file__).parent / "one_of_several.py"), coordinator, "2", number, directory]
+        with (directory / f"out-{number}").open("w") as out:
+            started.append(subprocess.Popen(argv, stdout=out, stderr=out, env=environ))
+    yield directory, started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def outcomes(processes, name):
+    """What came of a run in each process, once it is there."""
+    directory, started = processes
+    end, found = time.monotonic() + PATIENCE, []
+    for number in (0, 1):
+        while not (directory / f"{name}-{number}.json").exists():
+            assert started[number].poll() is None, (directory / f"out-{number}").read_text()
+            assert time.monotonic() < end, (directory / f"out-{number}").read_text()
+            time.sleep(0.05)
+        found.append(json.loads((directory / f"{name}-{number}.json").read_text()))
+    return found
+
+
+@pytest.mark.parametrize("name", ["device", "ray"])
+def test_two_processes_are_one(processes, name):
+    """With as many devices in all."""
+    expected = train(**{"num_devices": 4} | RUNS[name])
+    first, second = outcomes(processes, name)
+    for number, outcome in enumerate((first, second)):
+        summary = outcome["summary"]
+        assert (summary["status"], summary["num_hosts"]) == ("finished", 2)
+        assert summary["num_devices"] == expected.summary["num_devices"]
+        check_same(np.load(processes[0] / f"{name}-{number}.npz"), expected)
+    assert (first["run_dir"], second["run_dir"]) == (str(processes[0] / name), "None")
+    check_saved(processes[0] / name, expected)
+
+
+def check_same(given, expected):
+    """What was learnt, up to the order of sums."""
+    for i, leaf in enumerate(jax.tree.leaves(expected.policy.state)):
+        np.testing.assert_allclose(given[f"leaf{i}"], leaf, rtol=1e-4, atol=1e-5)
+    check_metrics(given, expected.metrics)
+
+
+def check_metrics(given, expected):
+    timed = ("time/", "actors/")
+    for name, column in expected.items():
+        if not name.startswith(timed):
+            np.testing.assert_allclose(given[name], column, rtol=2e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(given["episode/count"], expected["episode/count"])
+
+
+def check_saved(run_dir, expected):
+    metrics = read_metrics(run_dir)
+    assert metrics["update"].tolist() == expected.metrics["update"].tolist(), "written once"
+    check_metrics(metrics, expected.metrics)
+    saved = load_policy_state(run_dir, expected.policy.state)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), saved, expected.policy.state)
+    assert json.loads((run_dir / "config.json").read_text())["num_hosts"] == 2
+
+
+@pytest.mark.parametrize("name", ["interrupted", "actors interrupted"])
+def test_ctrl_c_in_one_process_ends_both(processes, name):
+    """It came in the second; the first, which writes, ends with the same update."""
+    first, second = (outcome["summary"] for outcome in outcomes(processes, name))
+    assert first["status"] == second["status"] == "interrupted"
+    assert first["updates"] == second["updates"] > 0
+    assert len(read_metrics(processes[0] / name)["update"]) == first["updates"]
+    assert (processes[0] / name / "policy").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("device again", ("ValueError: run_dir .* already holds a run", "HostFailed: process 0 failed; its own error")),
+        (
+            "tired",
+            (
+                "ActorsFailed: actors of process 1 failed; its own error says why",
+                "ActorsFailed: the environments failed with:\nTraceback .*the pole is too heavy",
+            ),
+        ),
+        ("seeds", ("ValueError: process 1 was given other settings than process 0;",) * 2),
+        ("odd", ("ValueError: num_devices = 1 cannot be spread evenly over 2 processes",) * 2),
+    ],
+)
+def test_what_cannot_be_ends_both_processes_in_words(processes, name, messages):
+    for outcome, message in zip(outcomes(processes, name), messages, strict=True):
+        assert re.match(message, outcome["error"], re.DOTALL)
+
+
+def test_what_was_reached_is_saved_where_actors_of_another_process_fail(processes):
+    outcomes(processes, "tired")
+    summary = json.loads((processes[0] / "tired" / "summary.json").read_text())
+    assert (summary["status"], summary["updates"]) == ("failed", 2)
+    assert (processes[0] / "tired" / "policy").is_dir()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of two CPUs each; a process started there sees one device."""
+    assert len(jax.devices()) == 8, "of this process, before they are fewer in those that it starts"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        patch.setenv("XLA_FLAGS", QUICKLY)
+        patch.setenv("RAY_worker_niceness", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+            made.add_node(num_cpus=2)
+        yield made
+        mine = descendants()
+        made.shutdown()
+    left = left_of([process for process in mine if not process.command.endswith("Agent")], 20.0)
+    assert not left
+
+
+def on_two_hosts(cluster, env="CartPole-v1", **arguments):
+    given = {"config": CONFIG, "hyperparams": RATE, "seed": 7, "num_hosts": 2, "address": cluster.address}
+    return jppo.train(env, **given | arguments)
+
+
+class Watching(Silent):
+    """Keeps messages; does something at the third update."""
+
+    def __init__(self, at_third=lambda: None):
+        self.messages, self.steps, self.started, self.at_third = [], [], 0, at_third
+
+    def start(self):
+        self.started += 1
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def update(self, step, steps_per_second, recent_return):
+        if step >= 3 * CONFIG.batch_size and not any(before >= 3 * CONFIG.batch_size for before in self.steps):
+            self.at_third()
+        self.steps.append(step)
+
+
+def host_processes():
+    """Of the cluster, and their actors."""
+    return [process for process in descendants() if re.match(r"ray::_(Host|Actor)", process.command)]
+
+
+def test_one_call_trains_on_two_hosts(cluster, tmp_path):
+    watching = Watching()
+    result = on_two_hosts(cluster, total_steps=STEPS, run_dir=tmp_path / "run", progress=watching)
+    expected = train(total_steps=STEPS, num_devices=2)
+    assert watching.messages[0] == "2 hosts on 2 nodes"
+    assert (watching.started, watching.steps[-1]) == (1, STEPS)
+    summary = result.summary
+    assert (summary["status"], summary["num_hosts"], summary["num_devices"]) == ("finished", 2, 2)
+    leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
+    check_same(leaves | result.metrics, expected)
+    check_saved(result.run_dir, expected)
+    obs = [0.0, 0.1, 0.0, -0.1]
+    np.testing.assert_allclose(result.policy.value(obs), expected.policy.value(obs), rtol=1e-3)
+    assert not host_processes()
+    assert not ray.is_initialized()
+    with pytest.raises(ValueError, match="already holds a run"):
+        on_two_hosts(cluster, total_steps=STEPS, run_dir=tmp_path / "run")
+    assert not host_processes()
+
+
+def test_each_host_has_its_own_actors_near_it(cluster, tmp_path):
+    env = functools.partial(Placed, notes=tmp_path)
+    result = on_two_hosts(cluster, env, total_steps=STEPS, num_actors=2)
+    assert len(noted(tmp_path, "node")) == 2
+    expected = jppo.train(env, config=CONFIG, hyperparams=RATE, seed=7, total_steps=STEPS, num_actors=0, num_devices=2)
+    leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
+    check_same(leaves | result.metrics, expected)
+    assert result.state.step == 6
+    assert (result.summary["num_actors"], result.summary["envs_per_actor"]) == (2, 4)
+
+
+def test_ctrl_c_ends_all_hosts_and_saves(cluster, tmp_path):
+    watching = Watching(lambda: os.kill(os.getpid(), signal.SIGINT))
+    env = functools.partial(Healthy, notes=tmp_path)
+    result = on_two_hosts(cluster, env, total_steps=1e9, num_actors=2, run_dir=tmp_path / "run", progress=watching)
+    assert watching.messages[-1].startswith("stopping: ")
+    assert result.summary["status"] == "interrupted"
+    assert len(read_metrics(tmp_path / "run")["update"]) == result.summary["updates"] >= 3
+    assert (tmp_path / "run" / "policy").is_dir()
+    assert not left_of(host_processes(), 10.0)
+
+
+def test_a_killed_host_ends_the_run_in_words(cluster, tmp_path):
+    killed_at = []
+
+    def kill():
+        killed_at.append(time.monotonic())
+        os.kill(max(process.pid for process in host_processes()), signal.SIGKILL)
+
+    with pytest.raises(jppo.HostFailed, match=r"^host [01] \(.*\) died: "):
+        on_two_hosts(cluster, total_steps=1e9, run_dir=tmp_path / "run", progress=Watching(kill))
+    assert time.monotonic() - killed_at[0] < hosts._GRACE_SECONDS + 30.0
+    assert not left_of(host_processes(), 10.0)
+    assert len(read_metrics(tmp_path / "run")["update"]) >= 3, "what was logged stays"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_hosts": 0}, "num_hosts = 0 must be a whole number of at least 1"),
+        ({"num_hosts": 2.5}, "num_hosts = 2.5 must be a whole number of at least 1"),
+        ({"host_cpus": 0}, "host_cpus = 0 must be more than 0"),
+        ({"host_gpus": -1.0}, "host_gpus = -1.0 must be a number of at least 0"),
+        ({"num_hosts": 1, "host_gpus": 1.0}, "host_cpus and host_gpus are for num_hosts > 1"),
+        ({"host_gpus": 1.0}, "2 hosts of host_gpus = 1 need 2 GPUs; Ray has 0"),
+    ],
+)
+def test_hosts_there_are_not(cluster, given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        on_two_hosts(cluster, **given)
+
+
+def test_what_cannot_be_sent_to_a_host_is_refused(cluster):
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"cannot be sent to another process .*lock"):
+        on_two_hosts(cluster, lambda: lock)
+
+
+def test_actors_are_spread_evenly_over_hosts():
+    def spread(num_envs, cores, **actors):
+        config, actors = spread_envs(PPOConfig(num_envs=num_envs), RayConfig(**actors), cores, False, 2)
+        return actors.num_actors, actors.envs_per_actor, config.num_envs
+
+    assert spread(64, 8) == (8, 8, 64)
+    assert spread(64, 7) == (4, 16, 64)
+    assert spread(12, 8) == (6, 2, 12)
+    assert spread(64, 1) == (2, 32, 64)
+    assert spread(64, 8, num_actors=0) == (0, 32, 64)
+    assert spread(64, 8, num_actors=0, envs_per_actor=4) == (0, 4, 8)
+    assert spread(64, 7, envs_per_actor=4) == (4, 4, 16)
+    for num_envs, actors, message in (
+        (64, {"num_actors": 3}, "num_actors = 3 cannot be spread evenly over 2 hosts"),
+        (7, {"num_actors": 0}, "num_envs = 7 cannot be spread evenly over 2 hosts; nearest that divide it: 1, 7"),
+        (7, {}, "num_envs = 7 cannot be spread evenly over num_actors = 2; nearest"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spread(num_envs, 8, **actors)
