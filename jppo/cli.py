@@ -153,7 +153,8 @@ Settings = dataclasses.make_dataclass("Settings", _several(Hyperparams) + _sever
 class Sweep:
     """Train every combination of settings with every seed, as lanes of one compiled program per shape.
 
-    Options that take values are settings; one value holds for all runs, several are swept.
+    Options that take values are settings; one value holds for all runs, several are swept. Truth values are written out
+    (--normalize-obs True), and the sizes of a network with commas: --hidden-sizes 64,64 128,128 are two networks.
     """
 
     envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENV [ENV ...]")]
@@ -185,6 +186,15 @@ class Sweep:
     json: bool = False
     """End standard output with one line of JSON, the best setting of each environment; all else goes to standard error."""  # noqa: E501
     settings: Annotated[Settings, _Inline] = dataclasses.field(default_factory=Settings)  # type: ignore[valid-type]
+
+    def check(self, argv: list[str]) -> None:
+        """Raises ValueError for a setting without a value."""
+        given = [word.split("=")[0] for word in argv]
+        for word, following in zip(given, [*given[1:], "--"], strict=True):
+            if following.startswith("--") and "=" not in argv[given.index(word)]:
+                name = word.removeprefix("--").replace("-", "_")
+                if word.startswith("--") and hasattr(self.settings, name):
+                    raise ValueError(f"{word} wants a value, or several to sweep")
 
     def run(self) -> int:
         from jppo.progress import make_reporter
@@ -225,7 +235,7 @@ class Sweep:
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Say what a run would need, before it is run: parameters, memory, compile time, steps per second, and how far it
-    can grow. Exit code 2 where it does not fit."""
+    can grow. Takes as long as some compilations. Exit code 2 where it does not fit."""
 
     env: tyro.conf.Positional[str]
     """Environment to train on, on the device."""
@@ -243,7 +253,9 @@ class Plan:
         from jppo.planning import plan, print_plan
         from jppo.runs import jsonable
 
-        planned = plan(self.env, config=self.config, num_devices=self.num_devices, seconds=self.seconds)
+        planned = plan(
+            self.env, config=self.config, preset=self.preset, num_devices=self.num_devices, seconds=self.seconds
+        )
         if self.json:
             print(json.dumps(jsonable(planned._asdict())))
         else:
@@ -386,6 +398,8 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, _quit)
     try:
         command = _parse(argv)
+        if isinstance(command, Sweep):
+            command.check(argv)
         return (command.spread(argv) if isinstance(command, Train) else command).run()
     except ValueError as error:
         if not _is_ours(error):

@@ -205,7 +205,7 @@ def _prepare(given: _Given, cores: int) -> _Prepared:
     num_devices = most_devices(config) if given.num_devices is None else given.num_devices
     make: Any = make_sebulba if backend == "ray" else make_anakin
     agent = make(env, config, total_steps=total_steps, num_devices=num_devices, **parts)
-    _check_sizes(config, total_steps)
+    check_sizes(config, total_steps)
     own = {
         "environment": not isinstance(given.env, str),
         "network": given.network is not None,
@@ -452,8 +452,8 @@ def _check_lag(policy_lag: int) -> Literal[0, 1]:
     return policy_lag  # type: ignore[return-value]
 
 
-def _check_sizes(config: PPOConfig, total_steps: int) -> None:
-    """The device counts updates in 32 bits."""
+def check_sizes(config: PPOConfig, total_steps: int) -> None:
+    """Raises ValueError for more updates than the device counts, in 32 bits."""
     if (updates := config.num_updates(total_steps)) >= 2**31:
         raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
 

@@ -75,11 +75,16 @@ def run_group(
         if not going:
             return
         parked, begun = jax.tree.map(lambda *x: np.concatenate(x), *parts), rung
+        if stop_requested():
+            _hand_over(going, parked, keep, INTERRUPTED)
+            return
         staying = _better_half(going, math.ceil(len(lanes) / 2))
         best = max((lane.recent.mean for lane in staying if lane.recent.total), default=math.nan)
         total.reporter.message(f"after update {rung}: {len(staying)} of {len(lanes)} lanes go on (best {best:.1f})")
         for lane in going:
-            lane.status = "" if lane in staying else STOPPED
+            lane.status = STOPPED
+        for lane in staying:
+            lane.status = ""
         parked = _hand_over(going, parked, keep)
         lanes = staying
 
@@ -101,7 +106,8 @@ def _better_half(lanes: list[_Lane], count: int) -> list[_Lane]:
     if not any(lane.recent.total for lane in lanes):
         return lanes
     best = sorted(lanes, key=lambda lane: -lane.recent.mean if lane.recent.total else math.inf)[:count]
-    return [lane for lane in lanes if lane in best]
+    chosen = {lane.task.number for lane in best}
+    return [lane for lane in lanes if lane.task.number in chosen]
 
 
 def _compile(agent: Anakin, group: Group, lanes: int, reporter: Reporter) -> Population:

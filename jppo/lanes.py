@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from jppo import runs
 from jppo.anakin import Anakin, make_anakin
 from jppo.config import Hyperparams, PPOConfig, check_hyperparams, check_total_steps
-from jppo.driver import check_preset, choose_backend
+from jppo.driver import check_preset, check_sizes, choose_backend
 from jppo.envs import make_env
 from jppo.learner import adam
 from jppo.presets import PRESETS, preset_for
@@ -21,6 +22,7 @@ from jppo.presets import PRESETS, preset_for
 NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))
 _MOST_HALVINGS = 4
+_MOST_SEEDS = 100_000
 
 
 class Task(NamedTuple):
@@ -76,6 +78,9 @@ def lay_out(
     **options: Any,
 ) -> list[Group]:
     """All lanes, by program. Raises ValueError for whatever of it cannot be."""
+    for name, given, kind in (("config", config, PPOConfig), ("hyperparams", hyperparams, Hyperparams)):
+        if given is not None and not isinstance(given, kind):
+            raise ValueError(f"{name} = {given!r} must be of type {kind.__name__}; a setting goes in by its name")
     envs = list(env) if isinstance(env, list | tuple) else [env]
     made = [_device_env(one) for one in envs]
     if len({one.name for one in made}) < len(made) or not made:
@@ -88,6 +93,7 @@ def lay_out(
         steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
         for shape in _combinations(values, SHAPES):
             structure = dataclasses.replace(chosen.config if config is None else config, **shape)
+            check_sizes(structure, steps)
             tasks = []
             for numbers in _combinations(values, NUMBERS):
                 given = dataclasses.replace(chosen.hyperparams if hyperparams is None else hyperparams, **numbers)
@@ -115,17 +121,28 @@ def agent_of(group: Group) -> Anakin:
 
 
 def identity(group: Group, task: Task) -> dict[str, Any]:
-    """All that makes a lane what it is; a network or the like of one's own by its name."""
-    own = {name: getattr(part, "__qualname__", type(part).__qualname__) for name, part in group.parts.items()}
+    """All that makes a lane what it is; a network or the like of one's own by how it is shown."""
+    opponents = [(other.seed, _numbers(other)) for other in group.tasks] if group.halving else []
     return {
         "env": group.env.name,
         "seed": task.seed,
         "updates": group.num_updates,
         "config": dataclasses.asdict(group.config),
-        "hyperparams": {name: float(value) for name, value in vars(task.hyperparams).items()},
-        "own": own,
-        "halving": [len(group.tasks), group.rungs] if group.halving else None,
+        "hyperparams": _numbers(task),
+        "own": {name: _shown(part) for name, part in group.parts.items()},
+        "halving": [group.rungs, sorted(opponents, key=repr)] if group.halving else None,
     }
+
+
+def _numbers(task: Task) -> dict[str, float]:
+    return {name: float(value) for name, value in vars(task.hyperparams).items()}
+
+
+def _shown(part: Any) -> str:
+    """A part without addresses in memory, and a function with what it computes."""
+    code = getattr(part, "__code__", None)
+    computes = "" if code is None else f" {code.co_code.hex()} {code.co_consts} {code.co_names}"
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{part!r}{computes}")
 
 
 def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
@@ -136,11 +153,14 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
             near = difflib.get_close_matches("learning_rate" if name == "lr" else name, NUMBERS + SHAPES, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NUMBERS + SHAPES)}"
             raise ValueError(f"unknown setting {name!r}; {hint}")
-        one = isinstance(given, str) or np.ndim(given) == 0 if name != "hidden_sizes" else isinstance(given, tuple)
-        if name == "hidden_sizes" and one and given and isinstance(given[0], tuple):
-            one = False
-        choices = [given] if one else [x.item() if isinstance(x, np.generic) else x for x in given]
-        if not choices or len({repr(choice) for choice in choices}) < len(choices):
+        if name == "hidden_sizes":
+            choices = (
+                list(given) if isinstance(given, list | tuple) and all(isinstance(x, tuple) for x in given) else [given]
+            )
+        else:
+            choices = [given] if isinstance(given, str) or np.ndim(given) == 0 else list(given)
+        choices = [x.item() if isinstance(x, np.generic) else x for x in choices]
+        if not choices or any(x == y for x, y in itertools.combinations(choices, 2)):
             raise ValueError(f"{name} = {given!r} must be a value or several that differ")
         values[name] = choices
     return values
@@ -149,9 +169,11 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
 def check_seeds(seeds: Any) -> list[int]:
     """Which seeds. Raises ValueError for none, equal ones, and what is none."""
     if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
-        if seeds < 1:
-            raise ValueError(f"seeds = {seeds} must be at least 1")
+        if not 1 <= seeds <= _MOST_SEEDS:
+            raise ValueError(f"seeds = {seeds} must be from 1 to {_MOST_SEEDS:,}")
         return list(range(int(seeds)))
+    if isinstance(seeds, bool | float | str) or seeds is None:
+        raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")
     chosen = [runs.check_seed(seed) for seed in seeds]
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")

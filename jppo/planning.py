@@ -16,9 +16,9 @@ from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.compiling import jit
 from jppo.config import Hyperparams, PPOConfig
 from jppo.devices import most_devices
-from jppo.driver import choose_backend
+from jppo.driver import check_preset, choose_backend
 from jppo.loops import CHUNK_CAPACITY, run_chunk
-from jppo.population import bytes_free, bytes_needed, compile_population, show_bytes
+from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
 from jppo.presets import PRESETS, preset_for
 from jppo.types import PyTree
 
@@ -46,27 +46,29 @@ def plan(
     env: Any,
     *,
     config: PPOConfig | None = None,
+    preset: str = "auto",
     num_devices: int | None = None,
     seconds: float = 2.0,
 ) -> Planned:
-    """Compiles a run on the device, tries it, and says how far it could grow.
+    """Compiles a run on the device, tries it, and says how far it could grow, for which it compiles three or four more.
 
     Args:
       env: as for `jppo.train`, on the device.
-      config: the environment's preset's when None.
+      config: the preset's when None.
+      preset: see `jppo.train`; also says how long a run is.
       num_devices: as many as there are and fit when None.
       seconds: of the trial.
 
     Raises:
       ValueError: anything given that cannot be, or a run that does not fit in memory.
     """
-    if not seconds > 0.0:
+    if not 0.0 < seconds < math.inf:
         raise ValueError(f"seconds = {seconds} must be more than 0")
     if isinstance(env, str) and choose_backend(env) == "ray":
         raise ValueError(f"{env} is an environment of Gymnasium's; a plan is of a run on the device")
     name = env if isinstance(env, str) else ""
-    preset = PRESETS[preset_for(name)]
-    config = preset.config if config is None else config
+    chosen = PRESETS[check_preset(preset_for(name) if preset == "auto" else preset)]
+    config = chosen.config if config is None else config
     num_devices = most_devices(config) if num_devices is None else num_devices
     free = bytes_free()
     agent = make_anakin(env, config, num_devices=num_devices)
@@ -92,8 +94,8 @@ def plan(
         bytes_free=free,
         compile_seconds=compile_seconds,
         steps_per_second=speed,
-        run_steps=preset.total_steps,
-        run_seconds=preset.total_steps / speed,
+        run_steps=chosen.total_steps,
+        run_seconds=chosen.total_steps / speed,
         largest_num_envs=largest,
         largest_population=_largest_population(config, agent, free),
     )
@@ -176,8 +178,9 @@ def _largest_num_envs(agent: Anakin, needed: int, free: int) -> int:
 
     if needed <= free:
         unit = config.num_envs
-        per_env = max(1, needs(2 * unit) - needed) / unit
-        times = int(min((2**31 - 1) // config.num_steps, unit + (free - needed) / per_env)) // unit
+        most = (2**31 - 1) // config.num_steps
+        per_env = max(1, needs(2 * unit) - needed) / unit if 2 * unit <= most else needed / unit
+        times = int(min(most, unit + (free - needed) / per_env)) // unit
     else:
         unit = devices * config.num_minibatches // math.gcd(devices * config.num_steps, config.num_minibatches)
         times = int(config.num_envs * free / needed) // unit
@@ -189,6 +192,8 @@ def _largest_num_envs(agent: Anakin, needed: int, free: int) -> int:
 
 
 def _largest_population(config: PPOConfig, agent: Anakin, free: int) -> int:
-    """Lanes that fit on all devices of this process, from what a program of two needs."""
+    """Lanes that fit on all devices of this process, from what a program of two needs; on a CPU no more than are run
+    at a time."""
     pair = compile_population(make_anakin(agent.env, config), 2).bytes
-    return max(1, int(free / (pair / 2))) * len(jax.local_devices())
+    lanes = max(1, int(free / (pair / 2)))
+    return min(lanes, MOST_LANES_ON_CPU if jax.default_backend() == "cpu" else lanes) * len(jax.local_devices())

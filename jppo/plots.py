@@ -10,6 +10,7 @@ from jppo.runs import read_config, read_metrics
 
 _POINTS = 200
 _MOST_CURVES = 10
+_FEW = 3  # points do not make a line
 _RESAMPLES = 1000
 
 
@@ -76,7 +77,10 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
             runs = [_ended(metrics) for metrics in curves.metrics]
             grid = np.linspace(min(r["step"][0] for r in runs), max(r["step"][-1] for r in runs), _POINTS)
             returns = np.array([_smooth(r, "step", "episode/return_mean", grid) for r in runs])
-            (line,) = axes.plot(grid, interquartile_mean(returns), label=curves.label)
+            marker = "o" if min(len(r["step"]) for r in runs) < _FEW else None
+            (line,) = axes.plot(
+                grid, interquartile_mean(returns), marker=marker, markevery=_POINTS - 1, label=curves.label
+            )
             axes.fill_between(grid, *bootstrap_interval(returns), alpha=0.2, color=line.get_color(), linewidth=0)
         most = max(len(curves.metrics) for curves in settings)
         left_out = f", best {_MOST_CURVES} of {len(settings)} settings" if len(settings) > _MOST_CURVES else ""
@@ -84,7 +88,7 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
         axes.set_xlabel("environment steps")
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
-        axes.legend(loc="best", fontsize="small")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small", frameon=False)
     figure.axes[0].set_ylabel("episode return (interquartile mean, 95 % interval)")
     _save(figure, output)
 
@@ -107,7 +111,14 @@ def draw_heat_map(
         middle = np.nanmean([np.nanmin(finite), np.nanmax(finite)]) if np.isfinite(finite).any() else 0.0
         for (row, column), score in np.ndenumerate(scores):
             shown = f"{score:.4g}" if np.isfinite(score) else "-"
-            axes.text(column, row, shown, ha="center", va="center", color="black" if score > middle else "white")
+            axes.text(
+                column,
+                row,
+                shown,
+                ha="center",
+                va="center",
+                color="white" if score <= middle and np.isfinite(score) else "black",
+            )
         figure.colorbar(image, ax=axes, label="return (interquartile mean)")
     _save(figure, output)
 

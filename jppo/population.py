@@ -24,6 +24,7 @@ from jppo.types import Array, PyTree
 
 _HISTORY_ROWS = 1 << 20  # updates kept of all lanes together
 _EPISODES = ("count", "return_mean", "return_std")
+MOST_LANES_ON_CPU = 256  # per device: XLA's CPU client comes to a stop with 1,500 of them (docs/performance.md)
 _SAFETY = 0.9  # share of the free memory that is planned with
 
 
@@ -63,7 +64,9 @@ def compile_population(agent: Anakin, lanes: int, num_devices: int = 1) -> Popul
     chunk = jit(over_devices(updates, mesh, (split, split, whole), split), donate_argnums=0)
     compiled = chunk.lower(state, described(finite), jax.ShapeDtypeStruct((), jnp.int32)).compile()
     first = init.lower(*given).compile()
-    needed = max(bytes_needed(compiled), bytes_needed(first))
+    stats = compiled.memory_analysis()  # metrics of one chunk are read while the next one runs
+    needed = bytes_needed(compiled) + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    needed = max(needed, bytes_needed(first))
     return Population(first, compiled, lanes, state, sharding, needed, time.perf_counter() - start)
 
 
@@ -77,7 +80,8 @@ def fitting_population(agent: Anakin, lanes: int, num_devices: int = 1, at_once:
     Raises:
       ValueError: not even one lane per device fits.
     """
-    free, pieces = bytes_free(), 1 if at_once is None else math.ceil(lanes / at_once)
+    most = at_once or (num_devices * MOST_LANES_ON_CPU if jax.default_backend() == "cpu" else lanes)
+    free, pieces = bytes_free(), math.ceil(lanes / most)
     while True:
         each, devices = shares(math.ceil(lanes / pieces), num_devices)
         population = compile_population(agent, each * devices, devices)
@@ -162,7 +166,10 @@ class PopulationLog:
         self.updates += finite.sum(axis=1)
         self.finite = finite[:, -1]
         steps = int(finite.sum()) * self._batch_size
-        self._total.add(steps, passed, {number: recent.mean for number, recent in self._recent.items()})
+        means = {number: recent.mean for number, recent in self._recent.items()}
+        self._total.add(
+            steps, passed, means | {n: -math.inf for n, well in zip(means, self.finite, strict=True) if not well}
+        )
         return bool(self.finite.any())
 
     def of_lane(self, lane: int) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class Lane(NamedTuple):
     hyperparams: Hyperparams
     agent: Anakin
     own: tuple[str, ...]  # which of environment, network, optimizer and loss are the user's own
+    name: str  # of its files: what it is, hashed
 
     @property
     def steps(self) -> int:
@@ -86,26 +88,31 @@ class Setting(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Interquartile mean over seeds of what the lanes scored; of those that ran to the end, where halving ended
-        some."""
-        whole = [lane.score for lane in self.lanes if lane.status != STOPPED]
-        return float(interquartile_mean(np.array(whole or [lane.score for lane in self.lanes])))
+        """Interquartile mean over seeds of what the lanes scored; where halving ended some, of those that ran to the
+        end."""
+        return float(interquartile_mean(self._scores))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of that mean."""
-        low, high = bootstrap_interval(np.array([lane.score for lane in self.lanes])[:, None])
+        """95 % bootstrap interval of that mean; NaN for a single lane."""
+        if len(self._scores) < 2:
+            return np.nan, np.nan
+        low, high = bootstrap_interval(self._scores[:, None])
         return float(low[0]), float(high[0])
+
+    @property
+    def _scores(self) -> np.ndarray:
+        whole = [lane.score for lane in self.lanes if lane.status != STOPPED]
+        return np.array(whole or [lane.score for lane in self.lanes])
 
     @property
     def best_lane(self) -> Lane:
         """That of the highest score."""
         return max(self.lanes, key=lambda lane: (lane.status != STOPPED, lane.score))
 
-    @property
-    def label(self) -> str:
-        """name=value of each setting."""
-        return ", ".join(f"{name}={show(value)}" for name, value in self.settings.items())
+    def label(self, names: Sequence[str]) -> str:
+        """name=value of these settings."""
+        return ", ".join(f"{name}={show(self.settings[name])}" for name in names)
 
 
 class SweepResult:
@@ -114,10 +121,13 @@ class SweepResult:
     Attributes:
       lanes: in the order of environments, settings and seeds.
       swept: the names of the settings that have several values.
+      missing: how many lanes an interrupt kept from beginning.
     """
 
-    def __init__(self, lanes: Sequence[Lane], swept: Sequence[str], sweep_dir: Path | None = None) -> None:
-        self.lanes, self.swept, self.sweep_dir = tuple(lanes), tuple(swept), sweep_dir
+    def __init__(
+        self, lanes: Sequence[Lane], swept: Sequence[str], sweep_dir: Path | None = None, missing: int = 0
+    ) -> None:
+        self.lanes, self.swept, self.sweep_dir, self.missing = tuple(lanes), tuple(swept), sweep_dir, missing
 
     def lane(self, index: int) -> Lane:
         """The lane of this number, as the table has it. Raises ValueError where there is none."""
@@ -146,13 +156,19 @@ class SweepResult:
 
     @property
     def status(self) -> str:
-        """interrupted where a lane was, diverged where all did, else finished."""
+        """interrupted where a lane was or is missing, diverged where all did, else finished."""
         states = {lane.status for lane in self.lanes}
-        return INTERRUPTED if INTERRUPTED in states or not states else DIVERGED if states == {DIVERGED} else FINISHED
+        return (
+            INTERRUPTED
+            if INTERRUPTED in states or self.missing or not states
+            else DIVERGED
+            if states == {DIVERGED}
+            else FINISHED
+        )
 
     def summary(self) -> dict[str, Any]:
         """The best setting of each environment, and where everything is."""
-        counts = {name: sum(lane.status == name for lane in self.lanes) for name in STATES}
+        counts = {name: sum(lane.status == name for lane in self.lanes) for name in STATES} | {"missing": self.missing}
         best = {env: self.best(env) for env in dict.fromkeys(lane.env for lane in self.lanes)}
         shown = {
             env: {"settings": setting.settings, "score": setting.score, "interval": setting.interval}
@@ -163,11 +179,14 @@ class SweepResult:
         return {"status": self.status, "lanes": counts, "best": shown, "sweep_dir": directory}
 
     def write_run_dirs(self) -> None:
-        """A run directory for each lane, under sweep_dir/runs, where it is not there yet."""
-        assert self.sweep_dir is not None, "the sweep was made without a directory"
+        """A run directory for each lane that has ended, under sweep_dir/runs, where it is not there yet, named like the
+        lane's file. Raises ValueError for a sweep without a directory."""
+        if self.sweep_dir is None:
+            raise ValueError("run directories need a sweep_dir")
         for lane in self.lanes:
-            path = self.sweep_dir / "runs" / f"{lane.number:04}"
-            if not path.exists():
+            path = self.sweep_dir / "runs" / lane.name
+            if not (path / "summary.json").exists() and lane.status != INTERRUPTED:
+                shutil.rmtree(path, ignore_errors=True)  # what a crash left
                 lane.save(path)
 
     @property
@@ -208,7 +227,8 @@ class SweepResult:
             longest = max(lane.updates for lane in setting.lanes)
             whole = [lane.metrics for lane in setting.lanes if lane.updates == longest and lane.episodes]
             diverged = sum(lane.status == DIVERGED for lane in setting.lanes)
-            label = (setting.label or "return") + (f" ({diverged} diverged)" if diverged else "")
+            label = setting.label(self.swept) or "return"
+            label += f" ({diverged} diverged)" if diverged else ""
             if whole:
                 panels.setdefault(setting.env, []).append(SettingCurves(label, whole))
         if not panels:
@@ -252,6 +272,8 @@ def read_lane(path: Path, agent: Anakin) -> dict[str, Any]:
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             leaves = [file[f"policy/{i}"] for i in range(sum(name.startswith("policy/") for name in file.files))]
         like = jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
+        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
+            raise ValueError("its policy has other shapes")
         policy_state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         known = {name: about[name] for name in ("status", "updates", "episodes", "return_mean", "return_std")}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -268,29 +290,28 @@ def show(value: Any) -> str:
 
 
 def print_settings(result: SweepResult, stream: TextIO) -> None:
-    """The best settings as a table, and where the rest is."""
-    settings = sorted(result.settings, key=_rank, reverse=True)
-    if not settings:
+    """The best settings of each environment as a table, and where the rest is."""
+    if not result.lanes:
         print("interrupted before a lane had made an update", file=stream)
-        return
-    names = list(settings[0].settings)
-    many_envs = len({setting.env for setting in settings}) > 1
-    table = Table(*(["environment"] if many_envs else []), *names, "return", "95 % interval", "lanes", "best lane")
-    for setting in settings[:_MOST_SHOWN]:
-        low, high = setting.interval
-        states = {name: sum(lane.status == name for lane in setting.lanes) for name in STATES}
-        table.add_row(
-            *([setting.env] if many_envs else []),
-            *(show(value) for value in setting.settings.values()),
-            *(f"{setting.score:.1f}", f"{low:.1f} to {high:.1f}"),
-            ", ".join(f"{count} {name}" for name, count in states.items() if count),
-            str(setting.best_lane.number),
-        )
-    Console(file=stream).print(table)
-    if len(settings) > _MOST_SHOWN:
-        print(f"the best {_MOST_SHOWN} of {len(settings)} settings", file=stream)
+    for env in dict.fromkeys(lane.env for lane in result.lanes):
+        settings = sorted((s for s in result.settings if s.env == env), key=_rank, reverse=True)
+        shown = f", best {_MOST_SHOWN} of {len(settings)} settings" if len(settings) > _MOST_SHOWN else ""
+        table = Table(*result.swept, "return", "95 % interval", "lanes", "best lane", title=f"{env}{shown}")
+        for setting in settings[:_MOST_SHOWN]:
+            low, high = setting.interval
+            states = {name: sum(lane.status == name for lane in setting.lanes) for name in STATES}
+            table.add_row(
+                *(show(setting.settings[name]) for name in result.swept),
+                *(f"{setting.score:.1f}", "-" if np.isnan(low) else f"{low:.1f} to {high:.1f}"),
+                ", ".join(f"{count} {name}" for name, count in states.items() if count),
+                str(setting.best_lane.number),
+            )
+        Console(file=stream).print(table)
+    if result.missing:
+        print(f"{result.missing} lanes were not begun", file=stream)
     if result.sweep_dir is not None:
-        print(f"saved in {result.sweep_dir}: lanes.csv, curves.png", file=stream)
+        files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
+        print(f"saved in {result.sweep_dir}: {files}", file=stream)
 
 
 def _row(lane: Lane) -> dict[str, Any]:

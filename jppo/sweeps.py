@@ -159,14 +159,15 @@ class _Store:
     def add(self, number: int, outcome: dict[str, Any]) -> None:
         """Keeps what `run_group` says of a lane, in a file too, unless it was interrupted."""
         group = self._groups[number]
-        task = next(task for task in group.tasks if task.number == outcome["number"])
+        task = group.tasks[outcome["number"] - group.tasks[0].number]
         self._keep(number, task, {name: outcome[name] for name in _RESULT})
         if self.path is not None and outcome["status"] != INTERRUPTED:
             write_lane(self._file(group, task), self._lanes[task.number], identity(group, task))
 
     def result(self, swept: list[str]) -> SweepResult:
         """Of the lanes there are, with the table and the pictures written."""
-        result = SweepResult([self._lanes[index] for index in sorted(self._lanes)], swept, self.path)
+        missing = sum(len(self.missing(number)) for number in range(len(self._groups)))
+        result = SweepResult([self._lanes[number] for number in sorted(self._lanes)], swept, self.path, missing)
         if self.path is not None and result.lanes:
             result.write_table(self.path / "lanes.csv")
             if any(lane.episodes for lane in result.lanes):
@@ -181,13 +182,18 @@ class _Store:
     def _keep(self, number: int, task: Task, outcome: dict[str, Any]) -> None:
         group = self._groups[number]
         given = task._asdict() | {"env": group.env.name, "agent": self._agents[number], "own": group.own}
+        given["name"] = _name(group, task)
         self._lanes[task.number] = Lane(**given, **outcome)
 
     def _file(self, group: Group, task: Task) -> Path:
-        text = json.dumps(runs.jsonable(identity(group, task)), sort_keys=True)
         assert self.path is not None
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return self.path / _LANES / f"{runs.safe_name(group.env.name)}-{digest}.npz"
+        return self.path / _LANES / f"{_name(group, task)}.npz"
+
+
+def _name(group: Group, task: Task) -> str:
+    """Of a lane's files."""
+    text = json.dumps(runs.jsonable(identity(group, task)), sort_keys=True)
+    return f"{runs.safe_name(group.env.name)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _run_on_cluster(
@@ -207,7 +213,7 @@ def _run_on_cluster(
     failed: BaseException | None = None
     for number, outcome in run_tasks(_outcomes_of, groups, address, cpus, gpus, reporter, stop_requested):
         if isinstance(outcome, BaseException):
-            reporter.message(f"{groups[number].env.name}: failed: {str(outcome).strip().splitlines()[-1]}")
+            reporter.message(f"{groups[number].env.name}: failed: {str(outcome).strip()[-200:]}")
             failed = outcome
             continue
         for lane in outcome:
@@ -232,8 +238,8 @@ def _announce(groups: list[Group], store: _Store, reporter: Reporter) -> None:
     programs = [group for group in groups if group.tasks]
     lanes = sum(len(group.tasks) for group in programs)
     there = f"; {len(store)} are there already" if len(store) else ""
-    plural = "s" if len(programs) != 1 else ""
-    reporter.message(f"{lanes} lanes in {len(programs)} program{plural}{there}")
+    counted = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((lanes, "lane"), (len(programs), "program"))]
+    reporter.message(f"{' in '.join(counted)}{there}")
     if len(programs) > 1:
         for group in programs:
             shape = ", ".join(f"{k} = {show(v)}" for k, v in group.tasks[0].settings.items() if k in SHAPES)

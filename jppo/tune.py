@@ -212,10 +212,14 @@ def population(
         limit_process(ray.get_runtime_context().get_assigned_resources())
         given, options, settings = ray.cloudpickle.loads(packed)
         devices = len(jax.local_devices())
-        (group,) = lay_out(
+        groups = lay_out(
             values=check_settings(settings | space), **given, **options, lanes_at_once=None, num_devices=devices
         )
-        run_group(group, _ToTune(), lambda: False, lambda outcome: None)
+        if len(groups) > 1:
+            raise ValueError(
+                f"{len(groups)} programs; a trial is one: several shapes or environments are Tune's to sweep"
+            )
+        run_group(groups[0], _ToTune(), lambda: False, lambda outcome: None)
 
     return tune.with_resources(trial, {"CPU": cpus, "GPU": gpus})
 

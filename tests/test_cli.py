@@ -241,7 +241,14 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["sweep", "CartPole-v1", "--learning-rate", "1", "1"], "jppo: learning_rate = [1.0, 1.0] must be a value or"),
         (["sweep", "CartPole-v1", "--num-minibatches", "3"], "jppo: num_envs*num_steps = 512 is not divisible by"),
         (["sweep", "CartPole-v1", "--hidden-sizes", "64;64"], "Error parsing --hidden-sizes"),
-        (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: seeds = 0 must be at least 1"),
+        (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: seeds = 0 must be from 1 to 100,000"),
+        (
+            ["sweep", "CartPole-v1", "--normalize-obs", "--seeds", "1"],
+            "jppo: --normalize-obs wants a value, or several",
+        ),
+        (["sweep", "CartPole-v1", "--learning-rate"], "jppo: --learning-rate wants a value, or several"),
+        (["sweep", "CartPole-v1", "--total-steps", "1e15"], "jppo: total_steps = 1,000,000,000,000,000 makes"),
+        (["plan", "CartPole-v1", "--seconds", "inf"], "jppo: seconds = inf must be more than 0"),
         (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: num_devices = 9; JAX has 8 here"),
         (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: sweep_dir /dev/null/x cannot be written"),
         (["plan", "Taxi-v4"], "jppo: Taxi-v4 is an environment of Gymnasium's; a plan is of a run on the device"),
@@ -303,14 +310,18 @@ def test_a_sweep_by_the_command(tmp_path):
     )
     for text in said:
         assert text in out, text
-    agent, _, settings = load_run(tmp_path / "sweep" / "runs" / "0007")
-    assert (agent.config.hidden_sizes, agent.config.normalize_obs, settings["seed"]) == ((8, 8), True, 1)
-    assert call("eval", tmp_path / "sweep" / "runs" / "0007", "--episodes", 4)[0] == 0
+    runs = [load_run(path) for path in (tmp_path / "sweep" / "runs").iterdir()]
+    found = sorted(
+        (r.agent.config.hidden_sizes, r.settings["hyperparams"]["learning_rate"], r.settings["seed"]) for r in runs
+    )
+    assert found == [(sizes, rate, seed) for sizes in ((8,), (8, 8)) for rate in (1e-3, 1e-2) for seed in (0, 1)]
+    assert all(r.agent.config.normalize_obs for r in runs)
+    assert call("eval", next((tmp_path / "sweep" / "runs").iterdir()), "--episodes", 4)[0] == 0
     code, out, err = call(*words, "--json")
     assert code == 0
     assert "0 lanes in 0 programs; 8 are there already" in err
     summary = json.loads(out)
-    assert summary["lanes"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0}
+    assert summary["lanes"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0, "missing": 0}
     settings = {"learning_rate", "hidden_sizes", "num_envs", "num_steps", "num_minibatches", "normalize_obs"}
     assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
 

@@ -190,12 +190,12 @@ def test_a_damaged_lane_is_named(grid, tmp_path):
 def test_a_run_directory_of_each_lane_on_demand(grid):
     result, _, _, path = grid
     result.write_run_dirs()
-    assert sorted(p.name for p in (path / "runs").iterdir()) == [f"{i:04}" for i in range(8)]
-    metrics = read_metrics(path / "runs" / "0006")
+    assert sorted(p.name for p in (path / "runs").iterdir()) == sorted(lane.name for lane in result.lanes)
+    metrics = read_metrics(path / "runs" / result.lane(6).name)
     for name, column in result.lane(6).metrics.items():
         np.testing.assert_allclose(metrics[name], column, err_msg=name)
     with pytest.raises(ValueError, match="trained in an environment of its own"):
-        load_run(path / "runs" / "0006")
+        load_run(path / "runs" / result.lane(6).name)
 
 
 @pytest.mark.parametrize("halve", [True, False])
@@ -277,7 +277,16 @@ def test_an_interrupt_keeps_what_was_reached(tmp_path, halving, monkeypatch):
         ({"learning_rate": [1e-3, -1.0]}, "learning_rate = -1 is outside"),
         ({"gamma": "high"}, "gamma = 'high' is not a number"),
         ({"num_minibatches": [2, 3]}, "not divisible by num_minibatches = 3"),
-        ({"seeds": 0}, "seeds = 0 must be at least 1"),
+        ({"seeds": 0}, "seeds = 0 must be from 1 to 100,000"),
+        ({"seeds": True}, "seeds = True must be a number of seeds"),
+        ({"seeds": 1.5}, "seeds = 1.5 must be a number of seeds"),
+        ({"seeds": 10**9}, "seeds = 1000000000 must be from 1 to"),
+        ({"learning_rate": [1, 1.0]}, "learning_rate = .* must be a value or several that differ"),
+        ({"hidden_sizes": 64}, "hidden_sizes = 64 must be a tuple"),
+        ({"hidden_sizes": [64, 64]}, r"hidden_sizes = \[64, 64\] must be a tuple"),
+        ({"config": {}}, "config = {} must be of type PPOConfig"),
+        ({"hyperparams": {}}, "hyperparams = {} must be of type Hyperparams"),
+        ({"total_steps": 1e15}, "makes .* updates"),
         ({"seeds": [1, 1]}, "seeds = .* must be a number of seeds, or several that differ"),
         ({"seeds": []}, "seeds = .* must be a number of seeds"),
         ({"seeds": [0.5]}, "seed = 0.5"),
@@ -359,7 +368,7 @@ def test_a_diverged_lane_scores_nothing(grid):
     assert dataclasses.is_dataclass(lane.hyperparams)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert broken.summary()["lanes"] == {"finished": 1, "diverged": 1, "stopped": 0, "interrupted": 0}
+        assert broken.summary()["lanes"] == {"finished": 1, "diverged": 1, "stopped": 0, "interrupted": 0, "missing": 0}
 
 
 def test_no_lane_at_all_is_interrupted():

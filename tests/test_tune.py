@@ -307,7 +307,7 @@ def test_a_population_is_one_trial_that_reports_every_lane(tmp_path):
     [
         ({"num_envs": [4, 8]}, "num_envs changes the program, and a trial is one program"),
         ({"lr": [1e-3]}, "unknown setting 'lr'; did you mean learning_rate"),
-        ({"seeds": 0}, "seeds = 0 must be at least 1"),
+        ({"seeds": 0}, "seeds = 0 must be from 1 to"),
     ],
 )
 def test_a_population_that_cannot_be(options, message):
