@@ -282,16 +282,14 @@ def test_actors_of_a_trial_live_on_what_it_reserved(ray_of_two, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_a_population_is_one_trial_that_reports_every_lane(tmp_path):
+def test_a_population_is_one_trial_that_reports_every_lane(ray_of_two, tmp_path):
     """Two trials of four lanes each; what a trial reports at last is what a sweep of the same lanes gets."""
     options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "ent_coef": [0.0, 0.1]}
-    trainable = tune.population("CartPole-v1", **options)
-    with ray.init("local", num_cpus=2, log_to_driver=False, include_dashboard=False):
-        results = ray_tune.Tuner(
-            trainable,
-            param_space={"learning_rate": ray_tune.grid_search([1e-3, 1e-2])},
-            run_config=ray_tune.RunConfig(storage_path=str(tmp_path), verbose=0),
-        ).fit()
+    results = ray_tune.Tuner(
+        tune.population("CartPole-v1", **options),
+        param_space={"learning_rate": ray_tune.grid_search([1e-3, 1e-2])},
+        run_config=ray_tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
     assert not results.errors
     for trial in results:
         with lenient():
