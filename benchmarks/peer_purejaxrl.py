@@ -3,10 +3,12 @@
 python peer_purejaxrl.py CLONE LANES NUM_ENVS NUM_STEPS UPDATES
 """
 
+import importlib.util
 import json
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import jax
 
@@ -14,6 +16,10 @@ import jax
 def main(clone: str, lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
     """Trains with its own settings for CartPole, but for the sizes; networks and epochs are ours by default."""
     sys.path[:0] = [clone, str(Path(clone) / "purejaxrl")]
+    for package in ("brax", "navix"):  # its wrappers import them, for other environments
+        if importlib.util.find_spec(package) is None:
+            names = (package, "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
+            sys.modules |= {name: MagicMock() for name in names if name.startswith(package)}
     import ppo
 
     config = {
