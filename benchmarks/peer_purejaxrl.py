@@ -42,7 +42,11 @@ def main(clone: str, lanes: int, num_envs: int, num_steps: int, updates: int) ->
     }
     start = time.perf_counter()
     keys = jax.random.split(jax.random.PRNGKey(0), lanes)
-    train = jax.jit(jax.vmap(ppo.make_train(config))).lower(keys).compile()
+    # With XLA's default schedule it comes to a stop for good on a CPU, see docs/performance.md.
+    options = (
+        {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if jax.default_backend() == "cpu" else {}
+    )
+    train = jax.jit(jax.vmap(ppo.make_train(config))).lower(keys).compile(options)
     print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()

@@ -26,7 +26,7 @@ from jppo.runs import write_json
 
 HERE = Path(__file__).parent
 NUM_ENVS, NUM_STEPS = 16, 128
-LANE_UPDATES = 512  # lanes x updates of a repetition, so that each takes about as long; at least 4 updates
+LANE_UPDATES = 256  # lanes x updates of a repetition, so that each takes about as long; at least 2 updates
 
 
 class Worker:
@@ -80,7 +80,7 @@ def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
 
 def measure(lanes: int, rounds: int, peer: list[Any] | None) -> dict[str, Any]:
     """Medians, and all rounds, of each implementation."""
-    updates = max(4, LANE_UPDATES // lanes)
+    updates = max(2, LANE_UPDATES // lanes)
     sizes = (NUM_ENVS, NUM_STEPS, updates)
     workers = {"jppo": Worker(sys.executable, "population.py", "--serve", lanes, *sizes)}
     workers["one run"] = Worker(sys.executable, "population.py", "--serve", 1, *sizes)
@@ -121,12 +121,12 @@ def main(
       output: JSON.
     """
     peer = None if purejaxrl is None else [peer_python, purejaxrl]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    sizes = {"num_envs": NUM_ENVS, "num_steps": NUM_STEPS, "date": datetime.date.today().isoformat()}
     for count in lanes:
         rows.append(measure(count, rounds, peer))
+        write_json(output, {"rows": rows} | sizes | hardware())
         print({name: f"{speed:,.0f}" for name, speed in rows[-1]["steps_per_second"].items()}, flush=True)
-    content = {"rows": rows, "num_envs": NUM_ENVS, "num_steps": NUM_STEPS, "date": datetime.date.today().isoformat()}
-    write_json(output, content | hardware())
     table = Table(title=f"CartPole-v1, {NUM_ENVS} x {NUM_STEPS} per lane; steps/s of all lanes together")
     for name in ("lanes", "jppo", "one run after the other", "ratio", "PureJaxRL, vmapped", "ratio", "compile s"):
         table.add_column(name, justify="right")
