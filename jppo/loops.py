@@ -24,6 +24,8 @@ CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it s
 _CHUNK_SECONDS = 0.4
 _SLOW_UPDATE = 2.0  # seconds; from here on no chunk is launched ahead, so that a stop waits for one update only
 _POLL_SECONDS = 0.005
+_STALL_POLLS = 5000  # of a CPU device, half a minute, in which it is to use as many CPU seconds as this:
+_STALL_CPU_SECONDS = 1.5
 _LOG_SECONDS = 0.4  # between two writes of the actors' loop
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
 _EPISODES = ("count", "return_mean", "return_std")
@@ -135,11 +137,27 @@ class ChunkLoop:
     def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
         """Logs a chunk's metrics (the next chunk runs meanwhile); False when there is nothing to go on with."""
         finished: Any = buffers["finite"]
+        polls, cpu_seconds = 0, time.process_time()
         while not finished.is_ready():  # a blocking fetch would keep Ctrl-C waiting
             time.sleep(_POLL_SECONDS)
             self._log.reporter.tick()
+            polls += 1
+            if polls % _STALL_POLLS == 0:
+                cpu_seconds = _check_alive(cpu_seconds)
         columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
         return self._log.add(columns, time.perf_counter() - start)
+
+
+def _check_alive(before: float) -> float:
+    """This process's CPU seconds. Raises RuntimeError where XLA's CPU client has gone to sleep for good since they were
+    `before` (docs/performance.md): looking itself takes some 2 % of a core."""
+    now = time.process_time()
+    if jax.default_backend() == "cpu" and jax.process_count() == 1 and now - before < _STALL_CPU_SECONDS:
+        raise RuntimeError(
+            "XLA's CPU client does nothing any more: a known stall with many lanes of tiny environments. Run fewer "
+            "lanes at once (lanes_at_once), or larger environments"
+        )
+    return now
 
 
 class AnakinLoop(ChunkLoop):

@@ -24,7 +24,7 @@ from jppo.types import Array, PyTree
 
 _HISTORY_ROWS = 1 << 20  # updates kept of all lanes together
 _EPISODES = ("count", "return_mean", "return_std")
-MOST_LANES_ON_CPU = 256  # per device: XLA's CPU client comes to a stop with 1,500 of them (docs/performance.md)
+MOST_LANES_ON_CPU = 64  # per device: with 250 XLA's CPU client may come to a stop (docs/performance.md)
 _SAFETY = 0.9  # share of the free memory that is planned with
 
 

@@ -401,3 +401,16 @@ def test_a_policy_of_pytrees():
         trained.act({"cue": obs["cue"]})
     with pytest.raises(ValueError, match=r"observation has shape \(3, 2\); the policy takes \(2, 2\)"):
         trained.act(obs | {"time": np.zeros((3, 2))})
+
+
+def test_a_device_that_sleeps_for_good_is_noticed(monkeypatch):
+    """XLA's CPU client does so with many lanes; here a chunk that is never ready."""
+
+    class Never:
+        def is_ready(self):
+            return False
+
+    monkeypatch.setattr(loops, "_STALL_POLLS", 3)
+    loop = loops.ChunkLoop(None, None, None, 1, loops.Logbook(1, None, Silent()))
+    with pytest.raises(RuntimeError, match=r"XLA's CPU client does nothing any more: .* Run fewer lanes"):
+        loop._fetch(1, {"finite": Never()}, 0.0)
