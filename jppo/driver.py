@@ -1,13 +1,9 @@
 """The driver: picks the mode, runs its loop, and saves what comes out."""
 
-import contextlib
 import dataclasses
-import difflib
 import json
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +15,10 @@ from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
 from jppo.devices import check_same, most_devices, together
 from jppo.env_runner import ActorsFailed
-from jppo.envs import available, make_env
-from jppo.envs.gymnasium import is_host_env, make_host_env, nearest_host_envs
+from jppo.envs import make_env
+from jppo.envs.gymnasium import make_host_env
+from jppo.given import check_preset, check_sizes, choose_backend, own_parts
+from jppo.interrupts import never, stop_on_interrupt
 from jppo.learner import Loss, Optimizer, adam
 from jppo.loops import ActorLoop, AnakinLoop, Ended, Logbook
 from jppo.networks import Network, hint
@@ -29,8 +27,6 @@ from jppo.presets import PRESETS, preset_for
 from jppo.progress import OneOfSeveral, Reporter, make_reporter
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, PolicyState, TrainState
-
-BACKENDS = ("auto", "anakin", "ray")
 
 
 class Result(NamedTuple):
@@ -162,14 +158,10 @@ class _Prepared(NamedTuple):
     settings: dict[str, Any]  # config.json
 
 
-def _never() -> bool:
-    return False
-
-
 def _train(
     given: _Given,
     progress: str | Reporter,
-    stop: Callable[[], bool] = _never,
+    stop: Callable[[], bool] = never,
     cores: int | None = None,
 ) -> Result:
     """In this process, and where JAX runs in several, in all of them.
@@ -206,13 +198,7 @@ def _prepare(given: _Given, cores: int) -> _Prepared:
     make: Any = make_sebulba if backend == "ray" else make_anakin
     agent = make(env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     check_sizes(config, total_steps)
-    own = {
-        "environment": not isinstance(given.env, str),
-        "network": given.network is not None,
-        "optimizer": given.optimizer is not adam,
-        "loss": given.loss is not None,
-    }
-    more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
+    more: dict[str, Any] = dict.fromkeys(own_parts(given.env, parts), "custom")
     more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
     more |= {"num_devices": num_devices} | _of_hosts()
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
@@ -257,34 +243,6 @@ def _run(
     if ended.status == "diverged":
         raise TrainingDiverged(log.updates + 1, result)
     return result
-
-
-def choose_backend(env: Any, backend: str = "auto") -> str:
-    """ "anakin" or "ray". Raises ValueError where neither knows the environment."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
-    if backend != "auto":
-        _check_backend(env, backend)
-        return backend
-    if not isinstance(env, str):
-        return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "anakin"
-    if ":" not in env and env in available():
-        return "anakin"
-    if is_host_env(env):
-        return "ray"
-    near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
-    raise ValueError(f"unknown environment {env!r}; {hint}")
-
-
-def _check_backend(env: Any, backend: str) -> None:
-    """Raises ValueError where only the other one knows the name."""
-    if not isinstance(env, str) or ":" in env:
-        return
-    if backend == "anakin" and env not in available() and is_host_env(env):
-        raise ValueError(f"{env} is an environment of Gymnasium's; it runs with backend = 'ray'")
-    if backend == "ray" and not is_host_env(env) and env in available():
-        raise ValueError(f"{env} is an environment of gymnax's; it runs on the device, with backend = 'anakin'")
 
 
 def _make_loop(
@@ -439,47 +397,7 @@ def check_hosts(num_hosts: int, host_cpus: float, host_gpus: float) -> None:
         raise ValueError("JAX runs in several processes already (jax.distributed); leave num_hosts out")
 
 
-def check_preset(name: str) -> str:
-    """The name. Raises ValueError where there is no such preset."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
-    return name
-
-
 def _check_lag(policy_lag: int) -> Literal[0, 1]:
     if policy_lag not in (0, 1):
         raise ValueError(f"policy_lag = {policy_lag!r} is not one of 0, 1")
     return policy_lag  # type: ignore[return-value]
-
-
-def check_sizes(config: PPOConfig, total_steps: int) -> None:
-    """Raises ValueError for more updates than the device counts, in 32 bits."""
-    if (updates := config.num_updates(total_steps)) >= 2**31:
-        raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
-
-
-@contextlib.contextmanager
-def stop_on_interrupt(reporter: Reporter, stop: Callable[[], bool] = _never) -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C into a flag, so that no state is lost in the middle of a chunk; the second one raises.
-
-    Args:
-      stop: another flag, for a caller without signals.
-    """
-    requested = threading.Event()
-
-    def on_interrupt(signum: int, frame: Any) -> None:
-        if requested.is_set():
-            raise KeyboardInterrupt
-        requested.set()
-        reporter.message("stopping: saving what was reached (Ctrl-C again to stop at once)")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)  # a cluster's scheduler sends the latter
-    before = [signal.signal(number, on_interrupt) for number in signals]
-    try:
-        yield lambda: requested.is_set() or stop()
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -14,9 +14,8 @@ import numpy as np
 from jppo import runs
 from jppo.anakin import Anakin, make_anakin
 from jppo.config import Hyperparams, PPOConfig, check_hyperparams, check_total_steps
-from jppo.driver import check_preset, check_sizes, choose_backend
 from jppo.envs import make_env
-from jppo.learner import adam
+from jppo.given import check_preset, check_sizes, choose_backend, own_parts
 from jppo.presets import PRESETS, preset_for
 
 NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
@@ -87,8 +86,7 @@ def lay_out(
         raise ValueError(f"env names {', '.join(one.name for one in made) or 'nothing'}: each once, please")
     groups, index = [], itertools.count()
     for given_env, one in zip(envs, made, strict=True):
-        own = tuple(name for name, part in options["parts"].items() if part not in (None, adam))
-        own += () if isinstance(given_env, str) else ("environment",)
+        own = own_parts(given_env, options["parts"])
         chosen = PRESETS[check_preset(preset_for(one.name) if preset == "auto" else preset)]
         steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
         for shape in _combinations(values, SHAPES):

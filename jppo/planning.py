@@ -16,7 +16,7 @@ from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.compiling import jit
 from jppo.config import Hyperparams, PPOConfig
 from jppo.devices import most_devices
-from jppo.driver import check_preset, choose_backend
+from jppo.given import check_preset, choose_backend
 from jppo.loops import CHUNK_CAPACITY, run_chunk
 from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
 from jppo.presets import PRESETS, preset_for

@@ -13,8 +13,8 @@ import jax
 from jppo import runs
 from jppo.anakin import Anakin
 from jppo.config import Hyperparams, PPOConfig
-from jppo.driver import stop_on_interrupt
 from jppo.groups import run_group
+from jppo.interrupts import stop_on_interrupt
 from jppo.lanes import (
     SHAPES,
     Group,

@@ -18,9 +18,9 @@ from jppo import runs
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.compiling import jit
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, spread_envs
-from jppo.driver import BACKENDS, choose_backend
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
+from jppo.given import BACKENDS, check_preset, choose_backend, own_parts
 from jppo.groups import run_group
 from jppo.history import RecentEpisodes
 from jppo.lanes import check_seeds, check_settings, lay_out
@@ -111,8 +111,8 @@ def trainable(
         check_hyperparams(hyperparams)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
-    if preset != "auto" and preset not in PRESETS:
-        raise ValueError(f"unknown preset {preset!r}; there are {', '.join(PRESETS)}")
+    if preset != "auto":
+        check_preset(preset)
     if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
         raise ValueError(f"checkpoint_every = {checkpoint_every!r} must be a whole number of at least 0")
     if not (cpus >= 0.0 and gpus >= 0.0):
@@ -395,13 +395,7 @@ def _prepare(given: _Given, space: dict[str, Any]) -> tuple[Anakin | Sebulba, Ra
         agent = make_anakin(env, config, **parts, num_devices=given.num_devices)
     else:
         raise ValueError(f"actors are for backend = 'ray'; {env.name} runs on the device")
-    own = {
-        "environment": not isinstance(given.env, str),
-        "network": given.network is not None,
-        "optimizer": given.optimizer is not adam,
-        "loss": given.loss is not None,
-    }
-    more: dict[str, Any] = {name: "custom" for name, is_own in own.items() if is_own}
+    more: dict[str, Any] = dict.fromkeys(own_parts(given.env, parts), "custom")
     settings = runs.run_config(env.name, backend, seed, parts["total_steps"], config, hyperparams, **more)
     return agent, actors, hyperparams, settings
 

@@ -68,8 +68,13 @@ def test_a_run_outlives_a_node(cluster, tmp_path):
         progress=removal,
     )
     assert any(message.startswith("3 actors on 3 nodes ready") for message in removal.messages)
-    (said,) = [message for message in removal.messages if "failed" in message]
-    assert re.fullmatch(r"actor \d \(environments \d to \d\) failed \(.*\); a new one starts in 0\.5 s", said)
+    # The first replacement may be sent to the dead node too, while Ray has not yet missed it.
+    said = [message for message in removal.messages if "failed" in message]
+    matches = [
+        re.fullmatch(r"(actor \d \(\D*\d to \d\)) failed \(.*\); a new one starts in \d\.\d s", text) for text in said
+    ]
+    assert len({match and match.group(1) for match in matches}) == 1, said
+    assert matches[0], said
     metrics, lost_at = result.metrics, removal.removed_at
     assert 3 <= lost_at < UPDATES - 1
     assert metrics["update"].tolist() == list(range(1, UPDATES + 1))
@@ -78,6 +83,6 @@ def test_a_run_outlives_a_node(cluster, tmp_path):
     assert (lost[:lost_at] == 0.0).all()
     assert lost[-1] == 1.0
     assert (np.diff(lost) >= 0.0).all()
-    assert (result.summary["lost_fragments"], result.summary["restarts"]) == (1, 1)
+    assert (result.summary["lost_fragments"], result.summary["restarts"]) == (1, len(said))
     assert not ray.is_initialized(), "the run leaves the cluster it joined"
     assert {process.pid for process in descendants(os.getpid())}, "but does not end it"

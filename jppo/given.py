@@ -1,0 +1,60 @@
+"""What is given, checked: for a run, a trial, a sweep and a plan alike."""
+
+import difflib
+from typing import Any
+
+from jppo.config import PPOConfig
+from jppo.envs import available
+from jppo.envs.gymnasium import is_host_env, nearest_host_envs
+from jppo.learner import adam
+from jppo.presets import PRESETS
+
+BACKENDS = ("auto", "anakin", "ray")
+_PARTS = ("network", "optimizer", "loss")
+
+
+def choose_backend(env: Any, backend: str = "auto") -> str:
+    """ "anakin" or "ray". Raises ValueError where neither knows the environment."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
+    if backend != "auto":
+        _check_backend(env, backend)
+        return backend
+    if not isinstance(env, str):
+        return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "anakin"
+    if ":" not in env and env in available():
+        return "anakin"
+    if is_host_env(env):
+        return "ray"
+    near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
+    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+    raise ValueError(f"unknown environment {env!r}; {hint}")
+
+
+def _check_backend(env: Any, backend: str) -> None:
+    """Raises ValueError where only the other one knows the name."""
+    if not isinstance(env, str) or ":" in env:
+        return
+    if backend == "anakin" and env not in available() and is_host_env(env):
+        raise ValueError(f"{env} is an environment of Gymnasium's; it runs with backend = 'ray'")
+    if backend == "ray" and not is_host_env(env) and env in available():
+        raise ValueError(f"{env} is an environment of gymnax's; it runs on the device, with backend = 'anakin'")
+
+
+def check_preset(name: str) -> str:
+    """The name. Raises ValueError where there is no such preset."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
+    return name
+
+
+def check_sizes(config: PPOConfig, total_steps: int) -> None:
+    """Raises ValueError for more updates than the device counts, in 32 bits."""
+    if (updates := config.num_updates(total_steps)) >= 2**31:
+        raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
+
+
+def own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:
+    """Which of the environment, and of network, optimizer and loss (parts), are the user's own and cannot be named."""
+    own = tuple(name for name, part in parts.items() if name in _PARTS and part not in (None, adam))
+    return own if isinstance(env, str) else ("environment", *own)
