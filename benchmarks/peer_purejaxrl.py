@@ -1,27 +1,28 @@
-"""PureJaxRL's PPO (Lu et al. 2022) under `jax.vmap`, for population.py: compiles, then trains once per line it is sent.
+"""PureJaxRL's PPO (Lu et al. 2022) for population.py and versus_jax_peers.py: compiles, then trains once per line it is
+sent.
 
-python peer_purejaxrl.py CLONE LANES NUM_ENVS NUM_STEPS UPDATES
+python peer_purejaxrl.py CLONE ENV LANES NUM_ENVS NUM_STEPS UPDATES
+
+With LANES runs under `jax.vmap`, or, where that is 0, one run as it is. CartPole and MinAtar are trained by its
+`ppo.py`; Pendulum by its `ppo_continuous_action.py`, with networks of the same two 64-wide layers, and without its normalisers.
 """
 
+import functools
 import importlib.util
-import json
 import sys
-import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest.mock import MagicMock
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
+from serving import serve
 
 
-def main(clone: str, lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
-    """Trains with its own settings for CartPole, but for the sizes; networks and epochs are ours by default."""
-    sys.path[:0] = [clone, str(Path(clone) / "purejaxrl")]
-    for package in ("brax", "navix"):  # its wrappers import them, for other environments
-        if importlib.util.find_spec(package) is None:
-            names = (package, "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
-            sys.modules |= {name: MagicMock() for name in names if name.startswith(package)}
-    import ppo
-
+def main(clone: str, env: str, lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
+    """Trains with its own settings, but for the sizes; networks and epochs are ours by default."""
     config = {
         "LR": 2.5e-4,
         "NUM_ENVS": num_envs,
@@ -36,23 +37,80 @@ def main(clone: str, lanes: int, num_envs: int, num_steps: int, updates: int) ->
         "VF_COEF": 0.5,
         "MAX_GRAD_NORM": 0.5,
         "ACTIVATION": "tanh",
-        "ENV_NAME": "CartPole-v1",
+        "ENV_NAME": env,
         "ANNEAL_LR": True,
+        "NORMALIZE_ENV": False,
         "DEBUG": False,
     }
-    start = time.perf_counter()
-    keys = jax.random.split(jax.random.PRNGKey(0), lanes)
+    train = load(clone, env).make_train(config)
+    if not lanes:
+        serve(train, jax.random.PRNGKey(0))
+        return
     # With XLA's default schedule it comes to a stop for good on a CPU, see docs/performance.md.
-    options = (
-        {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if jax.default_backend() == "cpu" else {}
-    )
-    train = jax.jit(jax.vmap(ppo.make_train(config))).lower(keys).compile(options)
-    print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        jax.block_until_ready(train(keys))
-        print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    jit = functools.partial(jax.jit, compiler_options=options if jax.default_backend() == "cpu" else None)
+    serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), lanes), jit)
+
+
+def load(clone: str, env: str) -> ModuleType:
+    """Its module for this environment."""
+    sys.path[:0] = [clone, str(Path(clone) / "purejaxrl")]
+    for package in ("brax", "navix"):  # its wrappers import them, for other environments
+        if importlib.util.find_spec(package) is None:
+            names = (package, "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
+            sys.modules |= {name: MagicMock() for name in names if name.startswith(package)}
+    if env != "Pendulum-v1":
+        import ppo
+
+        return ppo
+    import ppo_continuous_action
+
+    ppo_continuous_action.BraxGymnaxWrapper = OfGymnax
+    ppo_continuous_action.ActorCritic = Narrow
+    return ppo_continuous_action
+
+
+class OfGymnax:
+    """In the place of its wrapper of Brax's environments, which has no parameters."""
+
+    def __init__(self, name: str) -> None:
+        import gymnax
+
+        self._env, self._params = gymnax.make(name)
+
+    def reset(self, key: Any, params: None) -> Any:
+        return self._env.reset(key, self._params)
+
+    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        return self._env.step(key, state, action, self._params)
+
+    def action_space(self, params: None) -> Any:
+        return self._env.action_space(self._params)
+
+    def observation_space(self, params: None) -> Any:
+        return self._env.observation_space(self._params)
+
+
+class Narrow(nn.Module):
+    """In the place of its network of 256-wide layers."""
+
+    action_dim: int
+    activation: str
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        import distrax
+
+        def torso(x: Any) -> Any:
+            for _ in range(2):
+                x = nn.tanh(nn.Dense(64, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+            return x
+
+        mean = nn.Dense(self.action_dim, kernel_init=nn.initializers.orthogonal(0.01))(torso(x))
+        log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,))
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(torso(x))
+        return distrax.MultivariateNormalDiag(mean, jnp.exp(log_std)), value[..., 0]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))

@@ -10,7 +10,6 @@ wants gymnax 0.0.9, so a Python environment of its own.
 
 import datetime
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,41 +20,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from throughput import RESULTS, hardware
+from worker import Worker
 
 from jppo.runs import write_json
 
-HERE = Path(__file__).parent
 NUM_ENVS, NUM_STEPS = 16, 128
 LANE_UPDATES = 256  # lanes x updates of a repetition, so that each takes about as long; at least 2 updates
-
-
-class Worker:
-    """A process that has compiled, and trains once per line it is sent."""
-
-    def __init__(self, python: str, script: str, *words: Any) -> None:
-        self._process = subprocess.Popen(
-            [python, str(HERE / script), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.compile_seconds = self._read()
-
-    def train(self) -> float:
-        """Seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> float:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return float(json.loads(line)["seconds"])
-        raise SystemExit(f"{self._process.args} ended early")
 
 
 def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
@@ -85,7 +55,7 @@ def measure(lanes: int, rounds: int, peer: list[Any] | None) -> dict[str, Any]:
     workers = {"jppo": Worker(sys.executable, "population.py", "--serve", lanes, *sizes)}
     workers["one run"] = Worker(sys.executable, "population.py", "--serve", 1, *sizes)
     if peer is not None:
-        workers["PureJaxRL"] = Worker(peer[0], "peer_purejaxrl.py", peer[1], lanes, *sizes)
+        workers["PureJaxRL"] = Worker(peer[0], "peer_purejaxrl.py", peer[1], "CartPole-v1", lanes, *sizes)
     steps = {name: NUM_ENVS * NUM_STEPS * updates * (1 if name == "one run" else lanes) for name in workers}
     times: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):

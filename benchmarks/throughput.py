@@ -97,7 +97,7 @@ def interleaved(programs: dict[Any, Program], repeats: int, max_others: float = 
     blocks: list[tuple[list[list[float]], float]] = []
     thrown_away, deadline = 0, time.perf_counter() + _PATIENCE_SECONDS
     while sum(len(rounds) for rounds, _ in blocks) < repeats:
-        while math.isfinite(max_others) and time.perf_counter() < deadline and _idle() > max_others:
+        while math.isfinite(max_others) and time.perf_counter() < deadline and cores_busy() > max_others:
             pass
         rounds, busy = _block(programs)
         if busy > max_others and time.perf_counter() < deadline:
@@ -119,7 +119,7 @@ def _block(programs: dict[Any, Program], at_least: int = 1) -> tuple[list[list[f
     return rounds, (_cpu_seconds_of_others() - others) / (time.perf_counter() - began)
 
 
-def _idle() -> float:
+def cores_busy() -> float:
     """Sleeps a little; how many cores were busy with something else."""
     began, others = time.perf_counter(), _cpu_seconds_of_others()
     time.sleep(_BLOCK_SECONDS)

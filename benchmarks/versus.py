@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from throughput import _idle as cores_busy
+from throughput import cores_busy
 from throughput import hardware
 
 import jppo

@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jppo import __version__
-from jppo.config import Hyperparams, PPOConfig, RayConfig, check_total_steps, num_cores, spread_envs
+from jppo.config import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, check_total_steps, num_cores, spread_envs
 from jppo.presets import PRESETS, preset_for
 
 _EXIT_DIVERGED, _EXIT_USAGE, _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 2, 3, 130
 _EXITS = {"diverged": _EXIT_DIVERGED, "failed": _EXIT_FAILED, "interrupted": _EXIT_INTERRUPTED}
+_HOST_DEVICES = "xla_force_host_platform_device_count"
 _Inline = tyro.conf.arg(name="")
 
 
@@ -392,12 +393,14 @@ _COMMANDS = ("train", "sweep", "plan", "eval", "plot", "play", "envs")
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input), 3 (actors, or a host, failed) or 130
     (interrupted)."""
-    if argv is None:
+    if whole_process := argv is None:
         argv = sys.argv[1:]
         sys.path.insert(0, os.getcwd())  # as `python -m` does, for environments of one's own
         signal.signal(signal.SIGINT, _quit)
     try:
         command = _parse(argv)
+        if whole_process:
+            _ask_for_devices(command)
         if isinstance(command, Sweep):
             command.check(argv)
         return (command.spread(argv) if isinstance(command, Train) else command).run()
@@ -420,6 +423,14 @@ def _is_ours(error: ValueError) -> bool:
     """Whether jppo says it, rather than an environment or a library, whose traceback is wanted."""
     frames = traceback.extract_tb(error.__traceback__)
     return Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+
+
+def _ask_for_devices(command: Any) -> None:
+    """Has a CPU without accelerators show as many devices as --num-devices says; JAX has not started yet. Hosts have
+    processes of their own."""
+    count, flags = getattr(command, "num_devices", None) or 1, os.environ.get("XLA_FLAGS", "")
+    if 1 < count <= MAX_STRATA and getattr(command, "num_hosts", 1) == 1 and _HOST_DEVICES not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={count}".strip()
 
 
 def _quit(signum: int, frame: Any) -> None:

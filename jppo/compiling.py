@@ -1,19 +1,58 @@
-"""How programs are compiled."""
+"""How programs are compiled, and where they are kept."""
 
+import functools
+import hashlib
+import os
+import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
+CACHE = "JPPO_COMPILATION_CACHE"  # the environment variable: a folder, or "off"
+_CACHE_BYTES = 2**30
+_CACHED_SECONDS = 0.2  # what compiles faster is not kept
+
 
 def jit(fun: Callable, **kwargs: Any) -> Any:
     """`jax.jit` with the options that this library's programs want; for outermost functions.
+
+    Compiled programs are kept from one process to the next, in a folder of the user's (`JPPO_COMPILATION_CACHE` names
+    another, or "off"), unless JAX has been given a compilation cache already.
 
     On CPU, XLA's default schedule runs independent operations at once, and in jaxlib 0.10.2 programs of many small ones
     (a vmapped training run is one) come to a stop for good after some thousand iterations, all of XLA's threads asleep.
     With the memory-optimised schedule that was seen with hundreds of tiny lanes only, and it is no slower
     (docs/performance.md).
     """
+    _keep_programs()
     on_cpu = jax.default_backend() == "cpu"
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if on_cpu else None
     return jax.jit(fun, compiler_options=options, **kwargs)
+
+
+@functools.cache
+def _keep_programs() -> None:
+    """Gives JAX a compilation cache, once per process; does nothing where there is no place for one."""
+    folder = os.environ.get(CACHE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jppo"
+    if jax.config.jax_compilation_cache_dir is not None or str(folder).lower() == "off":
+        return
+    try:
+        path = Path(folder).expanduser() / f"jax-{jax.__version__}-{_processor()}"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            return
+    except (OSError, RuntimeError):  # the latter: no home
+        return
+    jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)  # also makes JAX lock it
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _CACHED_SECONDS)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+
+
+def _processor() -> str:
+    """Tells processors with other instructions apart: programs for one can crash another, and homes are shared."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:12]

@@ -1,0 +1,42 @@
+"""What a contestant of population.py and versus_jax_peers.py does: compile, say so, and train once per line it is sent.
+
+Imports nothing of ours: the peers have Pythons of their own.
+"""
+
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+
+def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
+    """Compiles `train(argument)` with `jit`, runs it per line of standard input, and ends with what it needed.
+
+    Prints JSON: {"seconds"} for compiling and for each run, then {"peak_rss_mb", "program_mb", "versions"}.
+    """
+    start = time.perf_counter()
+    compiled = jit(train).lower(argument).compile()
+    _say({"seconds": time.perf_counter() - start})
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(argument))
+        _say({"seconds": time.perf_counter() - start})
+    memory = compiled.memory_analysis()
+    unit = 2**20 if platform.system() == "Darwin" else 2**10
+    _say(
+        {
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
+            "program_mb": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 2**20,
+            "versions": {name: version(name) for name in ("jax", "gymnax", "flax")},
+        }
+    )
+
+
+def _say(content: dict[str, Any]) -> None:
+    print(json.dumps(content), flush=True)

@@ -1,0 +1,169 @@
+"""Whole training beside the JAX peers: steps per second, compile time and memory.
+
+    python benchmarks/versus_jax_peers.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python \\
+        --rejax-python path/to/its/python
+
+Each contestant is a process of its own, which compiles a whole training run, waits, and trains once per round, so that
+whatever else the machine does falls on all of them alike. The peers want gymnax 0.0.9: give them a Python environment
+of their own, with the same JAX. A peer that is not named is left out. Ours is the public API: `jppo.jit(agent.train)`.
+"""
+
+import datetime
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from throughput import RESULTS, WORKLOADS, Workload, cores_busy, hardware
+from worker import Worker
+
+from jppo.runs import write_json
+
+LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}
+ALL = WORKLOADS | LARGER
+_STEPS = 1_000_000  # of a repetition, or two updates
+
+
+class Contestant(NamedTuple):
+    """What compiles and trains."""
+
+    name: str
+    python: str
+    script: str
+    words: tuple[Any, ...]  # before the sizes
+
+
+def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
+    """Ours first."""
+    env = workload.env
+    found = [Contestant("jppo", sys.executable, "versus_jax_peers.py", ("--serve", env))]
+    if peers.purejaxrl is not None:
+        words = (peers.purejaxrl, env, 0)
+        found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words))
+    if peers.rejax_python is not None:
+        found.append(Contestant("rejax", peers.rejax_python, "peer_rejax.py", (env,)))
+    return found
+
+
+class Peers(NamedTuple):
+    """Where they are."""
+
+    purejaxrl: Path | None
+    purejaxrl_python: str
+    rejax_python: str | None
+
+
+def serve_ours(env: str, num_envs: int, num_steps: int, updates: int) -> None:
+    import jax
+    from serving import serve
+
+    import jppo
+
+    config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
+    agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size)
+    serve(agent.train, jax.random.key(0), jppo.jit)
+
+
+def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str, Any]:
+    """Medians, and all rounds, of each contestant; and our second start, from the cache that the first one filled."""
+    workload = ALL[name]
+    batch_size = workload.num_envs * workload.num_steps
+    updates = max(2, round(_STEPS / batch_size))
+    sizes = (workload.num_envs, workload.num_steps, updates)
+    contestants = contestants_of(workload, peers)
+    with tempfile.TemporaryDirectory() as cache:
+        env = {"JPPO_COMPILATION_CACHE": cache}
+        workers = {c.name: Worker(c.python, c.script, *c.words, *sizes, env=env) for c in contestants}
+        ours = contestants[0]
+        second = Worker(ours.python, ours.script, *ours.words, *sizes, env=env)
+        second.close()
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    busy: list[float] = []
+    for number in range(rounds + 1):
+        while (others := cores_busy()) > max_others:
+            pass
+        round_seconds = {name: worker.train() for name, worker in workers.items()}
+        if number:  # the first one warms up
+            busy.append(others)
+            for contestant, seconds in round_seconds.items():
+                times[contestant].append(seconds)
+    ends = {name: worker.close() for name, worker in workers.items()}
+    speed = {name: updates * batch_size / float(np.median(seconds)) for name, seconds in times.items()}
+    peer_speeds = [value for name, value in speed.items() if name != "jppo"]
+    return {
+        "workload": name,
+        **workload._asdict(),
+        "updates": updates,
+        "steps_per_second": speed,
+        "ratio_to_best_peer": speed["jppo"] / max(peer_speeds) if peer_speeds else None,
+        "compile_seconds": {name: worker.compile_seconds for name, worker in workers.items()},
+        "second_start_seconds": second.compile_seconds,
+        "peak_rss_mb": {name: end["peak_rss_mb"] for name, end in ends.items()},
+        "program_mb": {name: end["program_mb"] for name, end in ends.items()},
+        "seconds": times,
+        "cores_busy_before_rounds": busy,
+        "versions_of": {name: end["versions"] for name, end in ends.items()},
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0]["steps_per_second"])
+    table = Table("workload", *(f"{name} steps/s" for name in names), "to the best", "compile s", "2nd start s")
+    for column in ("peak RSS MB", "program MB"):
+        table.add_column(column)
+    for row in rows:
+        speeds = [f"{row['steps_per_second'][name]:,.0f}" for name in names]
+        ratio = row["ratio_to_best_peer"]
+        table.add_row(
+            f"{row['workload']}: {row['env']}, {row['num_envs']} x {row['num_steps']}",
+            *speeds,
+            "-" if ratio is None else f"{ratio:.2f}",
+            " / ".join(f"{row['compile_seconds'][name]:.1f}" for name in names),
+            f"{row['second_start_seconds']:.2f}",
+            " / ".join(f"{row['peak_rss_mb'][name]:.0f}" for name in names),
+            " / ".join(f"{row['program_mb'][name]:.0f}" for name in names),
+        )
+    Console(width=160).print(table)
+
+
+def main(
+    workloads: tuple[str, ...] = tuple(WORKLOADS),
+    rounds: int = 7,
+    purejaxrl: Path | None = None,
+    purejaxrl_python: str = sys.executable,
+    rejax_python: str | None = None,
+    max_others: float = 2.0**10,
+    output: Path = RESULTS / "versus_jax_peers.json",
+) -> None:
+    """Measures and writes JSON.
+
+    Args:
+      workloads: W1 to W4, and for accelerators W1-16k, W1-64k and W1-256k.
+      rounds: each lets every contestant train once.
+      purejaxrl: a clone of PureJaxRL.
+      purejaxrl_python: that has what it needs.
+      rejax_python: that has rejax.
+      max_others: before each round, wait until at most this many cores are busy with something else.
+      output: JSON.
+    """
+    if unknown := [name for name in workloads if name not in ALL]:
+        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; there are {', '.join(ALL)}")
+    peers, rows = Peers(purejaxrl, purejaxrl_python, rejax_python), []
+    for name in workloads:
+        rows.append(measure(name, peers, rounds, max_others))
+        write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
+        print(json.dumps(rows[-1]["steps_per_second"]), flush=True)
+    show(rows)
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve_ours(sys.argv[2], *map(int, sys.argv[3:]))
+    else:
+        tyro.cli(main)

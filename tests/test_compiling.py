@@ -1,0 +1,83 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from jppo import compiling
+
+OPTIONS = (
+    "jax_compilation_cache_dir",
+    "jax_compilation_cache_max_size",
+    "jax_persistent_cache_min_compile_time_secs",
+)
+TRAIN = """
+import jax, jppo
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None)
+agent = jppo.make_anakin("CartPole-v1", jppo.PPOConfig(num_envs=4, num_steps=4))
+jppo.jit(agent.step).lower(jax.eval_shape(agent.init, jax.random.key(0))).compile()
+print(len(hits), jax.config.jax_compilation_cache_dir)
+"""
+
+
+@pytest.fixture
+def no_cache(monkeypatch):
+    """JAX as it comes, without a cache."""
+    before = {option: getattr(jax.config, option) for option in OPTIONS}
+    jax.config.update(OPTIONS[0], None)
+    monkeypatch.delenv(compiling.CACHE, raising=False)
+    yield monkeypatch
+    for option, value in before.items():
+        jax.config.update(option, value)
+
+
+def kept_in() -> str | None:
+    """Where a process like this one would keep its programs."""
+    compiling._keep_programs.__wrapped__()
+    return jax.config.jax_compilation_cache_dir
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME", compiling.CACHE])
+def test_programs_are_kept_in_a_folder_of_the_users(no_cache, tmp_path, variable):
+    no_cache.delenv("XDG_CACHE_HOME", raising=False)
+    no_cache.setenv(variable, str(tmp_path))
+    folder = Path(kept_in())
+    below = {"XDG_CACHE_HOME": "jppo", "HOME": ".cache/jppo", compiling.CACHE: "."}[variable]
+    assert folder.parent == tmp_path / below
+    assert folder.name.startswith(f"jax-{jax.__version__}-")
+    assert folder.stat().st_mode & 0o777 == 0o700, "programs in it are run: it is nobody else's"
+
+
+@pytest.mark.parametrize("off", ["off", "OFF"])
+def test_the_cache_can_be_switched_off(no_cache, tmp_path, off):
+    no_cache.setenv("HOME", str(tmp_path))
+    no_cache.setenv(compiling.CACHE, off)
+    assert kept_in() is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_that_jax_has_been_given_stays(no_cache, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    assert kept_in() == str(tmp_path / "mine")
+
+
+def test_without_a_place_for_it_there_is_no_cache(no_cache, tmp_path):
+    (tmp_path / "file").touch()
+    no_cache.setenv(compiling.CACHE, str(tmp_path / "file" / "below"))
+    assert kept_in() is None
+
+
+def test_a_second_process_does_not_compile(tmp_path):
+    env = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    env |= {"JAX_PLATFORMS": "cpu", compiling.CACHE: str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", TRAIN], env=env, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    (first, folder), (second, _) = (done.stdout.split() for done in said)
+    assert (first, second) == ("0", "1")
+    assert any(path.name.endswith("-cache") for path in Path(folder).iterdir())
+    assert [done.stderr for done in said] == ["", ""]
