@@ -123,7 +123,10 @@ def _remarks(benched: Benched) -> list[str]:
         learning = shares["learner"] + shares["transfer"]
         longer = max(learning, 1.0 - learning)
         if longer <= 1.0 - _MUCH:
-            return [f"policy_lag = 1 lets actors and learner work at once: up to {1.0 / longer:.1f} times as fast."]
+            return [
+                f"policy_lag = 1 lets actors and learner work at once: up to {1.0 / longer:.1f} times as "
+                "fast, where there are cores for both."
+            ]
     fraction = benched.end_to_end.steps_per_second / benched.steady.steps_per_second
     if fraction < _SLOW_RUN:
         return [

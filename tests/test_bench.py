@@ -245,7 +245,7 @@ ON_DEVICE = {"environment": 0.05, "policy": 0.1, "learner": 0.82, "rest": 0.03}
         ),
         (
             made_up({"environment": 0.6, "learner": 0.3, "transfer": 0.1}, num_actors=2),
-            "cheaper environments. policy_lag = 1 lets actors and learner work at once: up to 1.7 times as fast.",
+            "cheaper environments. policy_lag = 1 lets actors and learner work at once: up to 1.7 times as fast, where",
         ),
         (
             made_up({"waiting": 0.6, "learner": 0.4, "transfer": 0.0}, num_actors=1, policy_lag=1),
