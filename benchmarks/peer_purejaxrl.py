@@ -4,7 +4,7 @@ sent.
 python peer_purejaxrl.py CLONE ENV LANES NUM_ENVS NUM_STEPS UPDATES
 
 With LANES runs under `jax.vmap`, or, where that is 0, one run as it is. CartPole and MinAtar are trained by its
-`ppo.py`; Pendulum by its `ppo_continuous_action.py`, with networks of the same two 64-wide layers, and without its normalisers.
+`ppo.py`; Pendulum by its `ppo_continuous_action.py`, with networks of two 64-wide layers, and without its normalisers.
 """
 
 import functools

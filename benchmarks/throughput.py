@@ -34,10 +34,10 @@ from jppo.anakin import Anakin, AnakinState
 from jppo.collect import collect
 from jppo.compiling import jit
 from jppo.learner import Batch, Learner, make_learner, ppo_loss
+from jppo.parts import act, step_environments
 from jppo.runs import versions, write_json
 from jppo.shuffle import minibatch_indices
-from jppo.spaces import to_env_action
-from jppo.types import Array, CollectState, PolicyState, PyTree, Rollout, TrainState
+from jppo.types import Array, PyTree, Rollout, TrainState
 
 RESULTS = Path(__file__).parent / "results"
 Program = Callable[[], Any]
@@ -166,41 +166,6 @@ def fresh_process(name: str) -> dict[str, float]:
         jax.block_until_ready(updates())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if platform.system() == "Darwin" else 2**10)
     return {"compile_seconds": updates.compile_seconds, "peak_rss_mb": peak}
-
-
-def step_environments(agent: Anakin, state: CollectState, key: Array) -> CollectState:
-    """num_steps of random actions and nothing else."""
-    env, config = agent.env, agent.config
-
-    def random_actions(key: Array) -> Array:
-        shape = (config.num_steps, config.num_envs)
-        if env.action_spec.num_actions:
-            return jax.random.randint(key, shape, 0, env.action_spec.num_actions)
-        return jax.random.uniform(key, (*shape, env.action_spec.size), minval=-1.0)
-
-    def step(state: CollectState, xs: tuple[Array, Array]) -> tuple[CollectState, None]:
-        action, keys = xs
-        env_action = to_env_action(env.action_spec, action, config.action_bounds)
-        after = jax.vmap(env.step)(keys, state.env_state, env_action)
-        episode = state.episode.after(after.reward, 1.0)
-        return state.replace(env_state=after.state, obs=after.obs, episode=episode), None
-
-    actions_key, envs_key = jax.random.split(key)
-    keys = jax.random.split(envs_key, (config.num_steps, config.num_envs))
-    return jax.lax.scan(step, state, (random_actions(actions_key), keys))[0]
-
-
-def act(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Array, Array, Array]:
-    """What a rollout asks of the policy, on recorded observations [T, N, ...]: actions, log_probs and values."""
-
-    def step(_: None, xs: tuple[PyTree, Array]) -> tuple[None, tuple[Array, Array, Array]]:
-        obs, keys = xs
-        distribution, value = agent.policy.apply(state, obs)
-        action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
-        return None, (action, distribution.log_prob(action), value)
-
-    keys = jax.random.split(key, (agent.config.num_steps, agent.config.num_envs))
-    return jax.lax.scan(step, None, (obs, keys))[1]
 
 
 def learner_of(agent: Anakin, **changes: Any) -> Learner:

@@ -21,8 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from throughput import cores_busy
-from throughput import hardware
+from throughput import cores_busy, hardware
 
 import jppo
 from jppo.runs import versions, write_json

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jppo import __version__
+from jppo.bench_command import Bench
 from jppo.config import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, check_total_steps, num_cores, spread_envs
 from jppo.presets import PRESETS, preset_for
 
@@ -106,14 +107,6 @@ class Train:
         if self.json:
             print(json.dumps(runs.jsonable(result.summary)))
         return _EXITS.get(result.summary["status"], 0)
-
-    def spread(self, argv: list[str]) -> "Train":
-        """With --envs-per-actor, and sizes that nobody gave, in other sizes: see `spread_envs`."""
-        given = {word.split("=")[0].replace("_", "-") for word in argv}
-        if self.actors.envs_per_actor is None or given & {"--num-envs", "--num-steps"}:
-            return self
-        config, actors = spread_envs(self.config, self.actors, num_cores(), fixed=False)
-        return dataclasses.replace(self, config=config, actors=actors)
 
 
 def _documented(source: type) -> dict[str, str]:
@@ -387,13 +380,14 @@ class Envs:
         return 0
 
 
-_COMMANDS = ("train", "sweep", "plan", "eval", "plot", "play", "envs")
+_COMMANDS = ("train", "sweep", "plan", "bench", "eval", "plot", "play", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input), 3 (actors, or a host, failed) or 130
     (interrupted)."""
-    if whole_process := argv is None:
+    whole_process = argv is None
+    if argv is None:
         argv = sys.argv[1:]
         sys.path.insert(0, os.getcwd())  # as `python -m` does, for environments of one's own
         signal.signal(signal.SIGINT, _quit)
@@ -403,7 +397,7 @@ def main(argv: list[str] | None = None) -> int:
             _ask_for_devices(command)
         if isinstance(command, Sweep):
             command.check(argv)
-        return (command.spread(argv) if isinstance(command, Train) else command).run()
+        return (_spread(command, argv) if isinstance(command, Train | Bench) else command).run()
     except ValueError as error:
         if not _is_ours(error):
             raise
@@ -417,6 +411,15 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
+
+
+def _spread(command: Any, argv: list[str]) -> Any:
+    """With --envs-per-actor, and sizes that nobody gave, the command in other sizes: see `spread_envs`."""
+    given = {word.split("=")[0].replace("_", "-") for word in argv}
+    if command.actors.envs_per_actor is None or given & {"--num-envs", "--num-steps"}:
+        return command
+    config, actors = spread_envs(command.config, command.actors, num_cores(), fixed=False)
+    return dataclasses.replace(command, config=config, actors=actors)
 
 
 def _is_ours(error: ValueError) -> bool:
@@ -451,10 +454,12 @@ def _parse(argv: list[str]) -> Any:
     defaults = Train("", total_steps=preset.total_steps, config=preset.config, hyperparams=preset.hyperparams)
     train = tyro.conf.subcommand("train", default=dataclasses.replace(defaults, env=tyro.MISSING))
     plan = tyro.conf.subcommand("plan", default=Plan(tyro.MISSING, config=preset.config))
+    bench = Bench(tyro.MISSING, config=preset.config, hyperparams=preset.hyperparams)
     commands: Any = (
         Annotated[Train, train]
         | Annotated[Sweep, tyro.conf.subcommand("sweep")]
         | Annotated[Plan, plan]
+        | Annotated[Bench, tyro.conf.subcommand("bench", default=bench)]
         | Annotated[Eval, tyro.conf.subcommand("eval")]
         | Annotated[Plot, tyro.conf.subcommand("plot")]
         | Annotated[Play, tyro.conf.subcommand("play")]

@@ -36,7 +36,8 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
 def _keep_programs() -> None:
     """Gives JAX a compilation cache, once per process; does nothing where there is no place for one."""
     folder = os.environ.get(CACHE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jppo"
-    if jax.config.jax_compilation_cache_dir is not None or str(folder).lower() == "off":
+    own: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if own is not None or str(folder).lower() == "off":
         return
     try:
         path = Path(folder).expanduser() / f"jax-{jax.__version__}-{_processor()}"

@@ -123,13 +123,13 @@ def train(
         raise ValueError("wandb needs a run_dir")
     run_dir = None if run_dir is None else Path(run_dir)
     of_ppo = (total_steps, seed, config, hyperparams, preset, network, optimizer, loss)
-    given = _Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices)
+    given = Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices)
     if num_hosts == 1 and (host_cpus, host_gpus) == (1.0, 0.0):
         return _train(given, progress)
     return _train_on_hosts(given, progress, num_hosts, host_cpus, host_gpus)
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """What `train` was given, but for what says where."""
 
     env: Any
@@ -148,7 +148,7 @@ class _Given(NamedTuple):
     num_devices: int | None
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """A run, checked but not begun."""
 
     agent: Anakin | Sebulba
@@ -159,7 +159,7 @@ class _Prepared(NamedTuple):
 
 
 def _train(
-    given: _Given,
+    given: Given,
     progress: str | Reporter,
     stop: Callable[[], bool] = never,
     cores: int | None = None,
@@ -171,7 +171,7 @@ def _train(
       cores: of this machine, for actors.
     """
     with together():
-        prepared = _prepare(given, num_cores() if cores is None else cores)
+        prepared = prepare(given, num_cores() if cores is None else cores)
         total_steps, number = prepared.settings["total_steps"], jax.process_index()
         reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
         if number:
@@ -180,7 +180,7 @@ def _train(
     return _run(prepared, given.run_dir, given.wandb, reporter, stop)
 
 
-def _prepare(given: _Given, cores: int) -> _Prepared:
+def prepare(given: Given, cores: int) -> Prepared:
     """Raises ValueError for anything given that cannot be."""
     backend, hosts, actors = choose_backend(given.env, given.backend), jax.process_count(), given.actors
     env = make_host_env(given.env) if backend == "ray" else make_env(given.env)
@@ -202,12 +202,10 @@ def _prepare(given: _Given, cores: int) -> _Prepared:
     more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
     more |= {"num_devices": num_devices} | _of_hosts()
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
-    return _Prepared(agent, actors, seed, hyperparams, settings)
+    return Prepared(agent, actors, seed, hyperparams, settings)
 
 
-def _run(
-    prepared: _Prepared, run_dir: Path | None, wandb: bool, reporter: Reporter, stop: Callable[[], bool]
-) -> Result:
+def _run(prepared: Prepared, run_dir: Path | None, wandb: bool, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     """Everything that leaves a trace, and its tidying up."""
     agent, actors, seed, hyperparams, settings = prepared
     writer, loop, config = None, None, agent.config
@@ -300,7 +298,7 @@ class _Outcome(NamedTuple):
 
 
 def _train_on_hosts(
-    given: _Given, progress: str | Reporter, num_hosts: int, host_cpus: float, host_gpus: float
+    given: Given, progress: str | Reporter, num_hosts: int, host_cpus: float, host_gpus: float
 ) -> Result:
     """Starts the hosts, and sums up here what came of them. JAX does not start here before they have ended: the first
     host may need this machine's GPUs."""
@@ -333,7 +331,7 @@ def _train_on_hosts(
     return _from_hosts(given, total_steps, outcomes)
 
 
-def _as_host(given: tuple[_Given, float], reporter: Reporter, stop: Callable[[], bool]) -> _Outcome:
+def _as_host(given: tuple[Given, float], reporter: Reporter, stop: Callable[[], bool]) -> _Outcome:
     """A host's part."""
     cores, text = max(1, num_cores() - math.ceil(given[1])), ""
     try:
@@ -354,7 +352,7 @@ def _as_host(given: tuple[_Given, float], reporter: Reporter, stop: Callable[[],
     )
 
 
-def _from_hosts(given: _Given, total_steps: int, outcomes: list[_Outcome]) -> Result:
+def _from_hosts(given: Given, total_steps: int, outcomes: list[_Outcome]) -> Result:
     """The first host's result as one of this process, raised where it is an error."""
     first = outcomes[0]
     # The host whose actors failed has their traceback, the others say where to look.

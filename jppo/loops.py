@@ -114,8 +114,7 @@ class ChunkLoop:
             if remaining and (pending is None or (pace < _SLOW_UPDATE and not self._shared)):
                 length, stop = self._agree(min(length, remaining, CHUNK_CAPACITY), stop_requested())
                 if not stop:
-                    self.state, self._finite, buffers = self._chunk(self.state, self._finite, np.int32(length))
-                    following = (length, buffers)
+                    following = (length, self.launch(length))
                     launched += length
             if pending is not None:
                 chunk_start = self._log.seconds
@@ -126,6 +125,11 @@ class ChunkLoop:
             if following is None and pending is None:
                 return Ended("finished" if launched == self._num_updates else "interrupted")
             pending = following
+
+    def launch(self, length: int) -> Metrics:
+        """Has the device make so many updates, at most CHUNK_CAPACITY; returns at once, with their metrics."""
+        self.state, self._finite, buffers = self._chunk(self.state, self._finite, np.int32(length))
+        return buffers
 
     def _agree(self, length: int, stop: bool) -> tuple[int, bool]:
         """The first process's length, and whether any process stops."""
@@ -240,7 +244,7 @@ class ActorLoop:
         self._counts = self._actors.counts()  # of all processes
         try:
             blank = blank_fragment(spec, config.envs_per_actor or 1)
-            self._update = agent.update.lower(
+            self.update = agent.update.lower(
                 self.state, *agent.place([blank] * (processes // jax.process_count()))
             ).compile()
         except BaseException:
@@ -297,7 +301,7 @@ class ActorLoop:
                 self._launch()
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
-            self.state, metrics = self._update(self.state, rollout, stats)
+            self.state, metrics = self.update(self.state, rollout, stats)
             self._await_update(metrics["finite"])
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             learnt = time.perf_counter()

@@ -1,11 +1,12 @@
 """Learning curves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jppo.progress import short
 from jppo.runs import read_config, read_metrics
 
 _POINTS = 200
@@ -40,7 +41,7 @@ def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
 
 def plot(run_dirs: Sequence[Path], output: Path) -> None:
     """Draws episode return over steps and over wall time as a PNG, one line per setting with a band over its runs."""
-    _check_name(output)
+    check_name(output)
     curves = learning_curves(run_dirs)
     figure = _new_figure(11, 4.5)
     for axes, (axis, title) in zip(
@@ -123,6 +124,37 @@ def draw_heat_map(
     _save(figure, output)
 
 
+def draw_bars(
+    title: str, speeds: Mapping[str, tuple[float, float, float]], shares: Mapping[str, float], output: Path
+) -> None:
+    """What limits a run: its speeds, and the share of an update that each part takes.
+
+    Args:
+      speeds: steps per second (how many, and a low and a high bound), of each bar from above.
+      shares: of 1.
+    """
+    figure = _new_figure(11, 1.6 + 0.4 * max(len(speeds), len(shares)))
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
+    middle, low, high = np.array(list(speeds.values())).T
+    within = np.array([np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)])
+    bars = left.barh(list(speeds), middle, xerr=within, color="C0", error_kw={"ecolor": "0.3", "capsize": 3})
+    left.bar_label(bars, [short(number) for number in middle], padding=6)
+    left.set(
+        xscale="log",
+        xlim=(low.min() / 3.0, high.max() * 4.0),
+        xlabel="steps per second (logarithmic; whiskers: quartiles)",
+    )
+    bars = right.barh(list(shares), [100.0 * share for share in shares.values()], color="C1")
+    right.bar_label(bars, [f"{share:.0%}" for share in shares.values()], padding=4)
+    right.set(xlim=(0.0, 115.0 * max(shares.values())), xlabel="share of an update (%)")
+    for axes in (left, right):
+        axes.invert_yaxis()
+        axes.grid(alpha=0.3, axis="x")
+        axes.set_axisbelow(True)
+    _save(figure, output)
+
+
 def interquartile_mean(x: np.ndarray) -> np.ndarray:
     """Mean of the middle half over the first axis; of everything where there are fewer than four.
     Agarwal et al. (2021), "Deep reinforcement learning at the edge of the statistical precipice"."""
@@ -177,7 +209,8 @@ def _smooth(run: dict[str, np.ndarray], column: str, metric: str, grid: np.ndarr
     return np.interp(grid, run[column], np.convolve(weight * run[metric], kernel, "same") / total)
 
 
-def _check_name(output: Path) -> None:
+def check_name(output: Path) -> None:
+    """Raises ValueError where it is not the name of a PNG."""
     if output.suffix.lower() != ".png":
         raise ValueError(f"output {output} must end in .png")
 
@@ -192,7 +225,7 @@ def _new_figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, output: Path) -> None:
-    _check_name(output)
+    check_name(output)
     try:
         figure.savefig(output, format="png", dpi=120)
     except OSError as error:

@@ -125,7 +125,7 @@ def status_line(step: int, total: int, steps_per_second: float, recent_return: f
     """step/total, speed, time to go, recent return."""
     remaining = max(0, total - step) / steps_per_second if steps_per_second else math.inf
     shown = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    return f"{step:,}/{total:,} steps  {_short(steps_per_second)} steps/s  {_duration(remaining)} left  {shown}"
+    return f"{step:,}/{total:,} steps  {short(steps_per_second)} steps/s  {_duration(remaining)} left  {shown}"
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
@@ -139,13 +139,14 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     start = "starting" if summary["backend"] == "ray" else "compiling"
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
-        f"{summary['seconds']:.1f} s ({_short(summary['steps_per_second'])} steps/s) "
+        f"{summary['seconds']:.1f} s ({short(summary['steps_per_second'])} steps/s) "
         f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
     ]
     return lines + ([f"saved in {summary['run_dir']}"] if summary["run_dir"] else [])
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
+    """A number of steps in three digits: 583k, 1.53M."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{unit}"

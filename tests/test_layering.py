@@ -21,6 +21,9 @@ LAYERS = [
     {"anakin", "actors", "sebulba"},
     {
         *(
+            "bench_command",
+            "benched",
+            "benching",
             "cli",
             "driver",
             "given",
@@ -31,6 +34,7 @@ LAYERS = [
             "lanes",
             "load",
             "loops",
+            "parts",
             "planning",
             "plots",
             "policy",
@@ -55,8 +59,8 @@ DOORS = {
     "orbax": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
-    "rich": {"cli", "planning", "progress", "results"},
-    "tyro": {"cli"},
+    "rich": {"benched", "cli", "planning", "progress", "results"},
+    "tyro": {"bench_command", "cli"},
 }
 
 
