@@ -11,6 +11,10 @@ from typing import Any
 import jax
 
 CACHE = "JPPO_COMPILATION_CACHE"  # the environment variable: a folder, or "off"
+_CPU_OPTIONS = {
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "xla_cpu_prefer_vector_width": 512,  # bits; on processors with fewer it changes nothing
+}
 _CACHE_BYTES = 2**30
 _CACHED_SECONDS = 0.2  # what compiles faster is not kept
 
@@ -24,11 +28,10 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     On CPU, XLA's default schedule runs independent operations at once, and in jaxlib 0.10.2 programs of many small ones
     (a vmapped training run is one) come to a stop for good after some thousand iterations, all of XLA's threads asleep.
     With the memory-optimised schedule that was seen with hundreds of tiny lanes only, and it is no slower
-    (docs/performance.md).
+    (docs/performance.md). Nor does XLA by itself use the whole width of AVX-512, where there is one.
     """
     _keep_programs()
-    on_cpu = jax.default_backend() == "cpu"
-    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if on_cpu else None
+    options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
     return jax.jit(fun, compiler_options=options, **kwargs)
 
 

@@ -31,6 +31,44 @@ class Network(Protocol):
     def apply(self, params: PyTree, obs: PyTree, /) -> tuple[Any, Array]: ...
 
 
+class Dense(nn.Module):
+    """`flax.linen.Dense` with orthogonal initial weights, and gradients by `affine`."""
+
+    size: int
+    gain: float
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (x.shape[-1], self.size))
+        bias = self.param("bias", nn.initializers.zeros, (self.size,))
+        return affine(x.reshape(-1, x.shape[-1]), kernel, bias).reshape(*x.shape[:-1], self.size)
+
+
+@jax.custom_vjp
+def affine(x: Array, kernel: Array, bias: Array) -> Array:
+    """x [B, I] @ kernel [I, O] + bias [O].
+
+    Its gradients are the same sums as JAX's own, asked for in another way on CPU, where XLA computes x.T @ dy and
+    dy.sum(0) over a long batch on one thread, but a product with a transposed copy on all (docs/performance.md).
+    """
+    return x @ kernel + bias[None]
+
+
+def _affine_forward(x: Array, kernel: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
+    return affine(x, kernel, bias), (x, kernel)
+
+
+def _affine_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Array]:
+    x, kernel = saved
+    across, ones = x.T, jnp.ones((1, x.shape[0]), dy.dtype)
+    if jax.default_backend() == "cpu":  # elsewhere copies only cost
+        across, ones = jax.lax.optimization_barrier((across, ones))
+    return dy @ kernel.T, across @ dy, (ones @ dy)[0]
+
+
+affine.defvjp(_affine_forward, _affine_backward)
+
+
 class MLP(nn.Module):
     """Dense layers with orthogonal initial weights of gain sqrt(2)."""
 
@@ -40,7 +78,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for size in self.sizes:
-            x = _ACTIVATIONS[self.activation](_dense(size, math.sqrt(2.0))(x))
+            x = _ACTIVATIONS[self.activation](Dense(size, math.sqrt(2.0))(x))
         return x
 
 
@@ -77,10 +115,10 @@ class ActorCritic(nn.Module):
     def __call__(self, obs: PyTree) -> tuple[Any, Array]:
         actor = self._torso("shared" if self.shared_torso else "actor", obs)
         critic = actor if self.shared_torso else self._torso("critic", obs)
-        value = _dense(1, 1.0, "value")(critic)[:, 0]
+        value = Dense(1, 1.0, name="value")(critic)[:, 0]
         if self.action.num_actions:
-            return Categorical(_dense(self.action.num_actions, 0.01, "policy")(actor)), value
-        mean = _dense(self.action.size, 0.01, "policy")(actor)
+            return Categorical(Dense(self.action.num_actions, 0.01, name="policy")(actor)), value
+        mean = Dense(self.action.size, 0.01, name="policy")(actor)
         log_std = self.param("log_std", nn.initializers.zeros, (self.action.size,))
         return DiagGaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
 
@@ -185,16 +223,12 @@ def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
     )
 
 
-def _dense(size: int, gain: float, name: str | None = None) -> nn.Dense:
-    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(gain), name=name)
-
-
 def _small_convolution(x: Array) -> Array:
     """A 3x3 convolution of 16 features as one matrix product over patches: inside a scan, XLA's gradient of a
     convolution takes 28 times as long on CPU (docs/performance.md)."""
     height, width = x.shape[1] - 2, x.shape[2] - 2
     patches = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-    return nn.relu(_dense(16, math.sqrt(2.0), "conv")(jnp.concatenate(patches, axis=-1)))
+    return nn.relu(Dense(16, math.sqrt(2.0), name="conv")(jnp.concatenate(patches, axis=-1)))
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:

@@ -12,6 +12,9 @@ from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import Array, PyTree
 
 
+_OF_ZEROS_AND_ONES = "gymnax.environments.minatar."  # images of bools, cast to float32: four times the memory
+
+
 def available() -> list[str]:
     """Names that `make_env` takes."""
     from gymnax.registration import registered_envs  # slow to import: only when asked for
@@ -64,23 +67,25 @@ def _make_by_name(name: str) -> Any:
 
 
 def _adapt(name: str, source: Any, params: Any, action_spec: ActionSpec) -> Environment:
+    seen = _as_bits if type(source).__module__.startswith(_OF_ZEROS_AND_ONES) else _strong
+
     def reset(key: Array) -> tuple[PyTree, PyTree]:
         obs, state = source.reset(key, params)
-        return _strong(obs), _strong(state)
+        return seen(obs), _strong(state)
 
     def step(key: Array, state: PyTree, action: Array) -> Step:
         obs, state, reward, terminated, truncated, info = source.step(key, state, action, params)
         return Step(
-            obs=_strong(obs),
+            obs=seen(obs),
             state=_strong(state),
             reward=jnp.asarray(reward, jnp.float32).reshape(()),
             terminated=jnp.asarray(terminated, bool).reshape(()),
             truncated=jnp.asarray(truncated, bool).reshape(()),
-            final_obs=info["final_observation"],
+            final_obs=seen(info["final_observation"]),
         )
 
     obs = _check_contract(name, source, params, action_spec)
-    obs_spec = _obs_spec(name, source.observation_space(params), obs)
+    obs_spec = _obs_spec(name, source.observation_space(params), jax.eval_shape(seen, obs))
     return Environment(name, reset, step, obs_spec, action_spec, source, params)
 
 
@@ -139,6 +144,10 @@ def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:
     if any(not leaf.size for leaf in jax.tree.leaves(obs)):
         raise ValueError(f"{name}: an observation is empty: {_shapes(obs)}")
     return jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape), str(leaf.dtype)), obs)
+
+
+def _as_bits(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.astype(bool), tree)
 
 
 def _strong(tree: PyTree) -> PyTree:
