@@ -21,6 +21,13 @@ LAYERS = [
     {"anakin", "actors", "sebulba"},
     {
         *(
+            "checking",
+            "checking.device",
+            "checking.host",
+            "checking.judges",
+            "checking.report",
+            "checking.trace",
+            "checking.vector",
             "cli",
             "driver",
             "given",
@@ -55,7 +62,7 @@ DOORS = {
     "orbax": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
-    "rich": {"cli", "planning", "progress", "results"},
+    "rich": {"checking.report", "cli", "planning", "progress", "results"},
     "tyro": {"cli"},
 }
 
