@@ -122,6 +122,11 @@ class OtherShape(Sound):
         return spaces.Box(-2.0, 2.0, (3,))
 
 
+class OtherParts(Sound):
+    def observation_space(self, params=None):
+        return spaces.Dict({"place": spaces.Box(-2.0, 2.0, (2,))})
+
+
 class OutOfBounds(Sound):
     def observation_space(self, params=None):
         return spaces.Box(-0.01, 0.01, (2,))

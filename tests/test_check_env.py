@@ -59,6 +59,7 @@ def test_a_sound_environment_passes_all(env):
         (device.Alone, "vmap", "fail", "running it under vmap and scan raised"),
         (device.Batching, "vmap", "fail", "reward differs between one environment alone and"),
         (device.OtherShape, "spaces", "fail", "observation has shape [2]; its space says [3]"),
+        (device.OtherParts, "spaces", "fail", "observation is a ndarray that does not fit"),
         (device.OutOfBounds, "spaces", "warn", "outside [-0.01, 0.01]"),
         (device.OtherDtype, "spaces", "warn", "observation is float32; its space says int32"),
         (device.OneAction, "actions", "fail", "there is one action"),
@@ -141,6 +142,7 @@ def test_a_fault_on_the_host_is_found_by_its_check_alone(env, name, status, seen
 def test_an_environment_of_someone_elses_stays_as_it_was():
     env = host.Sound()
     env.close = lambda: pytest.fail("it was closed")
+    assert check(gymnasium.make("Taxi-v4")).env == "Taxi-v4"
     report = check(env)
     assert (report.num_envs, report["seeds"].status) == (1, "skipped")
     assert "reset" not in vars(env)

@@ -41,6 +41,11 @@ def check_env(
             raise ValueError("params are those of an environment on the device")
         num_envs = 1 if host.is_made(env) else num_envs
         found, names = host.check(env, steps, seed, num_envs), host.NAMES
-    own = getattr(env, "__qualname__", None) or getattr(env, "name", type(env).__name__)
-    name = env if isinstance(env, str) else str(own)
+    name = env if isinstance(env, str) else _name(env)
     return make_report(names, found, env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs)
+
+
+def _name(env: Any) -> str:
+    registered = getattr(getattr(env, "spec", None), "id", None)
+    own = getattr(env, "__qualname__", None) or getattr(env, "name", type(env).__name__)
+    return str(registered or own)

@@ -143,14 +143,12 @@ def _play(env: Environment, steps: int, seed: int, num_envs: int) -> list[Check]
     start = time.perf_counter()
     again = jax.device_get(together(keys, actions))
     seconds = time.perf_counter() - start
-    observations = _observations(env)
-    try:
-        trace, repeated = _trace(observations, play), _trace(observations, again)
-        starts = _starts(observations, env, seed)
-    except MisfitError as error:
-        return [Check("spaces", FAIL, str(error), "declare the space of what you return")]
+    observations, misfit = _observations(env, play)
+    trace, repeated = _trace(observations, play), _trace(observations, again)
+    starts = _starts(observations, env, seed)
     how = "the compiled program, called twice"
     found = judges.judge_all(observations, env.action_spec, trace, repeated, starts, how)
+    found = [misfit if misfit and check.name == misfit.name else check for check in found]
     if limit := _judge_limit(env, observations, keys, actions, trace):
         found = [limit if check.name == limit.name else _despite(limit, check) for check in found]
     speed = judges.judge_speed(steps * num_envs, seconds, f"{num_envs} side by side, everything kept")
@@ -191,9 +189,15 @@ def _counters(state: PyTree) -> dict[str, Array]:
     return {name: leaf.astype(jnp.float32) for name, leaf in scalars if name.rpartition(".")[2] in COUNTERS}
 
 
-def _observations(env: Environment) -> Observations:
-    declared = space_of(env.obs_spec) if env.source is None else env.source.observation_space(env.params)
-    return Observations(declared, casts=False)
+def _observations(env: Environment, play: _Play) -> tuple[Observations, Check | None]:
+    """Against the declared space or, where that does not fit at all, against what is there, which jppo goes by."""
+    actual = space_of(env.obs_spec)
+    declared = actual if env.source is None else env.source.observation_space(env.params)
+    try:
+        Observations(declared, casts=False).see(jax.tree.map(lambda x: x[0, 0], play.obs))
+    except MisfitError as error:
+        return Observations(actual, casts=False), Check("spaces", FAIL, str(error), "declare what you return")
+    return Observations(declared, casts=False), None
 
 
 def _trace(observations: Observations, play: _Play) -> Trace:
