@@ -132,11 +132,6 @@ class OutOfBounds(Sound):
         return spaces.Box(-0.01, 0.01, (2,))
 
 
-class OtherDtype(Sound):
-    def observation_space(self, params=None):
-        return spaces.Box(-2, 2, (2,), jnp.int32)
-
-
 class OneAction(Sound):
     def action_space(self, params=None):
         return spaces.Discrete(1)
@@ -150,14 +145,6 @@ class Unbounded(Sound):
 class NaNReward(Sound):
     def reward(self, state):
         return jnp.where(state.time == 7, jnp.nan, state.place)
-
-
-class InfiniteObs(Sound):
-    def get_obs(self, state, params=None, key=None):
-        return super().get_obs(state).at[1].set(jnp.where(state.time == 7, jnp.inf, 0.0))
-
-    def observation_space(self, params=None):
-        return spaces.Box(-jnp.inf, jnp.inf, (2,))
 
 
 class Unseeded(Sound):
