@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.benching import bench as bench
+    from jppo.checking import check_env as check_env
     from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
     from jppo.config import RayConfig as RayConfig
@@ -37,6 +38,7 @@ _HOMES = {
     "PRESETS": "jppo.presets",
     "TrainingDiverged": "jppo.driver",
     "bench": "jppo.benching",
+    "check_env": "jppo.checking",
     "evaluate": "jppo.evaluation",
     "jit": "jppo.compiling",
     "make_anakin": "jppo.anakin",

@@ -23,6 +23,7 @@ from jppo.config import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, check_tot
 from jppo.presets import PRESETS, preset_for
 
 _EXIT_DIVERGED, _EXIT_USAGE, _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 2, 3, 130
+_EXIT_CHECK_FAILED = 1
 _EXITS = {"diverged": _EXIT_DIVERGED, "failed": _EXIT_FAILED, "interrupted": _EXIT_INTERRUPTED}
 _HOST_DEVICES = "xla_force_host_platform_device_count"
 _Inline = tyro.conf.arg(name="")
@@ -258,6 +259,36 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckEnv:
+    """Play with an environment and say what is wrong with it: its contract, seeds, time limit, final observations, and
+    so on. Exit code 1 where a check failed."""
+
+    env: tyro.conf.Positional[str]
+    """Environment to check; `jppo envs` lists them. Or your own Gymnasium environment, as module:name."""
+    backend: Literal["auto", "anakin", "ray"] = "auto"
+    """anakin: gymnax's, on the device; ray: Gymnasium's; auto: the device where gymnax has the environment."""
+    steps: int = 1024
+    """Steps of each environment."""
+    num_envs: int = 8
+    """Environments, with a seed each."""
+    seed: int = 0
+    """The first seed."""
+    json: bool = False
+    """Print one line of JSON instead."""
+
+    def run(self) -> int:
+        from jppo.checking import check_env, print_report
+        from jppo.runs import jsonable
+
+        report = check_env(self.env, backend=self.backend, steps=self.steps, seed=self.seed, num_envs=self.num_envs)
+        if self.json:
+            print(json.dumps(jsonable(report.summary())))
+        else:
+            print_report(report)
+        return 0 if report.passed else _EXIT_CHECK_FAILED
+
+
+@dataclasses.dataclass(frozen=True)
 class Eval:
     """Play a trained policy and report its returns."""
 
@@ -380,12 +411,12 @@ class Envs:
         return 0
 
 
-_COMMANDS = ("train", "sweep", "plan", "bench", "eval", "plot", "play", "envs")
+_COMMANDS = ("train", "sweep", "plan", "bench", "check-env", "eval", "plot", "play", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0, 1 (diverged), 2 (bad input), 3 (actors, or a host, failed) or 130
-    (interrupted)."""
+    """Runs a command; returns the exit code: 0, 1 (diverged, or a check failed), 2 (bad input), 3 (actors, or a host,
+    failed) or 130 (interrupted)."""
     whole_process = argv is None
     if argv is None:
         argv = sys.argv[1:]
@@ -460,6 +491,7 @@ def _parse(argv: list[str]) -> Any:
         | Annotated[Sweep, tyro.conf.subcommand("sweep")]
         | Annotated[Plan, plan]
         | Annotated[Bench, tyro.conf.subcommand("bench", default=bench)]
+        | Annotated[CheckEnv, tyro.conf.subcommand("check-env")]
         | Annotated[Eval, tyro.conf.subcommand("eval")]
         | Annotated[Plot, tyro.conf.subcommand("plot")]
         | Annotated[Play, tyro.conf.subcommand("play")]

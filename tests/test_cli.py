@@ -94,7 +94,7 @@ def test_help_names_every_option_with_the_default_of_the_environment():
     assert all(preset in out for preset in PRESETS)
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "eval", "plot", "play", "envs"])
+@pytest.mark.parametrize("command", ["train", "bench", "check-env", "eval", "plot", "play", "envs"])
 def test_every_command_is_listed_and_has_help(command):
     assert f"• {command} " in call("--help")[1]
     code, out, _ = call(command, "--help")
@@ -195,9 +195,12 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "Expected one of {train, sweep, plan, bench, eval, plot, play, envs}"),
+        ([], "Expected one of {train, sweep, plan, bench, check-env, eval, plot, play, envs}"),
         (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
-        (["fly"], "jppo: unknown command 'fly'; there are train, sweep, plan, bench, eval, plot, play, envs"),
+        (
+            ["fly"],
+            "jppo: unknown command 'fly'; there are train, sweep, plan, bench, check-env, eval, plot, play, envs",
+        ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "Perhaps you meant: --total-steps"),
         (["train", "CartPole-v1", "--lerning-rate", "5"], "Perhaps you meant: --learning-rate"),
@@ -260,6 +263,13 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["train", "Taxi-v4", "--policy-lag", "2"], "--policy-lag"),
         (["train", "Taxi-v4", "--actor-timeout", "0"], "actor_timeout = 0.0 must be more than 0 seconds"),
         (["train", "Taxi-v4", "--num-actors", "0", "--num-devices", "99"], "jppo: num_devices = 99; JAX has 8 here"),
+        (["check-env"], "Environment to check"),
+        (["check-env", "CartPol-v1"], "jppo: unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
+        (["check-env", "CartPole-v1", "--steps", "0"], "jppo: steps = 0 must be a whole number of at least 1"),
+        (["check-env", "CartPole-v1", "--num-envs", "0"], "jppo: num_envs = 0 must be a whole number of at least 1"),
+        (["check-env", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
+        (["check-env", "Taxi-v4", "--backend", "anakin"], "jppo: Taxi-v4 is an environment of Gymnasium's; it runs"),
+        (["check-env", "nowhere:Env"], "jppo: nowhere:Env: there is no module nowhere"),
         (["eval"], "A run directory made by `jppo train`"),
         (["eval", "nowhere"], "jppo: nowhere is not a run directory: it has no config.json"),
         (["eval", "nowhere", "--seed", "-1"], "jppo: seed = -1 must be"),

@@ -24,6 +24,13 @@ LAYERS = [
             "bench_command",
             "benched",
             "benching",
+            "checking",
+            "checking.device",
+            "checking.host",
+            "checking.judges",
+            "checking.report",
+            "checking.trace",
+            "checking.vector",
             "cli",
             "driver",
             "given",
@@ -59,7 +66,7 @@ DOORS = {
     "orbax": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
-    "rich": {"benched", "cli", "planning", "progress", "results"},
+    "rich": {"benched", "checking.report", "cli", "planning", "progress", "results"},
     "tyro": {"bench_command", "cli"},
 }
 

@@ -157,6 +157,14 @@ def nearest_host_envs(name: str) -> list[str]:
     return difflib.get_close_matches(name, host_env_names(), 3, 0.6)
 
 
+def make_source(source: Any, seeds: list[int]) -> Any:
+    """What a name or function itself makes: an environment or, where it takes num_envs, a vector of one per seed."""
+    if isinstance(source, str) and source.startswith(ENVPOOL):
+        return _make_envpool(source.removeprefix(ENVPOOL), seeds)
+    make = _maker(source, None)
+    return make(num_envs=len(seeds)) if _takes(make, "num_envs") else make()
+
+
 def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) -> Any:
     if isinstance(source, str) and source.startswith(ENVPOOL):
         return _make_envpool(source.removeprefix(ENVPOOL), seeds)

@@ -37,7 +37,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
         if params is not None or overrides:
             raise ValueError(f"{env.name} is made already; give the parameters to the make_env that makes it")
         return env
-    source = _make_by_name(env) if isinstance(env, str) else env
+    source = make_source(env) if isinstance(env, str) else env
     wanted = ("reset", "step", "action_space", "observation_space", *(("default_params",) if params is None else ()))
     missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
@@ -53,7 +53,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     return _adapt(name, source, params, action_spec)
 
 
-def _make_by_name(name: str) -> Any:
+def make_source(name: str) -> Any:
+    """gymnax's own object. Raises ValueError for an unknown name (with the nearest)."""
     import gymnax
 
     if name not in available():

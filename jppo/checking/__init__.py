@@ -1,0 +1,51 @@
+"""Whether an environment is one that PPO can learn in, found by playing with it (docs/check_env.md)."""
+
+from typing import Any
+
+from jppo.checking.report import MEANING, Check, Report, make_report, print_report
+from jppo.given import choose_backend
+from jppo.runs import check_seed
+
+__all__ = ["MEANING", "Check", "Report", "check_env", "print_report"]
+
+
+def check_env(
+    env: Any, *, params: Any = None, backend: str = "auto", steps: int = 1024, seed: int = 0, num_envs: int = 8
+) -> Report:
+    """Plays with random actions and says what it sees; docs/check_env.md lists the checks.
+
+    Args:
+      env: as for `jppo.train`; or one Gymnasium environment, which is then played alone (and closed).
+      params: of an environment on the device; its default_params when None.
+      backend: "anakin" (on the device), "ray" (Gymnasium's) or "auto".
+      steps: of each environment.
+      num_envs: environments, with the seeds seed, seed + 1, ...
+
+    Raises:
+      ValueError: a name that nobody knows, or a number that cannot be. What is wrong with the environment itself is
+        reported.
+    """
+    for name, number in (("steps", steps), ("num_envs", num_envs)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name} = {number!r} must be a whole number of at least 1")
+    seed = check_seed(seed)
+    backend = choose_backend(env, backend)
+    if backend == "anakin":
+        from jppo.checking import device
+
+        found, names = device.check(env, params, steps, seed, num_envs), device.NAMES
+    else:
+        from jppo.checking import host
+
+        if params is not None:
+            raise ValueError("params are those of an environment on the device")
+        num_envs = 1 if host.is_made(env) else num_envs
+        found, names = host.check(env, steps, seed, num_envs), host.NAMES
+    name = env if isinstance(env, str) else _name(env)
+    return make_report(names, found, env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs)
+
+
+def _name(env: Any) -> str:
+    registered = getattr(getattr(env, "spec", None), "id", None)
+    own = getattr(env, "__qualname__", None) or getattr(env, "name", type(env).__name__)
+    return str(registered or own)

@@ -1,0 +1,272 @@
+"""Gymnasium environments that are sound, and with one fault each."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+
+class Sound(gymnasium.Env):
+    """A walk by steps of 0.1, up or down with some noise, that is over beyond 0.5; 25 steps at most."""
+
+    observation_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.begin()
+        return self.see(), {}
+
+    def begin(self):
+        self.place, self.age = self.np_random.uniform(-0.05, 0.05), 0
+
+    def step(self, action):
+        self.place += 0.1 * (2 * int(np.sum(action) > 0) - 1) + self.noise()
+        self.age += 1
+        return self.see(), self.reward(), self.terminated(), self.age >= 25, {}
+
+    def see(self):
+        return np.array([self.place, 0.5 * self.place], np.float32)
+
+    def noise(self):
+        return self.np_random.normal(0.0, 0.01)
+
+    def reward(self):
+        return float(self.place)
+
+    def terminated(self):
+        return bool(abs(self.place) > 0.5)
+
+
+class Raising(Sound):
+    def reward(self):
+        return 1 / (10 - self.age)
+
+
+class Unmakable(Sound):
+    def __init__(self):
+        raise RuntimeError("no licence")
+
+
+class OldReset(Sound):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Sound):
+    def reset(self):
+        return super().reset()
+
+
+class FourValues(Sound):
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info
+
+
+class IntFlag(Sound):
+    def terminated(self):
+        return int(abs(self.place) > 0.5)
+
+
+class ArrayReward(Sound):
+    def reward(self):
+        return np.array([self.place])
+
+
+class NoEnv:
+    pass
+
+
+class OtherShape(Sound):
+    """In the midst of an episode."""
+
+    def see(self):
+        return super().see() if self.age < 3 else np.zeros(3, np.float32)
+
+
+class OutOfBounds(Sound):
+    observation_space = spaces.Box(-0.01, 0.01, (2,), np.float32)
+
+
+class OtherDtype(Sound):
+    def see(self):
+        return super().see().astype(np.float64)
+
+
+class LostDigits(Sound):
+    """After the reset, which is all that is looked at when it is made."""
+
+    observation_space = spaces.Box(-2, 2, (2,), np.int32)
+
+    def see(self):
+        return super().see() if self.age else np.zeros(2, np.int32)
+
+
+class FifthCategory(Sound):
+    observation_space = spaces.Discrete(4)
+
+    def see(self):
+        return min(4, round(abs(self.place) * 10) + 1)
+
+
+class OneAction(Sound):
+    action_space = spaces.Discrete(1)
+
+
+class Unbounded(Sound):
+    action_space = spaces.Box(-np.inf, np.inf, (1,))
+
+
+class NaNReward(Sound):
+    def reward(self):
+        return np.nan if self.age == 7 else float(self.place)
+
+
+class InfiniteObs(Sound):
+    observation_space = spaces.Box(-np.inf, np.inf, (2,))
+
+    def see(self):
+        return np.array([self.place, np.inf if self.age == 7 else 0.0], np.float32)
+
+
+class Unseeded(Sound):
+    def noise(self):
+        return np.random.default_rng().normal(0.0, 0.01)
+
+
+class Leaking(Sound):
+    """Something of earlier episodes stays, whatever the seed."""
+
+    wear = 0.0
+
+    def noise(self):
+        self.wear += 1e-4
+        return super().noise() + self.wear % 1e-2
+
+
+class DrawnWhenMade(Sound):
+    def __init__(self):
+        self.drift = np.random.default_rng().uniform(-0.01, 0.01)
+
+    def noise(self):
+        return super().noise() + self.drift
+
+
+class Certain(Sound):
+    def begin(self):
+        self.place, self.age = 0.0, 0
+
+    def noise(self):
+        return 0.0
+
+
+class OneStart(Sound):
+    """Seeds itself where no seed is given."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=0 if seed is None else seed)
+
+
+class TerminatedByTime(Sound):
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.age >= 10, False, info
+
+
+class ResetsItself(Sound):
+    """In the last step of an episode."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return (self.reset()[0] if terminated or truncated else obs), reward, terminated, truncated, info
+
+
+class FinalIsReset(Sound):
+    """Without calling reset."""
+
+    def step(self, action):
+        _, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            self.begin()
+        return self.see(), reward, terminated, truncated, info
+
+    def terminated(self):
+        return abs(self.place) > 0.5
+
+
+class HiddenReset(Sound):
+    """By its own reset."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        hidden = terminated and not truncated
+        return (self.reset()[0] if hidden else obs), reward, False, truncated, info
+
+
+class HiddenCount(Sound):
+    """Known by a counter."""
+
+    def begin(self):
+        super().begin()
+        self.step_count = 0
+
+    def step(self, action):
+        _, reward, terminated, truncated, info = super().step(action)
+        self.step_count += 1
+        if terminated:
+            self.begin()
+        return self.see(), reward, False, truncated, info
+
+
+class HiddenJump(Sound):
+    """Known by observations alone."""
+
+    def step(self, action):
+        _, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            self.place = self.np_random.uniform(-0.05, 0.05)
+        return self.see(), reward, False, truncated, info
+
+
+class Restarting(gymnasium.Wrapper):
+    """Resets what it wraps, without a word."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        hidden = self.env.age == 7 and not terminated
+        return (self.env.reset()[0] if hidden else obs), reward, terminated, truncated, info
+
+
+def restarting():
+    return Restarting(Sound())
+
+
+ONE = Sound()
+
+
+def the_same():
+    return ONE
+
+
+def vector(num_envs):
+    return SyncVectorEnv([Sound] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def next_step(num_envs):
+    return SyncVectorEnv([Sound] * num_envs)
+
+
+class Forgetful(SyncVectorEnv):
+    """Promises final observations."""
+
+    def step(self, actions):
+        return *super().step(actions)[:4], {}
+
+
+def forgetful(num_envs):
+    return Forgetful([Sound] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def raising_vector(num_envs):
+    return SyncVectorEnv([Raising] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -1,0 +1,223 @@
+"""Sound environments pass every check; one with a fault fails the check that is for it, and no other."""
+
+import functools
+import json
+
+import broken_device_envs as device
+import broken_host_envs as host
+import gymnasium
+import numpy as np
+import pytest
+from checks import quick_jit
+from lenient import lenient
+
+import jppo
+from jppo.checking import MEANING
+from jppo.checking import device as device_checks
+from jppo.checking import host as host_checks
+from jppo.checking.trace import Observations, draw_actions
+from jppo.cli import main
+from jppo.envs import make_env
+from jppo.spaces import ActionSpec
+
+check = functools.partial(jppo.check_env, steps=64, num_envs=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_checks, "jit", quick_jit)
+        patch.setattr(host_checks, "_SPEED_SECONDS", 0.01)
+        yield
+
+
+def found(report):
+    """Status of what did not pass, but for what was not come to."""
+    return {check.name: check.status for check in report.checks if check.status not in ("pass", "skipped")}
+
+
+@pytest.mark.parametrize("env", [device.Sound(), host.Sound, host.vector, host.Sound()])
+def test_a_sound_environment_passes_all(env):
+    report = check(env)
+    assert found(report) == {}
+    assert report.passed
+    skipped = {check.name for check in report.checks if check.status == "skipped"}
+    assert skipped <= {"autoreset", "seeds"}, "which one environment has not"
+    assert {check.name for check in report.checks} <= set(MEANING)
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "status", "seen"),
+    [
+        (device.Branching, "jit", "fail", "tracing it raised TracerBoolConversionError"),
+        (device.FiveValues, "contract", "fail", "step returned 5 values, not six (as gymnax 0.0.x did"),
+        (device.SixInner, "contract", "fail", "step_env returned 6 values, not five"),
+        (device.NoFinal, "contract", "fail", 'info has no "final_observation"'),
+        (device.FloatFlag, "contract", "fail", "terminated is float32[], not bool[]"),
+        (device.NoSpaces, "contract", "fail", "it has no action_space, observation_space"),
+        (device.Changing, "carry", "fail", "state.time is float32[] after a reset, int32[] after a step"),
+        (device.Alone, "vmap", "fail", "running it under vmap and scan raised"),
+        (device.Batching, "vmap", "fail", "reward differs between one environment alone and"),
+        (device.OtherShape, "spaces", "fail", "observation has shape [2]; its space says [3]"),
+        (device.OtherParts, "spaces", "fail", "observation is a ndarray that does not fit"),
+        (device.OutOfBounds, "spaces", "warn", "outside [-0.01, 0.01]"),
+        (device.OneAction, "actions", "fail", "there is one action"),
+        (device.Unbounded, "actions", "warn", "1 of 1 dimensions have no bounds"),
+        (device.NaNReward, "finite", "fail", "reward nan at step 6"),
+        (device.Unseeded, "determinism", "fail", "rewards differ from step 0 on"),
+        (device.Certain, "seeds", "warn", "2 seeds, the same actions: the same 64 steps"),
+        (device.OneStart, "starts", "fail", "different starts of 64 seeds, but the same one after every"),
+        (device.TerminatedByTime, "time_limit", "fail", "max_steps_in_episode = 5, step 5 is terminated; without"),
+        (device.DeafToLimit, "time_limit", "warn", "max_steps_in_episode = 5 does not end episodes"),
+        (device.FinalIsReset, "final_obs", "fail", "the final observation is another than that without a limit"),
+        (device.FinalIsEarlier, "final_obs", "fail", "the final observation is another than that without a limit"),
+        (device.HiddenReset, "hidden_reset", "fail", "time goes back from"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_fault_on_the_device_is_found_by_its_check_alone(env, name, status, seen):
+    report = check(env())
+    assert found(report) == {name: status}
+    assert seen in report[name].seen
+    assert report[name].advice
+    assert report.passed == (status == "warn")
+
+
+def test_final_observations_are_told_without_a_limit_to_move(monkeypatch):
+    monkeypatch.setattr(device_checks, "_judge_limit", lambda *args: None)
+    report = check(device.FinalIsReset())
+    assert found(report) == {"final_obs": "fail"}
+    assert "it is the reset observation" in report["final_obs"].seen
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "status", "seen"),
+    [
+        (host.Raising, "runs", "fail", "raised ZeroDivisionError: division by zero"),
+        (host.Unmakable, "runs", "fail", "making it raised RuntimeError: no licence"),
+        (host.OldReset, "contract", "fail", "reset returned a ndarray"),
+        (host.NoSeed, "contract", "fail", "reset takes no seed"),
+        (host.FourValues, "contract", "fail", "step returned 4 values (ndarray, float, bool, dict)"),
+        (host.IntFlag, "contract", "fail", "terminated is 0, a int, not a bool"),
+        (host.ArrayReward, "contract", "fail", "a ndarray, not a number"),
+        (host.NoEnv, "contract", "fail", "a NoEnv was made"),
+        (host.the_same, "contract", "fail", "the same environment was made twice"),
+        (host.OtherShape, "spaces", "fail", "observation has shape [3]; its space says [2]"),
+        (host.OutOfBounds, "spaces", "warn", "outside [-0.01, 0.01]"),
+        (host.OtherDtype, "spaces", "warn", "observation is float64; its space says float32"),
+        (host.LostDigits, "spaces", "fail", "observation is float32; its space says int32"),
+        (host.FifthCategory, "spaces", "fail", "observation is 4; its space says 0 to 3"),
+        (host.OneAction, "actions", "fail", "there is one action"),
+        (host.Unbounded, "actions", "warn", "1 of 1 dimensions have no bounds"),
+        (host.NaNReward, "finite", "fail", "reward nan at step 6"),
+        (host.InfiniteObs, "finite", "fail", "observation has inf"),
+        (host.Unseeded, "determinism", "fail", "differ from step 0 on"),
+        (host.Leaking, "determinism", "fail", "differ from step 0 on"),
+        (host.DrawnWhenMade, "determinism", "fail", "in another one of them"),
+        (host.Certain, "seeds", "warn", "the same actions: the same 256 steps"),
+        (host.OneStart, "starts", "fail", "but the same one after every episode"),
+        (host.TerminatedByTime, "time_limit", "warn", "every episode is terminated after 10 steps"),
+        (host.ResetsItself, "final_obs", "fail", "step calls reset itself when an episode ends"),
+        (host.FinalIsReset, "final_obs", "fail", "it is where episodes start in all"),
+        (host.HiddenReset, "hidden_reset", "fail", "step calls reset itself at step"),
+        (host.restarting, "hidden_reset", "fail", "step calls reset itself at step"),
+        (host.HiddenCount, "hidden_reset", "fail", "step_count goes back from"),
+        (host.HiddenJump, "hidden_reset", "warn", "the observation jumps to a start"),
+        (host.next_step, "autoreset", "fail", "autoreset_mode AutoresetMode.NEXT_STEP"),
+        (host.forgetful, "autoreset", "fail", "without final_obs in the infos"),
+        (host.raising_vector, "runs", "fail", "raised ZeroDivisionError"),
+    ],
+    ids=lambda value: getattr(value, "__name__", "") if callable(value) else "",
+)
+def test_a_fault_on_the_host_is_found_by_its_check_alone(env, name, status, seen):
+    report = check(env, steps=256)
+    assert found(report) == {name: status}
+    assert seen in report[name].seen
+    assert report[name].advice or name in ("autoreset", "spaces")
+    assert report.passed == (status == "warn")
+
+
+def test_an_environment_of_someone_elses_stays_as_it_was():
+    env = host.Sound()
+    env.close = lambda: pytest.fail("it was closed")
+    assert check(gymnasium.make("Taxi-v4")).env == "Taxi-v4"
+    report = check(env)
+    assert (report.num_envs, report["seeds"].status) == (1, "skipped")
+    assert "reset" not in vars(env)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("CartPole-v1", "anakin"), ("CartPole-v1", "ray"), ("Taxi-v4", "auto")])
+def test_known_environments_are_sound(name, backend):
+    with lenient():
+        report = check(name, backend=backend)
+    assert found(report) == {}
+    assert report.env == name
+
+
+def test_an_environment_made_already():
+    made = make_env(device.Sound())
+    assert found(check(made)) == found(check(made._replace(source=None, params=None))) == {}
+
+
+def test_parameters_are_those_given():
+    params = device.Sound().default_params.replace(max_steps_in_episode=3)
+    seen = check(device.Sound(), params=params)["final_obs"].seen
+    assert seen == f"of the episode that ended, in {64 // 3 * 4} ends"
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        ("CartPol-v1", {}, "unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
+        ("CartPole-v1", {"steps": 0}, "steps = 0 must be a whole number of at least 1"),
+        ("CartPole-v1", {"num_envs": True}, "num_envs = True must be a whole number"),
+        ("CartPole-v1", {"seed": -1}, "seed = -1 must be"),
+        ("Taxi-v4", {"params": 1}, "params are those of an environment on the device"),
+        (host.vector(2), {}, r"give a function \(num_envs\) that makes the vector environment"),
+    ],
+)
+def test_what_cannot_be_is_refused(env, options, message):
+    with pytest.raises(ValueError, match=message):
+        check(env, **options)
+
+
+def test_actions_are_within_bounds_often_at_them_and_alike_for_half():
+    spec = ActionSpec(shape=(2,), dtype="float32", low=(-1.0, 0.0), high=(3.0, np.inf))
+    actions = draw_actions(spec, 0, 500, 6)
+    assert actions.shape == (500, 6, 2)
+    assert actions.dtype == np.float32
+    assert (actions >= [-1.0, 0.0]).all()
+    assert (actions[..., 0] <= 3.0).all()
+    assert 0.02 < (actions[..., 0] == 3.0).mean() < 0.1
+    assert (actions[:, :3] == actions[:, :1]).all()
+    assert (actions[:, 3:] != actions[:, :1]).any(axis=(0, 2)).all()
+    discrete = draw_actions(ActionSpec(shape=(), dtype="int64", num_actions=3, start=5), 0, 100, 1)
+    assert set(discrete.ravel()) == {5, 6, 7}
+
+
+def test_parts_of_observations_are_named():
+    space = gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple([gymnasium.spaces.Box(0, 1, (1,)), host.Sound.action_space]))
+    observations = Observations(space, casts=True)
+    observations.see({"a": (np.full(1, 2.0, np.float32), 2)})
+    assert observations.faults == {
+        "range": "observation['a'][0] has 2, outside [0, 1]",
+        "categories": "observation['a'][1] is 2; its space says 0 to 1",
+    }
+
+
+@pytest.mark.parametrize(("env", "code", "said"), [("Sound", 0, "12 pass, 1 skipped"), ("FourValues", 1, "1 fail")])
+def test_the_command(capsys, env, code, said):
+    words = ["check-env", f"broken_host_envs:{env}", "--steps", "64", "--num-envs", "2"]
+    assert main(words) == code
+    out = capsys.readouterr().out
+    assert said in out
+    assert ("step returned 4 values" in " ".join(out.split())) == bool(code)
+    assert main([*words, "--json"]) == code
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["passed"], summary["backend"], summary["steps"]) == (not code, "ray", 64)
+    assert [check["name"] for check in summary["checks"]] == list(host_checks.NAMES)
+
+
+def test_a_raising_environment_shows_its_traceback(capsys):
+    assert main(["check-env", "broken_host_envs:Raising", "--num-envs", "1"]) == 1
+    assert "return 1 / (10 - self.age)" in capsys.readouterr().out
