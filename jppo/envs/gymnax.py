@@ -11,7 +11,6 @@ from jppo.envs.base import Environment, Step
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import Array, PyTree
 
-
 _OF_ZEROS_AND_ONES = "gymnax.environments.minatar."  # images of bools, cast to float32: four times the memory
 
 
