@@ -25,6 +25,7 @@ from worker import Worker
 from jppo.runs import write_json
 
 LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}
+LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
 ALL = WORKLOADS | LARGER
 _STEPS = 1_000_000  # of a repetition, or two updates
 
@@ -41,7 +42,7 @@ class Contestant(NamedTuple):
 def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
     """Ours first."""
     env = workload.env
-    found = [Contestant("jppo", sys.executable, "versus_jax_peers.py", ("--serve", env))]
+    found = [Contestant("jppo", sys.executable, "serve_jppo.py", (env,))]
     if peers.purejaxrl is not None:
         words = (peers.purejaxrl, env, 0)
         found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words))
@@ -56,17 +57,6 @@ class Peers(NamedTuple):
     purejaxrl: Path | None
     purejaxrl_python: str
     rejax_python: str | None
-
-
-def serve_ours(env: str, num_envs: int, num_steps: int, updates: int) -> None:
-    import jax
-    from serving import serve
-
-    import jppo
-
-    config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
-    agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size)
-    serve(agent.train, jax.random.key(0), jppo.jit)
 
 
 def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str, Any]:
@@ -143,7 +133,7 @@ def main(
     """Measures and writes JSON.
 
     Args:
-      workloads: W1 to W4, and for accelerators W1-16k, W1-64k and W1-256k.
+      workloads: W1 to W4, and for accelerators W1-16k, W1-64k, W1-256k and W3-16k.
       rounds: each lets every contestant train once.
       purejaxrl: a clone of PureJaxRL.
       purejaxrl_python: that has what it needs.
@@ -163,7 +153,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve_ours(sys.argv[2], *map(int, sys.argv[3:]))
-    else:
-        tyro.cli(main)
+    tyro.cli(main)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jppo.compiling import as_stored
 from jppo.types import Array
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -26,19 +27,24 @@ class Categorical(struct.PyTreeNode):
 
     def log_prob(self, action: Array) -> Array:
         """[...] f32, of actions [...] int."""
-        log_probs = jax.nn.log_softmax(self.logits)
-        return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0]
+        log_probs = self._log_probs()
+        number = jnp.arange(len(log_probs)).reshape(-1, *[1] * action.ndim)
+        return jnp.sum(jnp.where(number == action[None], log_probs, 0.0), axis=0)
 
     def entropy(self) -> Array:
         """[...] f32, in nats; a logit of -inf counts as probability 0."""
-        log_probs = jax.nn.log_softmax(self.logits)
+        log_probs = self._log_probs()
         probs = jnp.exp(log_probs)
         finite = jnp.where(probs > 0.0, log_probs, 0.0)  # before the product, so that its gradient is finite too
-        return -jnp.sum(probs * finite, axis=-1)
+        return -jnp.sum(probs * finite, axis=0)
 
     def mode(self) -> Array:
         """[...] i32, the most likely action (the first of equals)."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def _log_probs(self) -> Array:
+        """[A, ...]: sums over a few actions are then over whole rows of the batch, not within each of its rows."""
+        return jax.nn.log_softmax(as_stored(jnp.moveaxis(self.logits, -1, 0)), axis=0)
 
 
 class DiagGaussian(struct.PyTreeNode):

@@ -10,7 +10,7 @@ import pytest
 
 import jppo
 from jppo.distributions import Categorical, DiagGaussian
-from jppo.networks import ConvTorso, check_network, hint, make_network
+from jppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network
 from jppo.spaces import ActionSpec, ObsSpec
 
 OBS = ObsSpec((3,), "float32")
@@ -104,3 +104,54 @@ def test_what_is_an_image(shape, fits):
 def test_large_images_deserve_a_word(shape, options, said):
     given = hint(jppo.PPOConfig(**options), ObsSpec(shape, "float32"))
     assert given == said or given.startswith(said)
+
+
+def plain_affine(x, kernel, bias):
+    return x @ kernel + bias[None]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (4, 64), (64, 2)])
+def test_the_gradients_of_a_dense_layer_are_those_of_its_plain_form(rows, inputs, outputs):
+    keys = jax.random.split(jax.random.key(0), 4)
+    x, kernel = jax.random.normal(keys[0], (rows, inputs)), jax.random.normal(keys[1], (inputs, outputs))
+    bias, weights = jax.random.normal(keys[2], (outputs,)), jax.random.normal(keys[3], (rows, outputs))
+
+    def loss(function, *args):
+        return jnp.sum(weights * jnp.tanh(function(*args)))
+
+    ours = jax.grad(functools.partial(loss, affine), (0, 1, 2))(x, kernel, bias)
+    plain = jax.grad(functools.partial(loss, plain_affine), (0, 1, 2))(x, kernel, bias)
+    for got, wanted in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dense_layer_is_flaxs():
+    x = jax.random.normal(jax.random.key(0), (5, 2, 3))
+    ours, flaxs = Dense(4, 0.5), nn.Dense(4, kernel_init=nn.initializers.orthogonal(0.5))
+    params = ours.init(jax.random.key(1), x)
+    jax.tree.map(np.testing.assert_array_equal, params, flaxs.init(jax.random.key(1), x))
+    np.testing.assert_allclose(ours.apply(params, x), flaxs.apply(params, x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_whole_updates_are_those_of_the_plain_form(monkeypatch, env):
+    """Three rollouts and updates, with everything that is written in another way for speed written plainly."""
+    config = jppo.PPOConfig(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2)
+
+    def params_after_three():
+        agent = jppo.make_anakin(env, config)
+        state, step = agent.init(jax.random.key(0)), jppo.jit(agent.step)
+        for _ in range(3):
+            state, _ = step(state)
+        return state.train.policy.params
+
+    fast = params_after_three()
+    monkeypatch.setattr("jppo.networks.affine", plain_affine)
+    monkeypatch.setattr("jppo.distributions.as_stored", lambda x: x)
+    monkeypatch.setattr(Categorical, "log_prob", lambda self, action: plain_log_prob(self.logits, action))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), fast, params_after_three())
+
+
+def plain_log_prob(logits, action):
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]

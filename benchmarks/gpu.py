@@ -1,0 +1,63 @@
+"""Everything to measure on a GPU, in one command; each part's JSON lies in results/gpu.
+
+    python benchmarks/gpu.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python
+
+Whole training beside PureJaxRL with W1 to W4 and with 16 k, 64 k and 256 k environments, in float32, TensorFloat-32 and
+bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both); what each part of an update takes alone; which kernels
+run; and one run over all of the machine's devices, where it has several.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import tyro
+
+HERE = Path(__file__).parent
+PRECISIONS = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+WORKLOADS = ("W1", "W2", "W3", "W4", "W1-16k", "W1-64k", "W1-256k", "W3-16k")
+
+
+def main(
+    purejaxrl: Path | None = None,
+    purejaxrl_python: str = sys.executable,
+    rounds: int = 5,
+    precisions: tuple[str, ...] = tuple(PRECISIONS),
+    workloads: tuple[str, ...] = WORKLOADS,
+    output: Path = HERE / "results" / "gpu",
+) -> None:
+    """Runs the other benchmarks.
+
+    Args:
+      purejaxrl: a clone of PureJaxRL; without it, ours alone.
+      purejaxrl_python: that has what it needs, and JAX for this GPU.
+      rounds: each lets every contestant train once.
+      precisions: of products: fp32, tf32, bf16.
+      workloads: as in versus_jax_peers.py.
+      output: folder for the JSON files.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    peers = [] if purejaxrl is None else ["--purejaxrl", purejaxrl, "--purejaxrl-python", purejaxrl_python]
+    for name in precisions:
+        path = output / f"versus_{name}.json"
+        run(
+            *("versus_jax_peers.py", "--workloads", *workloads, "--rounds", rounds, *peers, "--output", path),
+            precision=PRECISIONS[name],
+        )
+    run("throughput.py", "--profile", "--output", output / "throughput.json")
+    run("kernels.py", "--workloads", *workloads, "--output", output / "kernels.json")
+    run("devices.py", "--output", output / "devices.json")
+
+
+def run(script: str, *words: object, precision: str = "") -> None:
+    """Goes on where one fails, and says so."""
+    command = [sys.executable, str(HERE / script), *map(str, words)]
+    print(" ".join(command), flush=True)
+    env = os.environ | ({"JAX_DEFAULT_MATMUL_PRECISION": precision} if precision else {})
+    if code := subprocess.run(command, env=env, check=False).returncode:
+        print(f"{script} ended with exit code {code}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,21 @@
+"""Ours, for versus_jax_peers.py: compiles, then trains once per line it is sent.
+
+python serve_jppo.py ENV NUM_ENVS NUM_STEPS UPDATES
+"""
+
+import sys
+
+import jax
+from serving import serve
+
+import jppo
+
+
+def main(env: str, num_envs: int, num_steps: int, updates: int) -> None:
+    config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
+    agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size)
+    serve(agent.train, jax.random.key(0), jppo.jit)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
