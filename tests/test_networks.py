@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import BoxTimeLimit, ObsActionReward
 
 import jppo
 from jppo.distributions import Categorical, DiagGaussian
@@ -134,7 +135,7 @@ def test_a_dense_layer_is_flaxs():
     np.testing.assert_allclose(ours.apply(params, x), flaxs.apply(params, x), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("env", [ObsActionReward(), BoxTimeLimit()], ids=["categorical", "gaussian"])
 def test_whole_updates_are_those_of_the_plain_form(monkeypatch, env):
     """Three rollouts and updates, with everything that is written in another way for speed written plainly."""
     config = jppo.PPOConfig(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2)
