@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jppo.envs import make_env as make_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.evaluation import evaluate as evaluate
+    from jppo.exporting import export_policy as export_policy
+    from jppo.exporting import load_exported as load_exported
     from jppo.planning import plan as plan
     from jppo.presets import PRESETS as PRESETS
     from jppo.sebulba import make_sebulba as make_sebulba
@@ -40,7 +42,9 @@ _HOMES = {
     "bench": "jppo.benching",
     "check_env": "jppo.checking",
     "evaluate": "jppo.evaluation",
+    "export_policy": "jppo.exporting",
     "jit": "jppo.compiling",
+    "load_exported": "jppo.exporting",
     "make_anakin": "jppo.anakin",
     "make_env": "jppo.envs",
     "plan": "jppo.planning",

@@ -20,6 +20,7 @@ import tyro
 from jppo import __version__
 from jppo.bench_command import Bench
 from jppo.config import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, check_total_steps, num_cores, spread_envs
+from jppo.export_command import Export
 from jppo.presets import PRESETS, preset_for
 
 _EXIT_DIVERGED, _EXIT_USAGE, _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -411,7 +412,7 @@ class Envs:
         return 0
 
 
-_COMMANDS = ("train", "sweep", "plan", "bench", "check-env", "eval", "plot", "play", "envs")
+_COMMANDS = ("train", "sweep", "plan", "bench", "check-env", "eval", "plot", "play", "export", "envs")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -495,6 +496,7 @@ def _parse(argv: list[str]) -> Any:
         | Annotated[Eval, tyro.conf.subcommand("eval")]
         | Annotated[Plot, tyro.conf.subcommand("plot")]
         | Annotated[Play, tyro.conf.subcommand("play")]
+        | Annotated[Export, tyro.conf.subcommand("export")]
         | Annotated[Envs, tyro.conf.subcommand("envs")]
     )
     return tyro.cli(commands, prog="jppo", args=argv, config=(tyro.conf.OmitArgPrefixes,))

@@ -9,6 +9,7 @@ import jax
 from jppo import runs
 from jppo.anakin import Anakin, make_anakin
 from jppo.config import PPOConfig
+from jppo.policy import TrainedPolicy
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import PolicyState
 
@@ -19,6 +20,13 @@ class LoadedRun(NamedTuple):
     agent: Anakin | Sebulba
     policy_state: PolicyState
     settings: dict[str, Any]  # config.json
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """Acts on NumPy observations."""
+        env = self.agent.env
+        bounds = self.agent.config.action_bounds
+        return TrainedPolicy(self.agent.policy, self.policy_state, env.obs_spec, env.action_spec, bounds)
 
 
 def load_run(run_dir: str | Path) -> LoadedRun:
@@ -31,11 +39,13 @@ def load_run(run_dir: str | Path) -> LoadedRun:
     settings = runs.read_config(run_dir)
     if settings.get("network") == "custom":
         raise ValueError(
-            f"{run_dir} was trained with a network of its own; rebuild it in Python and call jppo.evaluate"
+            f"{run_dir} was trained with a network of its own; rebuild it in Python for "
+            "jppo.evaluate or jppo.export_policy"
         )
     if settings.get("environment") == "custom":
         raise ValueError(
-            f"{run_dir} was trained in an environment of its own; rebuild it in Python and call jppo.evaluate"
+            f"{run_dir} was trained in an environment of its own; rebuild it in Python for "
+            "jppo.evaluate or jppo.export_policy"
         )
     try:
         fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}

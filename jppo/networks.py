@@ -22,6 +22,7 @@ from jppo.types import Array, PolicyState, PyTree
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
 _PIXELS = 36  # images at least this wide get the strided convolutions made for screens
 _LARGE_IMAGE = 10_000  # numbers
+SCREEN_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
 
 
 class Network(Protocol):
@@ -91,11 +92,11 @@ class ConvTorso(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        if _channels_first(x.shape[1:]):
+        if channels_first(x.shape[1:]):
             x = jnp.moveaxis(x, 1, -1)
         if min(x.shape[1:3]) < _PIXELS:
             return _small_convolution(x).reshape(x.shape[0], -1)
-        for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        for features, kernel, stride in SCREEN_CONVOLUTIONS:
             init = nn.initializers.orthogonal(math.sqrt(2.0))
             x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", kernel_init=init)(x))
         return x.reshape(x.shape[0], -1)
@@ -137,6 +138,7 @@ class Policy(NamedTuple):
     prepare: Any  # (obs [B, *obs]) -> float32 leaves, one-hot where the space is discrete
     init: Any  # (key, obs [B, *obs]) -> params
     apply: Any  # (PolicyState, obs [B, *obs]) -> (distribution, value [B])
+    network: Any  # what is prepared for
 
 
 def make_policy(network: Network, obs_spec: PyTree) -> Policy:
@@ -155,7 +157,7 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
     def init(key: Array, obs: PyTree) -> PyTree:
         return network.init(key, prepare(obs))
 
-    return Policy(prepare, init, apply)
+    return Policy(prepare, init, apply, network)
 
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:
@@ -230,12 +232,13 @@ def _small_convolution(x: Array) -> Array:
     return nn.relu(Dense(16, math.sqrt(2.0), name="conv")(jnp.concatenate(patches, axis=-1)))
 
 
-def _channels_first(shape: tuple[int, ...]) -> bool:
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape come [channels, height, width]."""
     return shape[0] < min(shape[1:])
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and min(shape[1:] if _channels_first(shape) else shape[:2]) >= 3
+    return len(shape) == 3 and min(shape[1:] if channels_first(shape) else shape[:2]) >= 3
 
 
 def _is_spec(node: Any) -> bool:

@@ -15,7 +15,9 @@ class TrainedPolicy:
     """Acts on observations as NumPy arrays.
 
     Attributes:
+      policy: the network, and what prepares observations for it.
       state: the network's parameters and the observation statistics.
+      obs_spec, action_spec, action_bounds: what the environment shows and takes.
     """
 
     def __init__(
@@ -26,8 +28,8 @@ class TrainedPolicy:
         action_spec: ActionSpec,
         action_bounds: str,
     ) -> None:
-        self.state = state
-        self._obs_spec = obs_spec
+        self.policy, self.state = policy, state
+        self.obs_spec, self.action_spec, self.action_bounds = obs_spec, action_spec, action_bounds
         self._key = jax.random.key(0)
 
         def act(state: PolicyState, obs: PyTree, key: Array, sampled: bool) -> Array:
@@ -49,7 +51,7 @@ class TrainedPolicy:
         Raises:
           ValueError: the observation has another shape than the environment's.
         """
-        batch, single = self._batched(obs)
+        batch, single = as_batch(self.obs_spec, obs)
         if seed is None:
             self._key, key = jax.random.split(self._key)
         else:
@@ -59,22 +61,27 @@ class TrainedPolicy:
 
     def value(self, obs: Any) -> np.ndarray:
         """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
-        batch, single = self._batched(obs)
+        batch, single = as_batch(self.obs_spec, obs)
         values = np.asarray(self._value(self.state, batch))
         return values[0] if single else values
 
-    def _batched(self, obs: Any) -> tuple[PyTree, bool]:
-        specs, structure = jax.tree.flatten(self._obs_spec)
-        if jax.tree_util.treedef_is_leaf(structure) and isinstance(obs, list | tuple):
-            obs = np.asarray(obs)
-        given: Any = jax.tree.structure(obs)
-        if given != structure:
-            raise ValueError(f"the observation has structure {given}; the policy takes {structure}")
-        leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(jax.tree.leaves(obs), specs, strict=True)]
-        single = leaves[0].shape == specs[0].shape
-        leaves = [leaf[None] for leaf in leaves] if single else leaves
-        for leaf, spec in zip(leaves, specs, strict=True):
-            if leaf.shape[1:] != spec.shape or not leaf.ndim:
-                shape = leaf.shape[1:] if single else leaf.shape
-                raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
-        return jax.tree.unflatten(structure, leaves), single
+
+def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
+    """Observations [B, *obs] in the dtypes of their specs, and whether there was but one, without B.
+
+    Raises ValueError for another structure or shape.
+    """
+    specs, structure = jax.tree.flatten(obs_spec)
+    if jax.tree_util.treedef_is_leaf(structure) and isinstance(obs, list | tuple):
+        obs = np.asarray(obs)
+    given: Any = jax.tree.structure(obs)
+    if given != structure:
+        raise ValueError(f"the observation has structure {given}; the policy takes {structure}")
+    leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(jax.tree.leaves(obs), specs, strict=True)]
+    single = leaves[0].shape == specs[0].shape
+    leaves = [leaf[None] for leaf in leaves] if single else leaves
+    for leaf, spec in zip(leaves, specs, strict=True):
+        if leaf.shape[1:] != spec.shape or not leaf.ndim:
+            shape = leaf.shape[1:] if single else leaf.shape
+            raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+    return jax.tree.unflatten(structure, leaves), single

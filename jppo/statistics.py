@@ -75,12 +75,16 @@ def normalize(x: Array, stats: Moments) -> Array:
       x: [..., *shape of stats.mean].
       stats: of the same trailing shape.
     """
-    fresh = stats.count == 0
-    mean = jnp.where(fresh, 0.0, stats.mean)
-    inverse_std = jnp.where(fresh, 1.0, jax.lax.rsqrt(stats.variance + _EPS))
+    mean, inverse_std = centre_and_scale(stats)
     lead = tuple(range(x.ndim - mean.ndim))
     centred = x.astype(jnp.float32) - jnp.expand_dims(mean, lead)
     return jnp.clip(centred * jnp.expand_dims(inverse_std, lead), -NORMALIZED_BOUND, NORMALIZED_BOUND)
+
+
+def centre_and_scale(stats: Moments) -> tuple[Array, Array]:
+    """Mean and 1/std, both of the samples' shape; 0 and 1 while there are no samples."""
+    fresh = stats.count == 0
+    return jnp.where(fresh, 0.0, stats.mean), jnp.where(fresh, 1.0, jax.lax.rsqrt(stats.variance + _EPS))
 
 
 def scale_reward(reward: Array, stats: Moments) -> Array:

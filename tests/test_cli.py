@@ -94,7 +94,7 @@ def test_help_names_every_option_with_the_default_of_the_environment():
     assert all(preset in out for preset in PRESETS)
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "check-env", "eval", "plot", "play", "envs"])
+@pytest.mark.parametrize("command", ["train", "bench", "check-env", "eval", "plot", "play", "export", "envs"])
 def test_every_command_is_listed_and_has_help(command):
     assert f"• {command} " in call("--help")[1]
     code, out, _ = call(command, "--help")
@@ -195,11 +195,12 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "Expected one of {train, sweep, plan, bench, check-env, eval, plot, play, envs}"),
+        ([], "Expected one of {train, sweep, plan, bench, check-env, eval, plot, play, export, envs}"),
         (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
         (
             ["fly"],
-            "jppo: unknown command 'fly'; there are train, sweep, plan, bench, check-env, eval, plot, play, envs",
+            "jppo: unknown command 'fly'; there are train, sweep, plan, bench, check-env, eval, plot, play, export, "
+            "envs",
         ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "Perhaps you meant: --total-steps"),

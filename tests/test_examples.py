@@ -99,7 +99,14 @@ def is_the_same_on_hosts(returns):
     np.testing.assert_allclose(together[:3], alone[:3], rtol=1e-3)
 
 
+def acts_without_jax(result):
+    trained, exported, score = result
+    assert trained.tolist() == exported.tolist()
+    assert score > 100  # a random policy: 22
+
+
 CLAIMS = {
+    "export_a_policy": ({"total_steps": 100_000}, acts_without_jax, "bytes; with NumPy alone it balances for"),
     "several_hosts": (
         {"total_steps": 32_768, "num_devices": 2},
         is_the_same_on_hosts,

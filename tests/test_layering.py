@@ -33,6 +33,8 @@ LAYERS = [
             "checking.vector",
             "cli",
             "driver",
+            "export_command",
+            "exporting",
             "given",
             "groups",
             "history",
@@ -41,6 +43,7 @@ LAYERS = [
             "lanes",
             "load",
             "loops",
+            "numpy_policy",
             "parts",
             "planning",
             "plots",
@@ -67,7 +70,7 @@ DOORS = {
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
     "rich": {"benched", "checking.report", "cli", "planning", "progress", "results"},
-    "tyro": {"bench_command", "cli"},
+    "tyro": {"bench_command", "cli", "export_command"},
 }
 
 
@@ -151,6 +154,11 @@ def test_the_configuration_needs_only_the_standard_library():
     assert outside(SOURCES["config"]) | outside(SOURCES["presets"]) == set()
     assert inside(SOURCES["config"]) == set()
     assert inside(SOURCES["presets"]) == {"config"}
+
+
+def test_the_exported_policy_needs_numpy_alone():
+    assert outside(SOURCES["numpy_policy"]) == {"numpy"}
+    assert inside(SOURCES["numpy_policy"]) == set()
 
 
 def test_nothing_imports_rllib():

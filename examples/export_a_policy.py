@@ -1,0 +1,39 @@
+"""Trains CartPole, writes the policy as one file, and balances the pole in Gymnasium with NumPy alone."""
+
+import tempfile
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+import jppo
+from jppo import numpy_policy
+
+
+def play(policy: numpy_policy.NumpyPolicy, episodes: int) -> float:
+    """The mean return of greedy actions."""
+    env, total = gymnasium.make("CartPole-v1"), 0.0
+    for seed in range(episodes):
+        obs, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(int(policy.act(obs)))
+            total, over = total + float(reward), terminated or truncated
+    env.close()
+    return total / episodes
+
+
+def main(total_steps: int = 200_000, episodes: int = 10) -> tuple[np.ndarray, np.ndarray, float]:
+    """Actions of the trained and of the exported policy, and what the latter scores."""
+    result = jppo.train("CartPole-v1", total_steps=total_steps)
+    observations = np.random.default_rng(0).uniform(-0.2, 0.2, (100, 4)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = jppo.export_policy(result.policy, Path(folder) / "policy.npz")
+        size, policy = path.stat().st_size, numpy_policy.load(path)  # which needs neither jax nor, copied, jppo
+    score = play(policy, episodes)
+    print(f"{size:,} bytes; with NumPy alone it balances for {score:.0f} of at most 500 steps")
+    return result.policy.act(observations), policy.act(observations), score
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""A trained policy as one file, for use without training: .npz for NumPy alone, .stablehlo for JAX or any XLA.
+
+The .npz is data, arrays and a description, which `jppo.numpy_policy` knows how to apply. The .stablehlo is the policy
+as a program, so that it can hold any network.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from jppo import __version__, numpy_policy
+from jppo.compiling import jit
+from jppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
+from jppo.policy import TrainedPolicy, as_batch
+from jppo.spaces import ObsSpec, to_env_action
+from jppo.statistics import centre_and_scale
+from jppo.types import Array, Moments, PyTree
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_VERSION = 1
+_MARK = b"jppo policy "  # then the version; the file's last bytes, after a SHA-256 of all before
+_DIGEST_SIZE = 32
+
+
+def export_policy(
+    policy: TrainedPolicy | str | Path, path: str | Path, *, platforms: Sequence[str] = PLATFORMS
+) -> Path:
+    """Writes a policy as one file, whole or not at all; returns its path.
+
+    Args:
+      policy: `result.policy`, or the run directory of one.
+      path: what it ends in says what it becomes: .npz, for `jppo.numpy_policy.load`, or .stablehlo, for
+        `load_exported`.
+      platforms: what a .stablehlo can run on.
+
+    Raises:
+      ValueError: another ending, a path that cannot be written, no run there, or a network of the user's own as .npz.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".npz", ".stablehlo"):
+        raise ValueError(f"output {path} must end in .npz (for NumPy alone) or .stablehlo (for JAX, or any XLA)")
+    if not path.parent.is_dir():
+        raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
+    if not isinstance(policy, TrainedPolicy):
+        from jppo.load import load_run  # gymnax takes seconds to import
+
+        policy = load_run(policy).policy
+    content = _as_npz(policy) if path.suffix.lower() == ".npz" else _as_stablehlo(policy, platforms)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def load_exported(path: str | Path) -> "ExportedPolicy":
+    """The policy of a .stablehlo file. It is a program, which XLA will run: load what you trust.
+
+    Raises:
+      ValueError: there is none, or it is damaged or of another version.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    mark = re.search(re.escape(_MARK) + rb"(\d{1,9})\Z", content[-len(_MARK) - 9 :])
+    if mark is None:
+        raise ValueError(f"{path} is no policy that jppo exported as StableHLO, or not all of it")
+    if int(mark[1]) != _VERSION:
+        raise ValueError(
+            f"{path} has version {int(mark[1])} of the format; jppo {__version__} reads {_VERSION}: use the jppo which "
+            "exported it"
+        )
+    end = len(content) - len(mark[0]) - _DIGEST_SIZE
+    program = content[: max(end, 0)]
+    if hashlib.sha256(program).digest() != content[max(end, 0) : -len(mark[0])]:
+        raise ValueError(f"{path} is damaged: its bytes are not those that were exported")
+    return ExportedPolicy(export.deserialize(bytearray(program)))
+
+
+class ExportedPolicy:
+    """Acts on observations as `TrainedPolicy` does, and with the same seed draws the same.
+
+    Attributes:
+      exported: the program, (obs [B, *obs], seed [] uint32) -> {"greedy", "sampled": [B, *act], "value": [B] f32}.
+    """
+
+    def __init__(self, exported: export.Exported) -> None:
+        self.exported = exported
+        (obs, _), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+        self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(leaf.shape[1:], str(leaf.dtype)), obs)
+        self._call, self._seeds = jit(exported.call), itertools.count()
+
+    def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
+        """The actions that the environment takes: most likely ones, or samples. See `TrainedPolicy.act`."""
+        return self._outputs(obs, next(self._seeds) if seed is None else seed)["sampled" if sampled else "greedy"]
+
+    def value(self, obs: Any) -> np.ndarray:
+        """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
+        return self._outputs(obs, 0)["value"]
+
+    def _outputs(self, obs: Any, seed: int) -> dict[str, np.ndarray]:
+        batch, single = as_batch(self._obs_spec, obs)
+        outputs = jax.device_get(self._call(batch, np.uint32(seed)))
+        return {name: output[0] if single else output for name, output in outputs.items()}
+
+
+def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
+    def jppo_policy(obs: PyTree, seed: Array) -> dict[str, Array]:
+        distribution, value = policy.policy.apply(policy.state, obs)
+        actions = {"greedy": distribution.mode(), "sampled": distribution.sample(seed=jax.random.key(seed))}
+        env_actions = {
+            name: to_env_action(policy.action_spec, action, policy.action_bounds) for name, action in actions.items()
+        }
+        return env_actions | {"value": value}
+
+    _describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
+    (batch,) = export.symbolic_shape("batch")
+    obs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype), policy.obs_spec)
+    seed = jax.ShapeDtypeStruct((), np.uint32)
+    program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(obs, seed).serialize())
+    return program + hashlib.sha256(program).digest() + _MARK + str(_VERSION).encode()
+
+
+def _as_npz(policy: TrainedPolicy) -> bytes:
+    network, action = policy.policy.network, policy.action_spec
+    if type(network) is not ActorCritic:
+        raise ValueError(
+            f"this policy's network is your own, {type(network).__name__}, which NumPy cannot know; export it as "
+            ".stablehlo, which holds any network"
+        )
+    params = policy.state.params["params"]
+    arrays = {f"{head}/{name}": array for head in ("policy", "value") for name, array in params[head].items()}
+    for torso in ("shared",) if network.shared_torso else ("actor", "critic"):
+        arrays |= _torso_arrays(torso, network, params)
+    normalizers = jax.tree.leaves(policy.state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
+    for i, moments in enumerate(normalizers):
+        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = centre_and_scale(moments)
+    if not action.num_actions:
+        bounds = {f"action/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
+        arrays |= {"log_std": params["log_std"]} | bounds
+    description = {
+        "format": numpy_policy.FORMAT,
+        "version": numpy_policy.VERSION,
+        "written_by": f"jppo {__version__}",
+        "observation": _describe_obs(policy.obs_spec),
+        "normalized": bool(normalizers),
+        "action": {
+            "shape": action.shape,
+            "dtype": action.dtype,
+            "num_actions": action.num_actions,
+            "start": action.start,
+            "bounds": policy.action_bounds,
+        },
+        "network": _describe_network(network, params, policy.obs_spec),
+    }
+    file = io.BytesIO()
+    floats: dict[str, Any] = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
+    numpy_policy.NumpyPolicy(description, floats)  # raises here what it would raise there
+    np.savez(file, description=np.array(json.dumps(description)), **floats)
+    return file.getvalue()
+
+
+def _torso_arrays(torso: str, network: ActorCritic, params: PyTree) -> dict[str, Any]:
+    """A torso's weights by `numpy_policy`'s names."""
+    arrays: dict[str, Any] = {}
+    if network.kind == "cnn":
+        convolutions = params[f"{torso}_conv"]
+        for i, name in enumerate(sorted(convolutions)):  # conv alone, or Conv_0, Conv_1, Conv_2
+            kernel = convolutions[name]["kernel"]
+            if name == "conv":  # a matrix over patches
+                kernel = kernel.reshape(3, 3, -1, kernel.shape[-1])
+            arrays |= {f"{torso}/conv/{i}/kernel": kernel, f"{torso}/conv/{i}/bias": convolutions[name]["bias"]}
+    for i in range(len(network.hidden_sizes)):
+        layer = params[torso][f"Dense_{i}"]
+        arrays |= {f"{torso}/dense/{i}/{name}": layer[name] for name in ("kernel", "bias")}
+    return arrays
+
+
+def _describe_network(network: ActorCritic, params: PyTree, obs_spec: PyTree) -> dict[str, Any]:
+    description = {
+        "shared_torso": network.shared_torso,
+        "num_layers": len(network.hidden_sizes),
+        "activation": network.activation,
+        "strides": [],
+        "channels_first": False,
+    }
+    if network.kind == "cnn":
+        (spec,) = jax.tree.leaves(obs_spec)
+        small = "conv" in params["shared_conv" if network.shared_torso else "actor_conv"]
+        description |= {
+            "activation": "relu",
+            "strides": [1] if small else [stride for _, _, stride in SCREEN_CONVOLUTIONS],
+            "channels_first": channels_first(spec.feature_shape),
+        }
+    return description
+
+
+def _describe_obs(obs_spec: PyTree) -> dict[str, Any]:
+    """As JSON. Raises ValueError where observations come in containers of other types than dict, tuple and list."""
+    if isinstance(obs_spec, ObsSpec):
+        return dataclasses.asdict(obs_spec)
+    if type(obs_spec) is dict and all(isinstance(name, str) for name in obs_spec):
+        return {"dict": {name: _describe_obs(part) for name, part in obs_spec.items()}}
+    if type(obs_spec) in (tuple, list):
+        return {"tuple": [_describe_obs(part) for part in obs_spec]}
+    raise ValueError(
+        f"observations come as {type(obs_spec).__name__}; what is exported takes arrays, dicts by name, and tuples"
+    )

@@ -1,0 +1,300 @@
+"""A policy that `jppo.export_policy` wrote as .npz, with NumPy alone. This file may be copied, and used without jppo:
+
+    policy = numpy_policy.load("policy.npz")
+    policy.act(obs)  # the most likely actions
+    policy.act(obs, rng=np.random.default_rng(0))  # drawn from the policy's distribution
+
+The file has a JSON description and float32 arrays. Reading one executes nothing that is in it, and takes no more memory
+than the file has bytes, a few times over: whatever the description claims is checked against the arrays first.
+"""
+
+import json
+import math
+import os
+import tokenize
+import zipfile
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FORMAT, VERSION = "jppo policy", 1
+_NORMALIZED_BOUND = 10.0
+_ACTIVATIONS = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "swish": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x * sigmoid(x), without overflow
+}
+_DTYPES = {"bool"} | {f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)} - {"float8"}
+_KEYS = ("format", "version", "observation", "normalized", "action", "network")
+
+
+def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
+    """The policy of an .npz file. Raises ValueError where there is none, or it is damaged or of another version."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise ValueError("it is compressed")
+            if sum(member.file_size for member in members) > os.path.getsize(path):
+                raise ValueError("its arrays are larger than the file")
+            arrays = {name.removesuffix(".npy"): _read(archive, name) for name in archive.namelist()}
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, tokenize.TokenError, SyntaxError) as error:
+        raise ValueError(f"{path} is no policy that jppo exported for NumPy, or damaged: {error}") from None
+    description = _read_description(path, arrays.pop("description", None))
+    try:
+        return NumpyPolicy(description, arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        said = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is damaged: {said}") from None
+
+
+class NumpyPolicy:
+    """Acts on observations as `jppo.policy.TrainedPolicy` does.
+
+    Attributes:
+      description: what the file says of spaces and network.
+    """
+
+    def __init__(self, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Raises ValueError, KeyError or TypeError where the two do not fit."""
+        self.description = description
+        action, network = description["action"], description["network"]
+        self._tree, self._specs = description["observation"], list(_specs_of(description["observation"]))
+        features = [spec.feature_shape for spec in self._specs]
+        if not features:
+            raise ValueError("the observation has no arrays")
+        self._normalizers = [
+            (_take(arrays, f"obs/{i}/mean", shape), _take(arrays, f"obs/{i}/scale", shape))
+            for i, shape in enumerate(features if description["normalized"] else [])
+        ]
+        self._actor = _torso(arrays, "shared" if network["shared_torso"] else "actor", network, features)
+        self._critic = self._actor if network["shared_torso"] else _torso(arrays, "critic", network, features)
+        self._shape, self._dtype = _shape(action["shape"]), _dtype(action["dtype"])
+        self._num_actions, self._start = _whole(action["num_actions"]), _whole(action["start"], -(2**63))
+        outputs = self._num_actions or math.prod(self._shape)
+        self._policy = _layer(arrays, "policy", self._actor.size, outputs)
+        self._value = _layer(arrays, "value", self._critic.size, 1)
+        if not self._num_actions:
+            self._std = np.exp(_take(arrays, "log_std", (outputs,)))
+            self._low, self._high = (_take(arrays, f"action/{bound}", (outputs,)) for bound in ("low", "high"))
+            self._bounds = action["bounds"]
+            if self._bounds not in ("clip", "tanh"):
+                raise ValueError(f"unknown action bounds {self._bounds!r}")
+
+    def act(self, obs: Any, *, rng: np.random.Generator | None = None) -> np.ndarray:
+        """The actions that the environment takes: the most likely ones, or samples.
+
+        Args:
+          obs: one observation [*obs] or a batch [B, *obs]; in dicts and tuples where the environment's is.
+          rng: draws from the policy's distribution.
+
+        Raises:
+          ValueError: the observation has another shape than the environment's.
+        """
+        features, single = self._features(obs)
+        kernel, bias = self._policy
+        outputs = self._actor(features) @ kernel + bias  # logits, or means [B, A]
+        if self._num_actions:
+            noise = 0.0 if rng is None else rng.gumbel(size=outputs.shape)
+            actions = np.argmax(outputs + noise, axis=-1).astype(self._dtype) + self._start
+        else:
+            noise = 0.0 if rng is None else self._std * rng.standard_normal(outputs.shape, np.float32)
+            actions = self._bounded(outputs + noise)
+        return actions[0] if single else actions
+
+    def value(self, obs: Any) -> np.ndarray:
+        """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
+        features, single = self._features(obs)
+        kernel, bias = self._value
+        values = (self._critic(features) @ kernel + bias)[:, 0]
+        return values[0] if single else values
+
+    def _features(self, obs: Any) -> tuple[list[np.ndarray], bool]:
+        """What the network sees of each observation array, [B, ...] f32, and whether there was but one observation."""
+        given = _leaves(self._tree, obs, "the observation")
+        leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(given, self._specs, strict=True)]
+        single = leaves[0].shape == self._specs[0].shape
+        leaves = [leaf[None] for leaf in leaves] if single else leaves
+        for leaf, spec in zip(leaves, self._specs, strict=True):
+            if leaf.shape[1:] != spec.shape or not leaf.ndim or len(leaf) != len(leaves[0]):
+                shape = leaf.shape[1:] if single else leaf.shape
+                raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+        features = [spec.features(leaf) for leaf, spec in zip(leaves, self._specs, strict=True)]
+        for i, (mean, scale) in enumerate(self._normalizers):
+            features[i] = np.clip((features[i] - mean) * scale, -_NORMALIZED_BOUND, _NORMALIZED_BOUND)
+        return features, single
+
+    def _bounded(self, action: np.ndarray) -> np.ndarray:
+        """As `jppo.spaces.to_env_action`, [B, *shape]: scaled where bounded on both sides, clipped to what bound there
+        is elsewhere."""
+        with np.errstate(over="ignore"):
+            boxed = np.isfinite(self._high - self._low)
+        low, high = np.where(boxed, self._low, 0), np.where(boxed, self._high, 0)
+        unit = np.tanh(action) if self._bounds == "tanh" else np.clip(action, -1.0, 1.0)
+        scaled = (unit + 1.0) * (0.5 * (high - low)) + low
+        edge = np.clip(np.where(boxed, scaled, action), self._low, self._high)
+        return edge.reshape(-1, *self._shape).astype(self._dtype)
+
+
+class _Spec(NamedTuple):
+    """One observation array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    num_categories: int
+    start: int
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return (*self.shape, self.num_categories) if self.num_categories else self.shape
+
+    def features(self, obs: np.ndarray) -> np.ndarray:
+        if self.num_categories:
+            return (obs[..., None] == np.arange(self.start, self.start + self.num_categories)).astype(np.float32)
+        return obs.astype(np.float32) / 255.0 if self.dtype == np.uint8 else obs.astype(np.float32)
+
+
+class _Torso(NamedTuple):
+    """Convolutions, if any, and dense layers."""
+
+    channels_first: bool
+    strides: list[int]
+    convolutions: list[tuple[np.ndarray, np.ndarray]]  # kernel [height, width, channels, features], bias [features]
+    layers: list[tuple[np.ndarray, np.ndarray]]  # kernel [inputs, outputs], bias [outputs]
+    activation: Any
+    size: int  # of what comes out
+
+    def __call__(self, leaves: list[np.ndarray]) -> np.ndarray:
+        if self.convolutions:
+            image = np.moveaxis(leaves[0], 1, -1) if self.channels_first else leaves[0]
+            for (kernel, bias), stride in zip(self.convolutions, self.strides, strict=True):
+                image = _convolve(image, kernel, bias, stride)
+            leaves = [image]
+        x = np.concatenate([leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in leaves], axis=-1)
+        for kernel, bias in self.layers:
+            x = self.activation(x @ kernel + bias)
+        return x
+
+
+def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
+    """x [B, H, W, C] with kernel [h, w, C, F] inside its edges, and relu. A row of the kernel at a time, since patches
+    of whole kernels would be several times as large as the images."""
+    height, width, channels, features = kernel.shape
+    rows, columns = ((size - k) // stride + 1 for size, k in zip(x.shape[1:3], (height, width), strict=True))
+    total = np.zeros((len(x) * rows * columns, features), np.float32)
+    for i in range(height):
+        lines = x[:, i : i + stride * (rows - 1) + 1 : stride]
+        patches = [lines[:, :, j : j + stride * (columns - 1) + 1 : stride] for j in range(width)]
+        together = np.concatenate(patches, axis=-1).reshape(-1, width * channels)
+        total += together @ kernel[i].reshape(width * channels, features)
+    return np.maximum(total + bias, 0.0).reshape(len(x), rows, columns, features)
+
+
+def _torso(arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], features: list[tuple]) -> _Torso:
+    """The torso of that name, each array in the shape that the one before it asks for."""
+    strides, channels_first = [_whole(stride, 1) for stride in network["strides"]], bool(network["channels_first"])
+    convolutions, size = [], sum(math.prod(shape) for shape in features)
+    if strides:
+        (image,) = features
+        rows, columns, channels = (*image[1:], image[0]) if channels_first else image
+        for i, stride in enumerate(strides):
+            height, width, _, outputs = arrays[f"{name}/conv/{i}/kernel"].shape
+            kernel = _take(arrays, f"{name}/conv/{i}/kernel", (height, width, channels, outputs))
+            convolutions.append((kernel, _take(arrays, f"{name}/conv/{i}/bias", (outputs,))))
+            rows, columns, channels = (rows - height) // stride + 1, (columns - width) // stride + 1, outputs
+            if min(rows, columns, height, width) < 1:
+                raise ValueError(f"{name}/conv/{i}/kernel is larger than the image")
+        size = rows * columns * channels
+    layers = []
+    for i in range(_whole(network["num_layers"])):
+        inputs, (size,) = size, arrays[f"{name}/dense/{i}/bias"].shape
+        layers.append(_layer(arrays, f"{name}/dense/{i}", inputs, size))
+    if network["activation"] not in _ACTIVATIONS:
+        raise ValueError(f"unknown activation {network['activation']!r}")
+    return _Torso(channels_first, strides, convolutions, layers, _ACTIVATIONS[network["activation"]], size)
+
+
+def _layer(arrays: dict[str, np.ndarray], name: str, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    return _take(arrays, f"{name}/kernel", (inputs, outputs)), _take(arrays, f"{name}/bias", (outputs,))
+
+
+def _take(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if arrays[name].shape != shape or arrays[name].dtype != np.float32:
+        raise ValueError(f"{name} is {arrays[name].dtype}{list(arrays[name].shape)}; it must be float32{list(shape)}")
+    return arrays[name]
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array, as `np.load` would, but without first making room for whatever its header claims."""
+    with archive.open(name) as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{name} is of another version of .npy")
+        shape, in_fortrans_order, dtype = np.lib.format.read_array_header_1_0(file)
+        if in_fortrans_order or (dtype != np.float32 and dtype.kind != "U"):
+            raise ValueError(f"{name} holds {dtype}")
+        return np.frombuffer(file.read(), dtype).reshape(shape)
+
+
+def _read_description(path: Any, array: np.ndarray | None) -> dict[str, Any]:
+    try:
+        found = None if array is None else json.loads(str(array))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its description is no JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"{path} is no policy that jppo exported for NumPy")
+    if found.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {found.get('version')!r} of the format; this numpy_policy reads {VERSION}: use that "
+            "of the jppo which exported it"
+        )
+    if missing := set(_KEYS) - set(found):
+        raise ValueError(f"{path} is damaged: its description has no {', '.join(sorted(missing))}")
+    return found
+
+
+def _specs_of(tree: Any) -> Iterable[_Spec]:
+    """Of the arrays of an observation, in JAX's order."""
+    if "dict" in tree:
+        for name in sorted(tree["dict"]):
+            yield from _specs_of(tree["dict"][name])
+    elif "tuple" in tree:
+        for part in tree["tuple"]:
+            yield from _specs_of(part)
+    else:
+        spec = _Spec(_shape(tree["shape"]), _dtype(tree["dtype"]), _whole(tree["num_categories"]), 0)
+        yield spec._replace(start=_whole(tree["start"], -(2**63)))
+
+
+def _leaves(tree: Any, obs: Any, name: str) -> Iterable[Any]:
+    """The arrays of an observation, in JAX's order."""
+    if "dict" in tree:
+        if not isinstance(obs, dict) or set(obs) != set(tree["dict"]):
+            raise ValueError(f"{name} must be a dict of {', '.join(sorted(tree['dict']))}")
+        return [leaf for key in sorted(obs) for leaf in _leaves(tree["dict"][key], obs[key], f"{name}[{key!r}]")]
+    if "tuple" in tree:
+        if not isinstance(obs, tuple | list) or len(obs) != len(tree["tuple"]):
+            raise ValueError(f"{name} must be a tuple of {len(tree['tuple'])}")
+        parts = zip(tree["tuple"], obs, strict=True)
+        return [leaf for i, (part, leaf) in enumerate(parts) for leaf in _leaves(part, leaf, f"{name}[{i}]")]
+    if isinstance(obs, dict):
+        raise ValueError(f"{name} must be an array; it is a dict")
+    return [obs]
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    return tuple(_whole(size, 1) for size in sizes)
+
+
+def _dtype(name: Any) -> np.dtype:
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name!r}")
+    return np.dtype(name)
+
+
+def _whole(number: Any, least: int = 0) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < 2**63:
+        raise ValueError(f"{number!r} is no whole number of at least {least}")
+    return number

@@ -1,0 +1,438 @@
+"""Exported policies act as the ones they were made from; what is not one is refused, and executes nothing."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import SMALL, quick_jit
+from lenient import lenient
+from saved import save_run
+
+import jppo
+from jppo import exporting, numpy_policy, policy
+from jppo.cli import main
+from jppo.distributions import Categorical
+from jppo.load import load_run
+from jppo.networks import make_network, make_policy
+from jppo.policy import TrainedPolicy
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.types import Moments, PolicyState
+
+FOUR = ObsSpec((4,), "float32")
+THREE = ActionSpec((), "int32", num_actions=3)
+INF = float("inf")
+BOX = ActionSpec((2, 2), "float32", low=(-2.0, 0.5, -1.0, -INF), high=(2.0, 3.0, INF, INF))
+PARTS = {
+    "where": ObsSpec((1,), "float32"),
+    "picture": ObsSpec((2, 2), "uint8"),
+    "both": (ObsSpec((), "int32", 9, start=-1), ObsSpec((3,), "int8")),
+}
+CASES = {
+    "tanh": ({}, FOUR, THREE),
+    "relu, shared": ({"activation": "relu", "shared_torso": True}, FOUR, ActionSpec((), "int8", 3, start=4)),
+    "swish, clip": ({"activation": "swish", "normalize_obs": True}, FOUR, BOX),
+    "tanh bounds, eleven layers": ({"action_bounds": "tanh", "hidden_sizes": (5,) * 11}, FOUR, BOX),
+    "linear": ({"hidden_sizes": ()}, ObsSpec((3, 2), "int32"), ActionSpec((), "float32", low=(-3.0,), high=(INF,))),
+    "one-hot": ({"normalize_obs": True}, ObsSpec((), "int32", 5, start=-2), THREE),
+    "dict": ({"normalize_obs": True, "shared_torso": True}, PARTS, THREE),
+    "small images": ({"network": "cnn"}, ObsSpec((10, 8, 4), "bool"), THREE),
+    "stacks": ({"network": "cnn", "shared_torso": True, "normalize_obs": True}, ObsSpec((2, 7, 9), "float32"), BOX),
+    "screens": ({"network": "cnn", "activation": "swish"}, ObsSpec((47, 52, 3), "uint8"), BOX),
+    "stacks of screens": ({"network": "cnn", "shared_torso": True}, ObsSpec((4, 45, 40), "uint8"), THREE),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (policy, exporting):
+            patch.setattr(module, "jit", quick_jit)
+        yield
+
+
+def is_spec(node):
+    return isinstance(node, ObsSpec)
+
+
+def observations(obs_spec, count):
+    """A batch of random ones."""
+    rng = np.random.default_rng(0)
+
+    def draw(spec):
+        if spec.dtype == "float32":
+            return rng.normal(0.0, 2.0, (count, *spec.shape)).astype(np.float32)
+        low, high = (spec.start, spec.start + spec.num_categories) if spec.num_categories else (0, 2)
+        return rng.integers(low, 256 if spec.dtype == "uint8" else high, (count, *spec.shape)).astype(spec.dtype)
+
+    return jax.tree.map(draw, obs_spec, is_leaf=is_spec)
+
+
+def untrained(settings, obs_spec, action_spec, network=None):
+    """A policy of random weights, large enough that all of them matter."""
+    config = SMALL(**settings)
+    whole = make_policy(network or make_network(config, obs_spec, action_spec), obs_spec)
+    rng, obs = np.random.default_rng(1), observations(obs_spec, 1)
+    shapes = jax.eval_shape(whole.init, jax.random.key(0), obs)
+
+    def draw(leaf):
+        return jnp.asarray(rng.normal(0.0, 1.0, leaf.shape) * np.prod(leaf.shape[:-1]) ** -0.5, jnp.float32)
+
+    def moments(spec):
+        mean, spread = (rng.uniform(0.2, 2.0, spec.feature_shape).astype(np.float32) for _ in range(2))
+        return Moments(count=jnp.asarray(9.0), mean=jnp.asarray(mean), m2=jnp.asarray(9.0 * spread))
+
+    stats = jax.tree.map(moments, obs_spec, is_leaf=is_spec) if config.normalize_obs else ()
+    state = PolicyState(params=jax.tree.map(draw, shapes), obs_stats=stats)
+    if action_spec.num_actions and network is None:  # so that each is taken somewhere
+        logits = whole.apply(state, observations(obs_spec, 16))[0].logits
+        state.params["params"]["policy"]["bias"] -= logits.mean(axis=0)
+    return TrainedPolicy(whole, state, obs_spec, action_spec, config.action_bounds)
+
+
+@pytest.fixture(scope="module")
+def simple():
+    return untrained({}, FOUR, THREE)
+
+
+@pytest.fixture
+def exported(simple, tmp_path):
+    return jppo.export_policy(simple, tmp_path / "policy.npz")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exported_policies_act_and_value_as_the_trained_one(name, tmp_path):
+    trained, obs_spec = untrained(*CASES[name]), CASES[name][1]
+    batch = observations(obs_spec, 16)
+    actions, values = trained.act(batch), trained.value(batch)
+    assert np.unique(actions, axis=0).shape[0] > 1, "nothing is compared"
+    for path, load in (("policy.npz", numpy_policy.load), ("policy.stablehlo", jppo.load_exported)):
+        loaded = load(jppo.export_policy(trained, tmp_path / path))
+        acted, valued = loaded.act(batch), loaded.value(batch)
+        assert (acted.dtype, acted.shape) == (actions.dtype, actions.shape)
+        assert (valued.dtype, valued.shape) == (np.float32, (16,))
+        np.testing.assert_allclose(valued, values, rtol=1e-4, atol=1e-4)
+        if CASES[name][2].num_actions:
+            np.testing.assert_array_equal(acted, actions)
+        else:
+            np.testing.assert_allclose(acted, actions, rtol=1e-4, atol=1e-4)
+        if path == "policy.npz" or name == "dict":  # another program to compile
+            one = jax.tree.map(lambda leaf: leaf[0], batch)
+            np.testing.assert_allclose(loaded.act(one), actions[0], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(loaded.value(one), values[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        loaded.act(batch, sampled=True, seed=3), trained.act(batch, sampled=True, seed=3), rtol=1e-5
+    )
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "policy.npz", tmp_path / "policy.stablehlo"]
+
+
+def test_statistics_of_nothing_only_clip(tmp_path):
+    trained = untrained({"normalize_obs": True}, FOUR, THREE)
+    zeros = jax.tree.map(jnp.zeros_like, trained.state.obs_stats)
+    trained.state = trained.state.replace(obs_stats=zeros)
+    loaded = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz"))
+    obs = np.array([[100.0, -100.0, 0.5, 0.0]], np.float32)
+    np.testing.assert_allclose(loaded.value(obs), trained.value(obs), rtol=1e-5)
+
+
+def test_numpy_draws_actions_as_often_as_their_probability(simple, exported):
+    obs = observations(FOUR, 1)
+    wanted = jax.nn.softmax(simple.policy.apply(simple.state, obs)[0].logits)[0]
+    drawn = numpy_policy.load(exported).act(np.repeat(obs, 20_000, axis=0), rng=np.random.default_rng(0))
+    assert drawn.dtype == np.int32
+    np.testing.assert_allclose(np.bincount(drawn) / 20_000, wanted, atol=4 * 0.5 / 20_000**0.5)
+
+
+def test_numpy_draws_normals(tmp_path):
+    free = ActionSpec((2,), "float32", low=(-INF, -INF), high=(INF, INF))
+    trained = untrained({}, FOUR, free)
+    loaded, obs = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz")), observations(FOUR, 1)
+    drawn = loaded.act(np.repeat(obs, 20_000, axis=0), rng=np.random.default_rng(0))
+    std = np.exp(trained.state.params["params"]["log_std"])
+    np.testing.assert_allclose(drawn.mean(0), trained.act(obs)[0], atol=0.03 * std.max())
+    np.testing.assert_allclose(drawn.std(0), std, rtol=0.03)
+    assert drawn.dtype == np.float32
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
+
+
+def test_draws_of_the_program_differ_without_a_seed(simple, tmp_path):
+    loaded = jppo.load_exported(jppo.export_policy(simple, tmp_path / "policy.stablehlo"))
+    obs = observations(FOUR, 500)
+    assert (loaded.act(obs, sampled=True) != loaded.act(obs, sampled=True)).any()
+    assert set(loaded.exported.platforms) == {"cpu", "cuda", "rocm", "tpu"}
+    only = jppo.load_exported(jppo.export_policy(simple, tmp_path / "cpu.stablehlo", platforms=["cpu"]))
+    assert only.exported.platforms == ("cpu",)
+
+
+NUMPY_ALONE = """
+import json, sys
+import numpy as np
+{how}
+loaded = numpy_policy.load({path!r})
+print(json.dumps([loaded.act({obs!r}).tolist(), loaded.act({obs!r}, rng=np.random.default_rng(0)).shape]))
+found = {{"jax", "jaxlib", "flax", "jppo"}} & set(sys.modules)
+assert found == {found!r}, found
+"""
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_numpy_is_enough(simple, exported, tmp_path, copied):
+    obs = observations(FOUR, 3)
+    how, found = "from jppo import numpy_policy", {"jppo"}
+    if copied:
+        shutil.copy(numpy_policy.__file__, tmp_path / "numpy_policy.py")
+        how, found = f"sys.path[:0] = [{str(tmp_path)!r}]; import numpy_policy", set()
+    code = NUMPY_ALONE.format(how=how, path=str(exported), obs=obs.tolist(), found=found)
+    paths = os.pathsep.join([str(Path(jppo.__file__).parent.parent)] * (not copied))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [simple.act(obs).tolist(), [3]]
+
+
+def test_the_documented_way_without_jppo(simple, tmp_path):
+    path, obs = jppo.export_policy(simple, tmp_path / "policy.stablehlo"), observations(FOUR, 3)
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    found = program.call(obs, np.uint32(0))
+    np.testing.assert_array_equal(found["greedy"], simple.act(obs))
+    np.testing.assert_allclose(found["value"], simple.value(obs), rtol=1e-5)
+
+
+class Own(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        return Categorical(nn.Dense(3)(obs)), nn.Dense(1)(obs)[:, 0]
+
+
+def test_a_network_of_ones_own_is_a_program(tmp_path):
+    trained, obs = untrained({}, FOUR, THREE, Own()), observations(FOUR, 5)
+    with pytest.raises(ValueError, match=r"network is your own, Own, which NumPy cannot know; export it as .stablehlo"):
+        jppo.export_policy(trained, tmp_path / "policy.npz")
+    loaded = jppo.load_exported(jppo.export_policy(trained, tmp_path / "policy.stablehlo"))
+    np.testing.assert_array_equal(loaded.act(obs), trained.act(obs))
+
+
+def call(*argv):
+    """Exit code, standard output and standard error of the command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(word) for word in argv])
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_run_directories_are_exported_by_the_command(tmp_path):
+    run_dir, obs = tmp_path / "run", observations(FOUR, 4)
+    save_run(run_dir)
+    with lenient():
+        wanted = load_run(run_dir).policy.value(obs)
+    for name, load, said in (
+        ("policy.npz", numpy_policy.load, "numpy_policy.load"),
+        ("policy.stablehlo", jppo.load_exported, "load_exported"),
+    ):
+        with lenient():
+            code, out, err = call("export", run_dir, tmp_path / name)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"wrote {tmp_path / name}, ")
+        assert out.endswith(f" bytes; jppo.{said} reads it\n")
+        np.testing.assert_allclose(load(tmp_path / name).value(obs), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("policy.onnx", "must end in .npz (for NumPy alone) or .stablehlo (for JAX, or any XLA)"),
+        ("policy", "must end in .npz"),
+        ("nowhere/policy.npz", "cannot be written: there is no directory"),
+        ("policy.npz", "is not a run directory: it has no config.json"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path, output, message):
+    code, out, err = call("export", tmp_path, tmp_path / output)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_path_that_cannot_be_written_is_said_and_keeps_what_was_there(simple, tmp_path, monkeypatch):
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(ValueError, match=r"folder.npz cannot be written: Is a directory"):
+        jppo.export_policy(simple, tmp_path / "folder.npz")
+    (tmp_path / "old.npz").write_text("old")
+
+    def refuse(source, destination):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(exporting.os, "replace", refuse)
+    with pytest.raises(ValueError, match=r"old.npz cannot be written: Permission denied"):
+        jppo.export_policy(simple, tmp_path / "old.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.npz", "old.npz"]
+    assert (tmp_path / "old.npz").read_text() == "old"
+
+
+@pytest.mark.parametrize("obs", [1.0, [1.0, 2.0], np.zeros((3, 2)), np.zeros((2, 4, 1)), {"cue": [1.0]}], ids=str)
+def test_observations_of_another_shape_are_refused(simple, exported, tmp_path, obs):
+    program = jppo.load_exported(jppo.export_policy(simple, tmp_path / "policy.stablehlo"))
+    for loaded in (numpy_policy.load(exported), program):
+        with pytest.raises(
+            ValueError, match=r"the observation must be an array|an observation has s|observation has str"
+        ):
+            loaded.act(obs)
+
+
+def test_parts_of_observations_are_named(tmp_path):
+    loaded = numpy_policy.load(jppo.export_policy(untrained({}, PARTS, THREE), tmp_path / "policy.npz"))
+    obs = observations(PARTS, 2)
+    for wrong, message in (
+        ({"where": obs["where"]}, "the observation must be a dict of both, picture, where"),
+        (obs | {"both": obs["both"][:1]}, r"the observation\['both'\] must be a tuple of 2"),
+        (obs | {"where": {}}, r"the observation\['where'\] must be an array"),
+        (obs | {"where": np.zeros((3, 1))}, r"an observation has shape \(3, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loaded.act(wrong)
+
+
+def test_observations_in_other_containers_are_refused(tmp_path):
+    trained = untrained({}, FOUR, THREE)
+    trained.obs_spec = Moments(count=FOUR, mean=FOUR, m2=FOUR)
+    for name in ("policy.npz", "policy.stablehlo"):
+        with pytest.raises(ValueError, match="observations come as Moments; what is exported takes arrays, dicts"):
+            jppo.export_policy(trained, tmp_path / name)
+
+
+def test_the_npz_is_data_that_numpy_reads(exported):
+    with np.load(exported, allow_pickle=False) as arrays:
+        description = json.loads(str(arrays["description"]))
+        assert {array.dtype.kind for array in arrays.values()} == {"f", "U"}
+    assert (description["format"], description["version"]) == ("jppo policy", 1)
+    assert description["action"]["num_actions"] == 3
+    assert description["observation"] == {"shape": [4], "dtype": "float32", "num_categories": 0, "start": 0}
+
+
+class Trap:
+    """Leaves a file behind where it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("trapped", "w")
+
+
+def rewrite(path, change, save=np.savez):
+    """The same file with description and arrays changed."""
+    with np.load(path) as found:
+        arrays = dict(found)
+    description = json.loads(str(arrays["description"]))
+    change(description, arrays)
+    save(
+        path,
+        **{"description": np.array(json.dumps(description))} | {k: v for k, v in arrays.items() if k != "description"},
+    )
+
+
+def deep(path):
+    nested = '{"observation":' + '{"tuple":[' * 5000 + "]}" * 5000 + "}"
+    np.savez(path, description=np.array(nested))
+
+
+def claim(path):
+    """A header that tells of an exabyte."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**58,)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("extra.npy", header.getvalue())
+
+
+def overlap(path):
+    """Many names for the same bytes."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("last.npy", b"")  # so that the directory is written again
+        archive.filelist += [archive.getinfo("actor/dense/0/kernel.npy")] * 99
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "cut": (cut, "no policy that jppo exported for NumPy, or damaged: File is not a zip file"),
+    "flipped": (flip, "is no policy that jppo exported for NumPy, or damaged|is damaged"),
+    "gone": (Path.unlink, "cannot be read: No such file"),
+    "text": (lambda path: path.write_text("hello"), "is no policy that jppo exported for NumPy"),
+    "other": (lambda path: np.savez(path, a=np.zeros(3, np.float32)), "is no policy that jppo exported for NumPy"),
+    "version": (lambda path: rewrite(path, lambda d, a: d.update(version=2)), "has version 2 .* reads 1: use that"),
+    "description": (lambda path: rewrite(path, lambda d, a: d.pop("network")), "its description has no network"),
+    "deep": (deep, "is damaged: "),
+    "missing": (lambda path: rewrite(path, lambda d, a: a.pop("value/bias")), "there is no 'value/bias'"),
+    "shape": (
+        lambda path: rewrite(path, lambda d, a: a.update({"policy/bias": np.zeros(4, np.float32)})),
+        r"policy/bias is float32\[4\]; it must be float32\[3\]",
+    ),
+    "observation": (
+        lambda path: rewrite(path, lambda d, a: d["observation"].update(shape=[10**9, 10**9])),
+        r"actor/dense/0/kernel is float32\[4, 8\]; it must be float32\[1000000000000000000, 8\]",
+    ),
+    "dtype": (lambda path: rewrite(path, lambda d, a: d["observation"].update(dtype="O")), "unknown dtype 'O'"),
+    "sizes": (lambda path: rewrite(path, lambda d, a: d["observation"].update(shape=[-4])), "-4 is no whole number"),
+    "strides": (lambda path: rewrite(path, lambda d, a: d["network"].update(strides=[0])), "0 is no whole number"),
+    "pickle": (lambda path: rewrite(path, lambda d, a: a.update(x=np.array(Trap()))), "x.npy holds object"),
+    "bomb": (
+        lambda path: rewrite(path, lambda d, a: a.update(x=np.zeros(10**7, np.float32)), np.savez_compressed),
+        "damaged: it is compressed",
+    ),
+    "claim": (claim, "damaged: cannot reshape|buffer"),
+    "overlap": (overlap, "its arrays are larger than the file"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_no_npz_of_ours_is_refused(exported, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    damage, message = DAMAGES[name]
+    damage(exported)
+    with pytest.raises(ValueError, match=message):
+        numpy_policy.load(exported)
+    assert not Path("trapped").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, "is no policy that jppo exported as StableHLO, or not all of it"),
+        (flip, "is damaged: its bytes are not those that were exported"),
+        (lambda path: path.write_bytes(b""), "is no policy that jppo exported as StableHLO"),
+        (lambda path: path.write_bytes(b"jppo policy 1"), "is damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"2"), "has version 2 of the format; jppo .* reads 1"),
+        (Path.unlink, "cannot be read: No such file"),
+    ],
+)
+def test_what_is_no_program_of_ours_is_refused(simple, tmp_path, damage, message):
+    path = jppo.export_policy(simple, tmp_path / "policy.stablehlo")
+    damage(path)
+    with pytest.raises(ValueError, match=message):
+        jppo.load_exported(path)
+
+
+def test_the_same_policy_makes_the_same_file(simple, exported, tmp_path):
+    again = jppo.export_policy(simple, tmp_path / "again.npz")
+    assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(exported.read_bytes()).digest()
