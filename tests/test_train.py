@@ -369,8 +369,8 @@ def test_the_policy_acts_on_what_numpy_callers_have(run):
     assert policy.act([1.0]).shape == ()
     distribution, value = run.agent.policy.apply(policy.state, cues)
     assert actions.tolist() == np.argmax(distribution.logits, axis=1).tolist()
-    np.testing.assert_allclose(policy.value(cues), value, rtol=1e-5)
-    np.testing.assert_allclose(policy.value(cues[1]), value[1], rtol=1e-5)
+    np.testing.assert_allclose(policy.value(cues), value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(policy.value(cues[1]), value[1], rtol=1e-5, atol=1e-6)
 
 
 def test_samples_follow_their_seed_and_the_policy(run):
