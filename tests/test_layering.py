@@ -12,6 +12,8 @@ import jppo
 
 ROOT = Path(jppo.__file__).parent
 
+COMMANDS = [f"commands.{name}" for name in ("bench", "check", "export", "plan", "runs", "sweep")]
+
 # Top to bottom as a reader meets them; a module not listed here fails, so that whoever adds one places it.
 LAYERS = [
     {"config", "types", "spaces", "presets", "compiling", "devices"},
@@ -21,7 +23,6 @@ LAYERS = [
     {"anakin", "actors", "sebulba"},
     {
         *(
-            "bench_command",
             "benched",
             "benching",
             "checking",
@@ -33,7 +34,8 @@ LAYERS = [
             "checking.vector",
             "cli",
             "driver",
-            "export_command",
+            "commands",
+            *COMMANDS,
             "exporting",
             "given",
             "groups",
@@ -69,8 +71,8 @@ DOORS = {
     "orbax": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
-    "rich": {"benched", "checking.report", "cli", "planning", "progress", "results"},
-    "tyro": {"bench_command", "cli", "export_command"},
+    "rich": {"benched", "checking.report", "commands.runs", "planning", "progress", "results"},
+    "tyro": {"cli", "commands", *COMMANDS},
 }
 
 

@@ -1,4 +1,4 @@
-"""`jppo export` on the command line; imports nothing slow before it runs."""
+"""`jppo export`."""
 
 import dataclasses
 from pathlib import Path

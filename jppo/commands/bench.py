@@ -1,4 +1,4 @@
-"""`jppo bench` on the command line; imports nothing slow before it runs."""
+"""`jppo bench`."""
 
 import dataclasses
 import json
@@ -8,10 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from jppo.commands import EXIT_FAILED, Inline
 from jppo.config import Hyperparams, PPOConfig, RayConfig
-
-_EXIT_FAILED = 3
-_Inline = tyro.conf.arg(name="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +31,11 @@ class Bench:
     """Also draw it, as this PNG."""
     json: bool = False
     """Print one line of JSON instead."""
-    config: Annotated[PPOConfig, _Inline] = dataclasses.field(default_factory=PPOConfig)
-    hyperparams: Annotated[Hyperparams, _Inline] = dataclasses.field(default_factory=Hyperparams)
+    config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
+    hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
     num_devices: int | None = None
     """Devices over which environments and their samples are spread. Default: as many as there are and fit."""
-    actors: Annotated[RayConfig, _Inline] = dataclasses.field(default_factory=RayConfig)
+    actors: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
         from jppo.benched import draw_bench, print_bench
@@ -62,7 +60,7 @@ class Bench:
             )
         except ActorsFailed as error:
             _say(f"jppo: {error}")
-            return _EXIT_FAILED
+            return EXIT_FAILED
         if self.json:
             print(json.dumps(jsonable(benched.summary())))
         else:
