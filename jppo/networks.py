@@ -162,6 +162,8 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:
     """Raises ValueError where a network's outputs do not fit the environment. Traces, computes nothing."""
+    if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
+        raise ValueError(f"{type(network).__name__} is no network: it has no {', '.join(missing)}")
     policy, batch = make_policy(network, obs_spec), 7
     obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
     key = jax.eval_shape(lambda: jax.random.key(0))
