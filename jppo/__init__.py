@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jppo.envs import make_env as make_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.evaluation import evaluate as evaluate
+    from jppo.load import load_policy as load_policy
     from jppo.planning import plan as plan
     from jppo.presets import PRESETS as PRESETS
     from jppo.sebulba import make_sebulba as make_sebulba
@@ -41,6 +42,7 @@ _HOMES = {
     "check_env": "jppo.checking",
     "evaluate": "jppo.evaluation",
     "jit": "jppo.compiling",
+    "load_policy": "jppo.load",
     "make_anakin": "jppo.anakin",
     "make_env": "jppo.envs",
     "plan": "jppo.planning",

@@ -31,6 +31,7 @@ LAYERS = [
             "checking.report",
             "checking.trace",
             "checking.vector",
+            "checkpoints",
             "cli",
             "driver",
             "given",
@@ -63,7 +64,7 @@ DOORS = {
     "ray": {"actors", "hosts", "tasks", "tune"},  # tune: ray.tune only
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
-    "orbax": {"runs"},
+    "orbax": {"checkpoints", "runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
     "rich": {"benched", "checking.report", "cli", "planning", "progress", "results"},
