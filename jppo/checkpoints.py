@@ -91,7 +91,7 @@ class Checkpoints:
             return
         header = {"format": FORMAT, "jppo": runs.versions()["jppo"]}
         header |= {"update": update, "seconds": seconds, "counts": counts}
-        writing = self._pool.submit(write, self._folder / str(update), header, _to_host(state), self._keep)
+        writing = self._pool.submit(write, self._folder / str(update), header, to_host(state), self._keep)
         self._writing, self._since = (update, writing), time.monotonic()
 
     def close(self) -> None:
@@ -186,7 +186,8 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
     """Raises ValueError, with the differences, where config.json and what is given are not of the same run, or where
     there is nothing left to do."""
     run = f"run_dir {run_dir} already holds a run"
-    if not (run_dir / FOLDER).is_dir():
+    metrics = run_dir / "metrics.jsonl"
+    if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
         raise ValueError(f"{run} without checkpoints; name another")
     was, given = _essence(before), _essence(runs.jsonable(now))
     names = [name for name in was | given if was.get(name) != given.get(name)]
@@ -213,7 +214,7 @@ def _essence(settings: dict[str, Any]) -> dict[str, Any]:
     named = {name: settings[name] for name in ("env", "backend", "seed") if name in settings}
     parts = {name: settings[name] for name in ("environment", "network", "optimizer", "loss") if name in settings}
     lag = {"policy_lag": settings["actors"]["policy_lag"]} if "actors" in settings else {}
-    return named | parts | settings["config"] | settings["hyperparams"] | lag
+    return named | settings["config"] | settings["hyperparams"] | parts | lag
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -244,7 +245,7 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _to_host(state: PyTree) -> dict[str, np.ndarray]:
+def to_host(state: PyTree) -> dict[str, np.ndarray]:
     """Copies, since a chunk overwrites its state."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {

@@ -193,6 +193,8 @@ class _Files(NamedTuple):
         if (start := checkpoints.start) is not None:
             log.say(f"goes on from {start.path}, after {start.update:,} updates")
             log.go_on(runs.metrics_until(self.run_dir, start.update), start.update, start.seconds)
+        elif self.goes_on:
+            log.say(f"{self.run_dir} has no checkpoint yet: the run begins anew")
         return checkpoints
 
 

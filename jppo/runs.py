@@ -72,11 +72,11 @@ class RunWriter:
         self._tensorboard: Any = None
         self._wandb: Any = None
         try:
-            if wandb_module is not None:
-                self._wandb = wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
             if not goes_on:
                 write_json(path / "config.json", config)
                 self._tensorboard = _tensorboard(path)
+            if wandb_module is not None:
+                self._wandb = wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
         except BaseException:
             self.abort()
             raise
