@@ -1,4 +1,4 @@
-"""A run in a process of its own, for tests that end it: python one_run.py RUN_DIR HOW."""
+"""A run, and a process of its own for it that comes to a bad end: python one_run.py RUN_DIR HOW."""
 
 import os
 import signal
@@ -6,32 +6,38 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from checks import SMALL, quick_jit
+from probes import NO_LIMIT, ObsActionReward
 
 import jppo
-from jppo import checkpoints, loops
+from jppo import loops
 from jppo.progress import Silent
 
-CONFIG = jppo.PPOConfig(num_envs=8, num_steps=8, hidden_sizes=(8,), normalize_obs=True, normalize_reward=True)
-UPDATES, END = 120, 60  # updates, in all and before the process is ended
+CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
+BATCH, UPDATES = CONFIG.batch_size, 12
+END = 5  # updates after which the process is ended
+
+
+class Cued(ObsActionReward):
+    """Episodes of five steps, so that none of them ends with an update of four."""
+
+    length = NO_LIMIT
+    limit = 5
 
 
 class Ending(Silent):
-    """Ends the process, if `how` says so, once there are END updates and a checkpoint."""
+    """Ends the process once there is a checkpoint."""
 
-    def __init__(self, run_dir: Path, how: str) -> None:
-        self._checkpoints, self._how = run_dir / "checkpoints", how
-
-    def message(self, text: str) -> None:
-        print(text, flush=True)
+    def __init__(self, run_dir: Path, number: int | None) -> None:
+        self._checkpoints, self._number = run_dir / "checkpoints", number
 
     def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
-        if step != END * CONFIG.batch_size:
+        if step != END * BATCH:
             return
-        while "kill" in self._how and not any(path.name.isdigit() for path in self._checkpoints.iterdir()):
+        while not any(path.name.isdigit() for path in self._checkpoints.iterdir()):
             time.sleep(0.01)
-        if self._how in ("interrupt", "kill"):
-            os.kill(os.getpid(), signal.SIGINT if self._how == "interrupt" else signal.SIGKILL)
+        if self._number is not None:
+            os.kill(os.getpid(), self._number)
 
 
 def kill_while_saving() -> None:
@@ -50,13 +56,12 @@ def kill_while_saving() -> None:
 
 
 def main(run_dir: Path, how: str) -> None:
-    loops._CHUNK_SECONDS = 0.0  # chunks of one
+    loops.jit, loops._CHUNK_SECONDS = quick_jit, 0.0  # chunks of one
     if how == "kill while saving":
         kill_while_saving()
-    given = {} if how == "go on" else {"config": CONFIG, "total_steps": UPDATES * CONFIG.batch_size, "seed": 3}
-    reporter = Ending(run_dir, how)
-    result = jppo.train("CartPole-v1", run_dir=run_dir, checkpoint_every=0, progress=reporter, **given)
-    np.savez(run_dir.with_suffix(".npz"), **checkpoints.to_host(result.state))
+    reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))
+    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "num_devices": 1}
+    jppo.train(Cued(), run_dir=run_dir, checkpoint_every=0, progress=reporter, **given)
 
 
 if __name__ == "__main__":
