@@ -72,7 +72,7 @@ class Checkpoints:
         self.start = newest(run_dir, message)
         self.update = 0 if self.start is None else self.start.update  # that of the newest on disk
         self._folder.mkdir(exist_ok=True)
-        _put_aside(self._folder, self.update)
+        _put_aside(self._folder, self.update, message)
         self._pool = ThreadPoolExecutor(1, "checkpoints")
         self._writing: tuple[int, Future] | None = None  # the update, and what comes of it
         self._since = time.monotonic()
@@ -127,8 +127,6 @@ def newest(run_dir: Path, message: Callable[[str], None]) -> Checkpoint | None:
       ValueError: all are damaged, or the newest good one is of another format.
     """
     folder = run_dir / FOLDER
-    for path in sorted(folder.glob("*.orbax-checkpoint-tmp*")):
-        message(f"{path} was cut off while it was written; it is left out")
     paths = _saved(folder)
     for path in reversed(paths):
         try:
@@ -222,9 +220,10 @@ def _saved(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
 
 
-def _put_aside(folder: Path, update: int) -> None:
+def _put_aside(folder: Path, update: int, message: Callable[[str], None]) -> None:
     """Makes room for checkpoints after `update`: what is there is damaged, or was cut off."""
     for path in folder.glob("*.orbax-checkpoint-tmp*"):
+        message(f"{path} was cut off while it was written; it is left out")
         shutil.rmtree(path)
     for path in _saved(folder):
         if int(path.name) > update:

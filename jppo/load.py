@@ -49,11 +49,13 @@ def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = 
     """
     run_dir = Path(run_dir)
     settings = runs.read_config(run_dir)
-    for name, part, what in (("network", network, "a network"), ("environment", env, "an environment")):
+    for name, argument, part, what in (
+        ("network", "network", network, "with a network"),
+        ("environment", "env", env, "in an environment"),
+    ):
         if settings.get(name) == "custom" and part is None:
-            argument = "network" if name == "network" else "env"
             raise ValueError(
-                f"{run_dir} was trained with {what} of its own; rebuild it in Python and give it: "
+                f"{run_dir} was trained {what} of its own; rebuild it in Python and give it: "
                 f"jppo.load_policy(run_dir, {argument}=...)"
             )
     config, _ = runs.config_of(settings, run_dir)

@@ -52,7 +52,7 @@ class Logbook:
             self._remember(rows)
             read += len(rows["update"])
         if read < updates:
-            self.say(f"metrics.jsonl ends at update {read}; the checkpoint is of update {updates}")
+            self.say(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
 
     def rewind(self) -> None:
         """Takes back what a run that goes on has written after this."""

@@ -141,6 +141,8 @@ def _lock(file: Any, path: Path) -> None:
     except BlockingIOError:
         file.close()
         raise ValueError(f"run_dir {path} is being written by another process; name another") from None
+    except OSError:  # a file system without locks
+        return
 
 
 def run_config(
@@ -190,15 +192,18 @@ def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]
 
 
 def _rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of metrics.jsonl and what they say, to the last one before a later update, a gap or damage."""
+    """The lines of metrics.jsonl and what they say, to the last one before a later update, or damage."""
+    last = 0
     with open(run_dir / "metrics.jsonl", "rb") as lines:
-        for number, line in enumerate(itertools.islice(lines, update), 1):
+        for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:
+                number = row["update"]
+            except (ValueError, KeyError, TypeError):
                 return
-            if not line.endswith(b"\n") or not isinstance(row, dict) or row.get("update") != number:
+            if not line.endswith(b"\n") or not last < number <= update:
                 return
+            last = number
             yield line, row
 
 
