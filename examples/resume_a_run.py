@@ -40,7 +40,7 @@ def main(total_steps: int = 200_000) -> tuple[Result, Result]:
         resumed = jppo.train("CartPole-v1", resume=run_dir)  # all else is as it was
         print(f"{resumed.summary['status']} after {resumed.summary['updates']} updates")
 
-    same = jax.tree.map(lambda a, b: np.array_equal(a, b), resumed.policy.state, whole.policy.state)
+    same = jax.tree.map(np.array_equal, resumed.policy.state, whole.policy.state)
     print(f"bit for bit the same policy: {all(jax.tree.leaves(same))}")
     return whole, resumed
 

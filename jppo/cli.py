@@ -536,7 +536,7 @@ def _as_before(defaults: Train, argv: list[str]) -> Train:
 
 def _value(argv: list[str], option: str) -> str | None:
     """What an option is given, spelt either way."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in itertools.zip_longest(argv, argv[1:]):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") == option:
             return value if equals else following
