@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jppo.evaluation import evaluate as evaluate
     from jppo.exporting import export_policy as export_policy
     from jppo.exporting import load_exported as load_exported
+    from jppo.load import load_policy as load_policy
     from jppo.planning import plan as plan
     from jppo.presets import PRESETS as PRESETS
     from jppo.sebulba import make_sebulba as make_sebulba
@@ -45,6 +46,7 @@ _HOMES = {
     "export_policy": "jppo.exporting",
     "jit": "jppo.compiling",
     "load_exported": "jppo.exporting",
+    "load_policy": "jppo.load",
     "make_anakin": "jppo.anakin",
     "make_env": "jppo.envs",
     "plan": "jppo.planning",

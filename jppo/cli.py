@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import itertools
 import json
 import os
 import signal
@@ -41,7 +42,13 @@ class Train:
     preset: str = "auto"
     """Published configuration to start from (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, gymnax-minatar. Options given override it."""  # noqa: E501
     run_dir: Path | None = None
-    """Where to write the run (default: runs/<env>/<time>-<seed>)."""
+    """Where to write the run (default: runs/<env>/<time>-<seed>). A run that is there goes on."""
+    checkpoint_every: float | None = None
+    """Seconds between two checkpoints (default: a minute); the end of a run always makes one."""
+    keep: int = 2
+    """Checkpoints that stay, the newest."""
+    resume: Path | None = None
+    """Run directory of a run that is to go on, with its settings, from its newest checkpoint."""
     quiet: bool = False
     """Show nothing while training."""
     json: bool = False
@@ -69,6 +76,7 @@ class Train:
 
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
+        run_dir = self.run_dir or (runs.default_run_dir(self.env, self.seed) if self.resume is None else None)
         try:
             result = train(
                 self.env,
@@ -82,7 +90,10 @@ class Train:
                 host_cpus=self.host_cpus,
                 host_gpus=self.host_gpus,
                 **vars(self.actors),
-                run_dir=self.run_dir or runs.default_run_dir(self.env, self.seed),
+                run_dir=run_dir,
+                checkpoint_every=self.checkpoint_every,
+                keep=self.keep,
+                resume=self.resume,
                 progress=reporter,
                 wandb=self.wandb,
             )
@@ -170,6 +181,7 @@ def _parse(argv: list[str]) -> Any:
         raise ValueError(f"unknown command {argv[0]!r}; {hint}")
     preset = PRESETS[_preset_named_in(argv)]
     defaults = Train("", total_steps=preset.total_steps, config=preset.config, hyperparams=preset.hyperparams)
+    defaults = _as_before(defaults, argv)
     train = tyro.conf.subcommand("train", default=dataclasses.replace(defaults, env=tyro.MISSING))
     plan = tyro.conf.subcommand("plan", default=Plan(tyro.MISSING, config=preset.config))
     bench = Bench(tyro.MISSING, config=preset.config, hyperparams=preset.hyperparams)
@@ -188,6 +200,38 @@ def _parse(argv: list[str]) -> Any:
     return tyro.cli(commands, prog="jppo", args=argv, config=(tyro.conf.OmitArgPrefixes,))
 
 
+def _as_before(defaults: Train, argv: list[str]) -> Train:
+    """With the settings of the run that goes on, where argv names one, unless it also names a preset."""
+    named = [path for option in ("--run-dir", "--resume") if (path := _value(argv, option)) is not None]
+    if argv[:1] != ["train"] or not named or not Path(named[-1], "config.json").exists():
+        return defaults
+    from jppo import runs
+
+    settings = runs.read_config(Path(named[-1]))
+    config, hyperparams = runs.config_of(settings, Path(named[-1]))
+    actors = settings.get("actors", {})
+    actors = {name: actors[name] for name in ("num_actors", "policy_lag") if name in actors}
+    defaults = dataclasses.replace(
+        defaults,
+        backend=settings["backend"],
+        total_steps=settings["total_steps"],
+        seed=settings["seed"],
+        actors=RayConfig(**actors),
+    )
+    if _value(argv, "--preset") is None:
+        defaults = dataclasses.replace(defaults, config=config, hyperparams=hyperparams)
+    return defaults
+
+
+def _value(argv: list[str], option: str) -> str | None:
+    """What an option is given, spelt either way."""
+    for word, following in itertools.zip_longest(argv, argv[1:]):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == option:
+            return value if equals else following
+    return None
+
+
 def _preset_named_in(argv: list[str]) -> str:
     """The preset whose values the options start from: --preset, else that of an environment named anywhere."""
     for i, word in enumerate(argv):
@@ -200,6 +244,10 @@ def _preset_named_in(argv: list[str]) -> str:
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
                 raise ValueError(f"unknown preset {name!r}; {hint}")
             return name
-    paths = {i + 1 for i, word in enumerate(argv) if word in ("--run-dir", "--run_dir", "--sweep-dir", "--sweep_dir")}
+    paths = {
+        i + 1
+        for i, word in enumerate(argv)
+        if word in ("--run-dir", "--run_dir", "--resume", "--sweep-dir", "--sweep_dir")
+    }
     words = [word for i, word in enumerate(argv) if i not in paths]
     return next((preset_for(word) for word in words if preset_for(word) != "default"), "default")

@@ -12,19 +12,22 @@ import numpy as np
 
 from jppo import runs
 from jppo.anakin import Anakin, AnakinState, make_anakin
+from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
 from jppo.devices import check_same, most_devices, together
 from jppo.env_runner import ActorsFailed
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
-from jppo.given import check_preset, check_sizes, choose_backend, own_parts
+from jppo.given import check_preset, check_run_dir, check_sizes, choose_backend, own_parts
 from jppo.interrupts import never, stop_on_interrupt
 from jppo.learner import Loss, Optimizer, adam
+from jppo.load import read_summary
 from jppo.loops import ActorLoop, AnakinLoop, Ended, Logbook
 from jppo.networks import Network, hint
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import OneOfSeveral, Reporter, make_reporter
+from jppo.runs import RunWriter
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, PolicyState, TrainState
 
@@ -55,7 +58,7 @@ def train(
     env: Any,
     *,
     total_steps: int | float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     config: PPOConfig | None = None,
     hyperparams: Hyperparams | None = None,
     preset: str = "auto",
@@ -63,6 +66,9 @@ def train(
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     run_dir: str | Path | None = None,
+    checkpoint_every: float | None = None,
+    keep: int = 2,
+    resume: str | Path | None = None,
     progress: str | Reporter = "none",
     wandb: bool = False,
     backend: str = "auto",
@@ -85,13 +91,17 @@ def train(
       env: for the device, a name, an object with gymnax's API, or an Environment; for Ray, what `jppo.make_host_env`
         takes: a Gymnasium id, "module:name", or a function that makes an environment.
       total_steps: environment steps, rounded up to whole updates; the preset's when None.
-      seed: of everything random.
+      seed: of everything random; 0 when None.
       config, hyperparams: the preset's when None.
       preset: a name in `jppo.PRESETS`; "auto" is the environment's own.
       network: see `jppo.networks.Network`; what config names when None.
       optimizer, loss: see `jppo.learner.make_learner`.
-      run_dir: where to write config.json, metrics.jsonl, TensorBoard events, the policy and summary.json; nothing is
-        written when None.
+      run_dir: where to write config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json;
+        nothing is written when None. A run that is there goes on from its newest checkpoint, and gives what is None
+        here; whatever else is given must be as it was (docs/checkpoints.md).
+      checkpoint_every: seconds between two checkpoints, a minute when None; the end of a run always makes one.
+      keep: so many checkpoints stay, the newest.
+      resume: as run_dir, of a run that must be there.
       progress: "auto" shows a bar (lines where there is no terminal), "none" nothing; or a reporter of your own.
       wandb: log to Weights & Biases too; needs run_dir.
       backend: "anakin" (on the device), "ray", or "auto": the device where gymnax has the environment.
@@ -119,11 +129,9 @@ def train(
     actors = RayConfig(
         num_actors, envs_per_actor, _check_lag(policy_lag), actor_cpus, actor_gpus, address, actor_timeout, max_restarts
     )
-    if wandb and run_dir is None:
-        raise ValueError("wandb needs a run_dir")
-    run_dir = None if run_dir is None else Path(run_dir)
+    run_dir = check_run_dir(run_dir, resume, wandb, checkpoint_every, keep, num_hosts)
     of_ppo = (total_steps, seed, config, hyperparams, preset, network, optimizer, loss)
-    given = Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices)
+    given = Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices, checkpoint_every, keep)
     if num_hosts == 1 and (host_cpus, host_gpus) == (1.0, 0.0):
         return _train(given, progress)
     return _train_on_hosts(given, progress, num_hosts, host_cpus, host_gpus)
@@ -134,7 +142,7 @@ class Given(NamedTuple):
 
     env: Any
     total_steps: int | float | None
-    seed: int
+    seed: int | None
     config: PPOConfig | None
     hyperparams: Hyperparams | None
     preset: str
@@ -146,6 +154,8 @@ class Given(NamedTuple):
     backend: str
     actors: RayConfig
     num_devices: int | None
+    checkpoint_every: float | None = None
+    keep: int = 2
 
 
 class Prepared(NamedTuple):
@@ -156,6 +166,36 @@ class Prepared(NamedTuple):
     seed: int
     hyperparams: Hyperparams
     settings: dict[str, Any]  # config.json
+
+
+class _Files(NamedTuple):
+    """What a run leaves on disk, and how."""
+
+    run_dir: Path | None = None
+    wandb: bool = False
+    goes_on: bool = False  # the run that is there
+    checkpoint_every: float | None = None
+    keep: int = 2
+
+    def writer(self, settings: dict[str, Any]) -> RunWriter | None:
+        """None where nothing is to be left."""
+        return None if self.run_dir is None else RunWriter(self.run_dir, settings, self.wandb, self.goes_on)
+
+    def checkpoints(self, log: Logbook) -> Checkpoints | None:
+        """None where there are to be none. The log of a run that goes on is taken up at the newest."""
+        if self.run_dir is None:
+            return None
+        if jax.process_count() > 1:
+            log.say("no checkpoints: a run in several processes saves its policy at its end, and cannot go on after it")
+            return None
+        every = DEFAULT_SECONDS if self.checkpoint_every is None else self.checkpoint_every
+        checkpoints = Checkpoints(self.run_dir, every, self.keep, log.reporter.message)
+        if (start := checkpoints.start) is not None:
+            log.say(f"goes on from {start.path}, after {start.update:,} updates")
+            log.go_on(runs.metrics_until(self.run_dir, start.update), start.update, start.seconds)
+        elif self.goes_on:
+            log.say(f"{self.run_dir} has no checkpoint yet: the run begins anew")
+        return checkpoints
 
 
 def _train(
@@ -171,13 +211,44 @@ def _train(
       cores: of this machine, for actors.
     """
     with together():
-        prepared = prepare(given, num_cores() if cores is None else cores)
+        before = _settings_before(given)
+        prepared = prepare(
+            given if before is None else _as_before(given, before), num_cores() if cores is None else cores
+        )
+        if given.run_dir is not None and before is not None:
+            finished = read_summary(given.run_dir).get("status") == "finished"
+            check_same_run(given.run_dir, before, prepared.settings, finished)
         total_steps, number = prepared.settings["total_steps"], jax.process_index()
         reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
         if number:
             given, reporter = given._replace(run_dir=None, wandb=False), OneOfSeveral(reporter, number)
     check_same(json.dumps(prepared.settings, default=str))
-    return _run(prepared, given.run_dir, given.wandb, reporter, stop)
+    files = _Files(given.run_dir, given.wandb, before is not None, given.checkpoint_every, given.keep)
+    return _run(prepared, files, reporter, stop)
+
+
+def _settings_before(given: Given) -> dict[str, Any] | None:
+    """config.json of the run that goes on; None where it is a new one. Several processes cannot go on with any."""
+    if given.run_dir is None or jax.process_count() > 1 or not (given.run_dir / "config.json").exists():
+        return None
+    return runs.read_config(given.run_dir)
+
+
+def _as_before(given: Given, before: dict[str, Any]) -> Given:
+    """What is not given is as it was."""
+    assert given.run_dir is not None, "there was a run"
+    config, hyperparams = runs.config_of(before, given.run_dir)
+    own, actors, was = given.preset == "auto", given.actors, before.get("actors", {})
+    if actors.num_actors is None and actors.envs_per_actor is None and was:
+        actors = dataclasses.replace(actors, num_actors=was["num_actors"])
+    return given._replace(
+        total_steps=before["total_steps"] if given.total_steps is None else given.total_steps,
+        seed=before["seed"] if given.seed is None else given.seed,
+        config=config if given.config is None and own else given.config,
+        hyperparams=hyperparams if given.hyperparams is None and own else given.hyperparams,
+        backend=before["backend"] if given.backend == "auto" else given.backend,
+        actors=actors,
+    )
 
 
 def prepare(given: Given, cores: int) -> Prepared:
@@ -188,7 +259,8 @@ def prepare(given: Given, cores: int) -> Prepared:
     hyperparams = chosen.hyperparams if given.hyperparams is None else given.hyperparams
     check_hyperparams(hyperparams)
     total_steps = check_total_steps(chosen.total_steps if given.total_steps is None else given.total_steps)
-    seed, config = runs.check_seed(given.seed), chosen.config if given.config is None else given.config
+    seed = runs.check_seed(0 if given.seed is None else given.seed)
+    config = chosen.config if given.config is None else given.config
     if backend == "ray":
         config, actors = spread_envs(config, actors, hosts * cores, given.config is not None, hosts)
     elif actors != RayConfig():
@@ -205,25 +277,27 @@ def prepare(given: Given, cores: int) -> Prepared:
     return Prepared(agent, actors, seed, hyperparams, settings)
 
 
-def _run(prepared: Prepared, run_dir: Path | None, wandb: bool, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     """Everything that leaves a trace, and its tidying up."""
     agent, actors, seed, hyperparams, settings = prepared
-    writer, loop, config = None, None, agent.config
+    writer, loop, checkpoints, config = None, None, None, agent.config
     try:
         with stop_on_interrupt(reporter, stop) as stop_requested:
             with together():
-                writer = None if run_dir is None else runs.RunWriter(run_dir, settings, wandb)
+                writer = files.writer(settings)
                 reporter.start()
                 if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
                     reporter.message(said)
                 log = Logbook(config.batch_size, writer, reporter)
-                loop = _make_loop(agent, seed, hyperparams, log, actors)
+                checkpoints = files.checkpoints(log)
+                loop = _make_loop(agent, seed, hyperparams, log, actors, checkpoints)
+                log.rewind()
                 if stop_requested():
                     raise KeyboardInterrupt
             ended = loop.run(stop_requested)
             if not log.updates and ended.status in ("interrupted", "failed"):
                 raise ended.error or KeyboardInterrupt
-            result = _result(loop, agent, log, ended)
+            result = _result(loop, agent, log, ended, checkpoints)
     except BaseException as error:
         if writer is not None:
             writer.abort()
@@ -232,9 +306,9 @@ def _run(prepared: Prepared, run_dir: Path | None, wandb: bool, reporter: Report
             raise ValueError(f"{sizes} need more memory than the device has; lower one of them") from error
         raise
     finally:
-        if loop is not None:
-            loop.close()
-        reporter.close()
+        for part in (checkpoints, loop, reporter):
+            if part is not None:
+                part.close()
     if ended.error is not None:
         ended.error.result = result
         raise ended.error
@@ -244,15 +318,26 @@ def _run(prepared: Prepared, run_dir: Path | None, wandb: bool, reporter: Report
 
 
 def _make_loop(
-    agent: Anakin | Sebulba, seed: int, hyperparams: Hyperparams, log: Logbook, actors: RayConfig
+    agent: Anakin | Sebulba,
+    seed: int,
+    hyperparams: Hyperparams,
+    log: Logbook,
+    actors: RayConfig,
+    checkpoints: Checkpoints | None,
 ) -> AnakinLoop | ActorLoop:
     if isinstance(agent, Anakin):
-        return AnakinLoop(agent, seed, hyperparams, log)
-    return ActorLoop(agent, seed, hyperparams, log, actors)
+        return AnakinLoop(agent, seed, hyperparams, log, checkpoints)
+    return ActorLoop(agent, seed, hyperparams, log, actors, checkpoints)
 
 
-def _result(loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook, ended: Ended) -> Result:
-    """Sums up and saves."""
+def _result(
+    loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook, ended: Ended, checkpoints: Checkpoints | None
+) -> Result:
+    """Saves and sums up."""
+    if ended.status != "diverged":
+        loop.save()
+    if checkpoints is not None:
+        checkpoints.close()
     env, writer, recent = agent.env, log.writer, log.recent
     summary = {
         "env": env.name,
@@ -268,6 +353,7 @@ def _result(loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook,
         "return_std": recent.std,
         "device": jax.devices()[0].device_kind,
         **loop.summary(),
+        **({} if checkpoints is None else {"checkpoint": checkpoints.update}),
         **_of_hosts(),
         "versions": runs.versions(),
         "run_dir": None if writer is None else str(writer.path),

@@ -24,6 +24,7 @@ class Fragment(NamedTuple):
     rollout: Rollout  # [T, n, ...]
     stats: EpisodeStats
     seconds: dict[str, float]  # in which the environments stepped ("env"), the policy was called ("policy"), and in all
+    streams: np.ndarray  # [n, ...] key data of what the environments draw from next
 
 
 class ActorsFailed(RuntimeError):
@@ -41,6 +42,7 @@ class RunnerSpec(NamedTuple):
     num_steps: int
     key_data: np.ndarray  # of the key of all environments of the run
     policy_shapes: PolicyState  # ShapeDtypeStruct leaves
+    streams: np.ndarray | None = None  # [N, ...] key data that the first N environments draw from, where a run goes on
 
 
 class EnvRunner:
@@ -59,7 +61,10 @@ class EnvRunner:
         num_envs = len(env_index)
         self._spec, self._programs = spec, _compile(spec, num_envs)
         key = jax.random.wrap_key_data(jnp.asarray(spec.key_data))
-        reset_keys, self._streams = jit(env_keys)(key, jnp.asarray(env_index, jnp.int32))
+        reset_keys, streams = jit(env_keys)(key, jnp.asarray(env_index, jnp.int32))
+        self._streams = np.asarray(jax.random.key_data(streams))
+        if spec.streams is not None and env_index[0] < len(spec.streams):  # a replaced actor's are later ones
+            self._streams = spec.streams[env_index]
         seeds = np.asarray(jax.random.key_data(reset_keys))[:, -1] >> 1  # Gymnasium wants 31 bits
         self._envs = spec.env.make(seeds.tolist())
         self._obs = self._envs.reset()
@@ -84,7 +89,7 @@ class EnvRunner:
         )
         rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
         stats = jax.tree.map(np.asarray, stats)
-        return Fragment(rollout, stats, seconds | {"total": time.perf_counter() - start})
+        return Fragment(rollout, stats, seconds | {"total": time.perf_counter() - start}, np.asarray(self._streams))
 
     def close(self) -> None:
         """Ends the environments."""
@@ -135,7 +140,8 @@ def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
     steps = _Steps(spec, num_envs)
     values = dict.fromkeys(("log_prob", "value", "next_value"), steps.final_value)
     none = jax.tree.map(np.asarray, empty_moments())
-    return Fragment(steps.rollout(**values), EpisodeStats(returns=none, lengths=none, discounted=none), {})
+    stats = EpisodeStats(returns=none, lengths=none, discounted=none)
+    return Fragment(steps.rollout(**values), stats, {}, np.empty((num_envs, *spec.key_data.shape), np.uint32))
 
 
 class _Steps:
@@ -176,7 +182,7 @@ class _Steps:
 class _Programs(NamedTuple):
     """Compiled for n environments."""
 
-    keys: Any  # streams -> streams, action key data [T, n, ...]
+    keys: Any  # streams [n, ...] -> streams, actions' [T, n, ...]; all as key data
     act: Any  # policy state, obs, key data [n, ...] -> action, and the environments' form of it where that differs
     value: Any  # policy state, obs -> [n]
     review: Any  # see _review
@@ -187,8 +193,8 @@ def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
     policy = make_policy(spec.network, spec.env.obs_spec)
 
     def keys(streams: Array) -> tuple[Array, Array]:
-        following, action_keys, _ = rollout_keys(streams, spec.num_steps)
-        return following, jax.random.key_data(action_keys)
+        following, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)
+        return jax.random.key_data(following), jax.random.key_data(action_keys)
 
     def act(policy_state: PolicyState, obs: PyTree, key_data: Array) -> tuple[Array, ...]:
         distribution, _ = policy.apply(policy_state, obs)
@@ -205,7 +211,7 @@ def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
 
     blank = _Steps(spec, num_envs)
     obs = jax.tree.unflatten(blank.structure, [leaf[0] for leaf in blank.obs])
-    streams = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+    streams = jax.ShapeDtypeStruct((num_envs, *spec.key_data.shape), spec.key_data.dtype)
     key_data = jax.eval_shape(keys, streams)[1]
     episode, gamma = Episode.beginning(num_envs), jnp.zeros(())
     shapes = spec.policy_shapes

@@ -1,6 +1,7 @@
 """A run directory made whole again."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +9,8 @@ import jax
 
 from jppo import runs
 from jppo.anakin import Anakin, make_anakin
-from jppo.config import PPOConfig
+from jppo.checkpoints import newest
+from jppo.networks import Network
 from jppo.policy import TrainedPolicy
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import PolicyState
@@ -29,37 +31,60 @@ class LoadedRun(NamedTuple):
         return TrainedPolicy(self.agent.policy, self.policy_state, env.obs_spec, env.action_spec, bounds)
 
 
-def load_run(run_dir: str | Path) -> LoadedRun:
-    """Rebuilds a run's environment and network from config.json and reads its policy.
+def load_policy(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> TrainedPolicy:
+    """What a run has learnt: its final policy or, where it did not come to its end, that of its newest checkpoint.
+
+    Args:
+      network, env: those of the run, where they were its own and cannot be named.
 
     Raises:
-      ValueError: no run there, an unfinished or damaged one, or one with a network or environment of the user's own.
+      ValueError: see `load_run`.
+    """
+    return load_run(run_dir, network=network, env=env).policy
+
+
+def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> LoadedRun:
+    """Rebuilds a run's environment and network from config.json and reads its policy, or its newest checkpoint's.
+
+    Args:
+      network, env: those of the run, where they were its own and cannot be named.
+
+    Raises:
+      ValueError: no run there, one without policy and checkpoints, a damaged one, or one whose own network or
+        environment is missing here.
     """
     run_dir = Path(run_dir)
     settings = runs.read_config(run_dir)
-    if settings.get("network") == "custom":
-        raise ValueError(
-            f"{run_dir} was trained with a network of its own; rebuild it in Python for "
-            "jppo.evaluate or jppo.export_policy"
-        )
-    if settings.get("environment") == "custom":
-        raise ValueError(
-            f"{run_dir} was trained in an environment of its own; rebuild it in Python for "
-            "jppo.evaluate or jppo.export_policy"
-        )
-    try:
-        fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}
-        config = PPOConfig(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
+    for name, argument, part, what in (
+        ("network", "network", network, "with a network"),
+        ("environment", "env", env, "in an environment"),
+    ):
+        if settings.get(name) == "custom" and part is None:
+            raise ValueError(
+                f"{run_dir} was trained {what} of its own; rebuild it in Python and give it: "
+                f"jppo.load_policy(run_dir, {argument}=...)"
+            )
+    config, _ = runs.config_of(settings, run_dir)
+    env = settings["env"] if env is None else env
     agent: Anakin | Sebulba
     if settings["backend"] == "ray":
-        agent = make_sebulba(settings["env"], config)
+        agent = make_sebulba(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).policy
     else:
-        agent = make_anakin(settings["env"], config)
+        agent = make_anakin(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
-    return LoadedRun(agent, runs.load_policy_state(run_dir, like), settings)
+    return LoadedRun(agent, _policy_state(run_dir, like), settings)
+
+
+def _policy_state(run_dir: Path, like: Any) -> PolicyState:
+    if runs.has_policy(run_dir):
+        return runs.load_policy_state(run_dir, like)
+    checkpoint = newest(run_dir, lambda text: warnings.warn(text, stacklevel=4))
+    if checkpoint is None:
+        raise ValueError(f"{run_dir} has no policy: its run did not finish, nor come to a checkpoint")
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+    return checkpoint.put(like, ".train.policy")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.anakin import Anakin, AnakinState
+from jppo.checkpoints import Checkpoint, Checkpoints
 from jppo.compiling import jit
 from jppo.config import Hyperparams, RayConfig
 from jppo.devices import gather
-from jppo.env_runner import ActorsFailed, blank_fragment
+from jppo.env_runner import ActorsFailed, RunnerSpec, blank_fragment
 from jppo.history import History, RecentEpisodes
 from jppo.progress import Reporter
 from jppo.runs import RunWriter
@@ -39,6 +40,29 @@ class Logbook:
         self.batch_size, self.writer, self.reporter = batch_size, writer, reporter
         self.history, self.recent = History(), RecentEpisodes()
         self.updates, self.seconds = 0, 0.0
+
+    def go_on(self, before: Iterable[dict[str, np.ndarray]], updates: int, seconds: float) -> None:
+        """Takes up a run after so many updates and seconds.
+
+        Args:
+          before: what was logged of them, columns [updates], as it was written.
+        """
+        self.updates, self.seconds, read = updates, seconds, 0
+        for rows in before:
+            self._remember(rows)
+            read += len(rows["update"])
+        if read < updates:
+            self.say(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
+
+    def rewind(self) -> None:
+        """Takes back what a run that goes on has written after this."""
+        if self.writer is not None:
+            self.writer.rewind(self.updates, self.steps)
+
+    def _remember(self, rows: dict[str, np.ndarray]) -> None:
+        self.history.add(rows)
+        for episodes in zip(*(rows[f"episode/{name}"].tolist() for name in _EPISODES), strict=True):
+            self.recent.add(*episodes)
 
     def say(self, text: str) -> None:
         """To the reporter; of several processes that say the same, the first one's."""
@@ -72,9 +96,7 @@ class Logbook:
         rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
         self.updates, self.seconds = self.updates + good, now
         if good:
-            self.history.add(rows)
-            for episodes in zip(*(rows[f"episode/{name}"].tolist() for name in _EPISODES), strict=True):
-                self.recent.add(*episodes)
+            self._remember(rows)
             if self.writer is not None:
                 values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
                 self.writer.write_updates([dict(zip(rows, row, strict=True)) for row in values_by_row])
@@ -92,16 +114,27 @@ class Ended(NamedTuple):
 class ChunkLoop:
     """Chunks of a compiled program, one ahead of what has been logged."""
 
-    def __init__(self, chunk: Any, state: Any, finite: Array, num_updates: int, log: Any, shared: bool = False) -> None:
+    def __init__(
+        self,
+        chunk: Any,
+        state: Any,
+        finite: Array,
+        num_updates: int,
+        log: Any,
+        shared: bool = False,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         """
         Args:
           chunk: as `run_chunk` without its agent, compiled; or that over lanes.
           finite: whether all is well so far, [] or [lanes] bool, where the program wants it.
           log: its `add(columns, seconds)` gets metrics [updates] or [lanes, updates], and says whether to go on.
           shared: several processes run it together. They agree on each chunk, and none is launched ahead.
+          checkpoints: get the state between two chunks, of which the second is not launched ahead then.
         """
         self.state, self._finite, self._chunk = state, finite, chunk
         self._num_updates, self._log, self._shared = num_updates, log, shared
+        self._checkpoints = checkpoints
 
     def run(self, stop_requested: Callable[[], bool]) -> Ended:
         """Trains to the end, or to an interrupt or a NaN."""
@@ -111,7 +144,11 @@ class ChunkLoop:
         while True:
             remaining = self._num_updates - launched
             following = None
-            if remaining and (pending is None or (pace < _SLOW_UPDATE and not self._shared)):
+            due = self._checkpoints is not None and self._checkpoints.due(self._log.updates)
+            if due and pending is None:
+                self.save()
+            ahead = pace < _SLOW_UPDATE and not self._shared and not due
+            if remaining and (pending is None or ahead):
                 length, stop = self._agree(min(length, remaining, CHUNK_CAPACITY), stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
@@ -125,6 +162,11 @@ class ChunkLoop:
             if following is None and pending is None:
                 return Ended("finished" if launched == self._num_updates else "interrupted")
             pending = following
+
+    def save(self) -> None:
+        """Has the state saved as it is after the last update logged, with no chunk under way."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._log.updates, self._log.seconds, {}, self.state)
 
     def launch(self, length: int) -> Metrics:
         """Has the device make so many updates, at most CHUNK_CAPACITY; returns at once, with their metrics."""
@@ -167,14 +209,26 @@ def _check_alive(before: float) -> float:
 class AnakinLoop(ChunkLoop):
     """The on-device mode."""
 
-    def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
+    def __init__(
+        self,
+        agent: Anakin,
+        seed: int,
+        hyperparams: Hyperparams,
+        log: Logbook,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         start = time.perf_counter()
         state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
+        if checkpoints is not None and checkpoints.start is not None:
+            train = state.train
+            state = checkpoints.start.put(state)
+            state = state.replace(train=state.train.replace(num_updates=train.num_updates))  # it may be extended
         whole: Any = agent.sharding.train
         finite = jax.make_array_from_callback((), whole, lambda _: np.ones((), bool))
         chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
         compiled = chunk.lower(state, finite, np.int32(0)).compile()
-        super().__init__(compiled, state, finite, agent.num_updates, log, shared=jax.process_count() > 1)
+        remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
+        super().__init__(compiled, state, finite, remaining, log, shared, checkpoints)
         self.compile_seconds = time.perf_counter() - start
         log.say(f"compiled in {self.compile_seconds:.1f} s")
 
@@ -218,13 +272,29 @@ def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -
     return state, finite, buffers
 
 
+class ActorState(NamedTuple):
+    """Of a run in the Ray mode, all that can be had: Gymnasium's environments keep their states to themselves."""
+
+    train: TrainState
+    streams: np.ndarray  # [N, ...] key data of what the environments draw from next
+    behaviour: PolicyState | tuple[()]  # that collects the next rollout, where it is not the newest: with policy_lag 1
+
+
 class ActorLoop:
     """The Ray mode: with policy_lag 0, collect and learn in turn; with 1, the actors collect the next rollout while
     the learner learns from the last, so that from the second update on the samples' policy is one update old.
 
     Where several processes learn together, each has its own share of the actors, whose fragments go to its devices."""
 
-    def __init__(self, agent: Sebulba, seed: int, hyperparams: Hyperparams, log: Logbook, config: RayConfig) -> None:
+    def __init__(
+        self,
+        agent: Sebulba,
+        seed: int,
+        hyperparams: Hyperparams,
+        log: Logbook,
+        config: RayConfig,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         """Starts the actors and compiles beside them.
 
         Args:
@@ -235,13 +305,20 @@ class ActorLoop:
         self._rows: list[dict[str, Any]] = []
         self._gamma = float(hyperparams.gamma)
         self.state: TrainState = agent.init(key, hyperparams)
-        spec, processes = agent.runner_spec(key), max(config.num_actors or 0, jax.process_count())
+        self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
+        self._streams: np.ndarray
+        self._behaviour: Any = ()  # see ActorState
+        # Where a run goes on, its environments are new ones, and must not begin as the first ones did.
+        spec = agent.runner_spec(jax.random.fold_in(key, log.updates) if log.updates else key)
+        if checkpoints is not None and checkpoints.start is not None:
+            spec = self._go_on_from(checkpoints.start, spec)
+        processes = max(config.num_actors or 0, jax.process_count())
         log.say(
             f"num_envs = {agent.config.num_envs}: {processes} x {config.envs_per_actor}; num_steps = "
             f"{agent.config.num_steps}: batches of {agent.config.batch_size:,}"
         )
         self._actors = _make_actors(spec, config, log.reporter.message)
-        self._counts = self._actors.counts()  # of all processes
+        self._counts = self._actors.counts() | self._counts_before  # of all processes, and of the whole run
         try:
             blank = blank_fragment(spec, config.envs_per_actor or 1)
             self.update = agent.update.lower(
@@ -283,22 +360,43 @@ class ActorLoop:
         """Ends the actors."""
         self._actors.close()
 
+    def save(self) -> None:
+        """Has the state saved as it is after the last update logged."""
+        if self._checkpoints is not None:
+            state = ActorState(self.state, self._streams, self._behaviour)
+            self._checkpoints.save(self._log.updates, self._log.seconds, self._counts, state)
+
+    def _go_on_from(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
+        streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
+        behaviour = jax.device_get(self.state.policy) if self._config.policy_lag else ()
+        num_updates = self.state.num_updates
+        restored = checkpoint.put(ActorState(self.state, streams, behaviour))
+        self.state, self._streams, self._behaviour = restored
+        self.state = self.state.replace(num_updates=num_updates)  # it may be extended
+        self._counts_before = checkpoint.counts
+        return spec._replace(streams=self._streams)
+
     def _run(self, stop_requested: Callable[[], bool]) -> str:
         if (ready := self._await(self._actors.ready, stop_requested)) is None:
             return "interrupted"
         self.compile_seconds = time.perf_counter() - self._start
         self._log.say(f"{ready} ready after {self.compile_seconds:.1f} s")
-        self._start = self._written = time.perf_counter()
-        lag, num_updates = self._config.policy_lag, self._agent.num_updates
-        self._launch()
-        for number in range(1, num_updates + 1):
+        self._written = time.perf_counter()
+        self._start = self._written - self._log.seconds
+        lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
+        behind = bool(self._behaviour)
+        self._launch(self._behaviour or jax.device_get(self.state.policy))
+        for number in range(first, num_updates + 1):
             begin = time.perf_counter()
             fragments = self._await(self._actors.poll, stop_requested)
             if fragments is None:
                 return "interrupted" if self._flush() else "diverged"
             arrived = time.perf_counter()
-            if lag and number < num_updates:
-                self._launch()
+            self._streams = np.concatenate([fragment.streams for fragment in fragments])
+            if lag:
+                self._behaviour = jax.device_get(self.state.policy)
+                if number < num_updates:
+                    self._launch(self._behaviour)
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
             self.state, metrics = self.update(self.state, rollout, stats)
@@ -306,16 +404,19 @@ class ActorLoop:
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             learnt = time.perf_counter()
             if not lag and number < num_updates and metrics["finite"]:
-                self._launch()
+                self._launch(jax.device_get(self.state.policy))
             times = {"time/wait": arrived - begin, "time/transfer": placed - arrived, "time/update": learnt - placed}
-            self._rows.append(metrics | times | self._of_actors(fragments, number))
-            due = number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
+            self._rows.append(metrics | times | self._of_actors(fragments, bool(lag) and (behind or number > first)))
+            save = self._checkpoints is not None and self._checkpoints.due(number)
+            due = save or number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
             if (due or not metrics["finite"]) and not self._flush():
                 return "diverged"
+            if save:
+                self.save()
         return "finished"
 
-    def _launch(self) -> None:
-        self._actors.start(jax.device_get(self.state.policy), self._gamma)
+    def _launch(self, policy_state: PolicyState) -> None:
+        self._actors.start(policy_state, self._gamma)
 
     def _await(self, poll: Callable[[float], Any], stop_requested: Callable[[], bool]) -> Any:
         """What poll returns in the end; None when a stop comes first, here or in another process."""
@@ -329,7 +430,8 @@ class ActorLoop:
         own = _FAILED if error is not None else _STOP if result is None else _ONWARD
         counts = self._actors.counts()
         rows = gather([own, *counts.values()])
-        self._counts = dict(zip(counts, rows[:, 1:].sum(axis=0).tolist(), strict=True))
+        totals = zip(counts, rows[:, 1:].sum(axis=0).tolist(), strict=True)
+        self._counts = {name: total + self._counts_before.get(name, 0) for name, total in totals}
         if error is not None:
             raise error
         if (rows[:, 0] == _FAILED).any():
@@ -344,13 +446,11 @@ class ActorLoop:
             pause = min(1.2 * pause, _POLL_SECONDS)
             self._log.reporter.tick()
 
-    def _of_actors(self, fragments: list[Any], number: int) -> dict[str, float]:
+    def _of_actors(self, fragments: list[Any], behind: bool) -> dict[str, float]:
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}
         counts = {f"actors/{name}": float(count) for name, count in self._counts.items()}
-        lag = float(self._config.policy_lag and number > 1)
-        return (
-            counts | {f"actors/{name}_seconds": value for name, value in seconds.items()} | {"actors/policy_lag": lag}
-        )
+        times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
+        return counts | times | {"actors/policy_lag": float(behind)}
 
     def _flush(self) -> bool:
         """Logs what has come up since the last time; False when an update diverged."""

@@ -1,13 +1,14 @@
 """Run directories: what is written while training, and how it is read back."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import platform
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jppo.types import PolicyState
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 _POLICY = "policy"
+_BLOCK = 4096  # rows of metrics read at once
 
 
 def versions() -> dict[str, str]:
@@ -48,28 +50,47 @@ def check_seed(seed: Any) -> int:
 class RunWriter:
     """Owns a run's directory: config.json, metrics.jsonl, TensorBoard events, policy/, summary.json."""
 
-    def __init__(self, path: Path, config: dict[str, Any], wandb: bool = False) -> None:
-        """Raises ValueError where the directory cannot be made or already holds something."""
-        wandb_module = _import_wandb() if wandb else None
-        from tensorboardX import SummaryWriter  # two seconds to import
+    def __init__(self, path: Path, config: dict[str, Any], wandb: bool = False, goes_on: bool = False) -> None:
+        """
+        Args:
+          goes_on: with the run that is there; nothing is changed before `rewind`.
 
+        Raises:
+          ValueError: the directory cannot be made, another process writes to it, or it already holds something else.
+        """
+        wandb_module = _import_wandb() if wandb else None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
+            if any(path.iterdir()) and not goes_on:
                 what = "already holds a run" if (path / "config.json").exists() else "is not empty"
                 raise ValueError(f"run_dir {path} {what}; name another")
             self._metrics = open(path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - held for the whole run
+            _lock(self._metrics, path)
         except OSError as error:
             raise ValueError(f"run_dir {path} cannot be written: {error.strerror or error}") from error
-        self.path, self._wandb = path, None
-        self._tensorboard = SummaryWriter(str(path / "tensorboard"))
+        self.path, self._config, self._goes_on = path, config, goes_on
+        self._tensorboard: Any = None
+        self._wandb: Any = None
         try:
+            if not goes_on:
+                write_json(path / "config.json", config)
+                self._tensorboard = _tensorboard(path)
             if wandb_module is not None:
                 self._wandb = wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
-            write_json(path / "config.json", config)
         except BaseException:
             self.abort()
             raise
+
+    def rewind(self, update: int, step: int) -> None:
+        """Of a run that goes on, takes back what was written after an update, and at its end."""
+        if not self._goes_on:
+            return
+        end = sum(len(line) for line, _ in _rows_until(self.path, update))
+        self._metrics.truncate(end)
+        (self.path / "summary.json").unlink(missing_ok=True)
+        shutil.rmtree(self.path / _POLICY, ignore_errors=True)
+        write_json(self.path / "config.json", self._config)
+        self._tensorboard = _tensorboard(self.path, purge_step=step + 1)
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """One metrics.jsonl line per update; TensorBoard and W&B get the means over the rows at once."""
@@ -90,16 +111,38 @@ class RunWriter:
         self._close()
 
     def abort(self) -> None:
-        """Closes the files without a policy or summary; a run without a single update leaves nothing behind."""
+        """Closes the files without a policy or summary; a new run without a single update leaves nothing behind."""
         self._close()
-        if not (self.path / "metrics.jsonl").stat().st_size:
+        if not self._goes_on and not (self.path / "metrics.jsonl").stat().st_size:
             shutil.rmtree(self.path)
 
     def _close(self) -> None:
         self._metrics.close()
-        self._tensorboard.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
+
+
+def _tensorboard(path: Path, **options: Any) -> Any:
+    from tensorboardX import SummaryWriter  # two seconds to import
+
+    return SummaryWriter(str(path / "tensorboard"), **options)
+
+
+def _lock(file: Any, path: Path) -> None:
+    """Until it is closed, by whatever end of the process. Raises ValueError where another process has done so."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(f"run_dir {path} is being written by another process; name another") from None
+    except OSError:  # a file system without locks
+        return
 
 
 def run_config(
@@ -132,6 +175,38 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     return config
 
 
+def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyperparams]:
+    """What config.json says. Raises ValueError where this version of jppo cannot read it."""
+    try:
+        fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}
+        return PPOConfig(**fields), Hyperparams(**settings["hyperparams"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
+
+
+def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]:
+    """metrics.jsonl up to an update, as arrays over some thousand updates at a time, NaN where a value was null."""
+    rows = (row for _, row in _rows_until(run_dir, update))
+    while block := list(itertools.islice(rows, _BLOCK)):
+        yield {name: np.array([np.nan if row[name] is None else row[name] for row in block]) for name in block[0]}
+
+
+def _rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of metrics.jsonl and what they say, to the last one before a later update, or damage."""
+    last = 0
+    with open(run_dir / "metrics.jsonl", "rb") as lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+                number = row["update"]
+            except (ValueError, KeyError, TypeError):
+                return
+            if not line.endswith(b"\n") or not last < number <= update:
+                return
+            last = number
+            yield line, row
+
+
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     """metrics.jsonl as arrays over updates, NaN where a value was null. A torn last line is left out."""
     try:
@@ -155,8 +230,13 @@ def save_policy(path: Path, policy: PolicyState) -> None:
 
     if jax.process_count() > 1:  # orbax refuses arrays on devices that others do not see
         policy = jax.device_get(policy)
-    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer:
+    with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
         checkpointer.save(path.absolute(), policy)
+
+
+def has_policy(run_dir: Path) -> bool:
+    """Whether a run came to its end, and so to its final policy."""
+    return (run_dir / _POLICY).exists()
 
 
 def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
@@ -164,19 +244,19 @@ def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
     import orbax.checkpoint as ocp
 
     path = (run_dir / _POLICY).absolute()
-    if not path.exists():
+    if not has_policy(run_dir):
         raise ValueError(f"{run_dir} has no policy: its run did not finish")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer:
+        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
             return checkpointer.restore(path, like)
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
 
 
-def _alone() -> Any:
-    """Orbax would wait for all processes of a run; files are for one of them."""
+def alone() -> Any:
+    """For orbax, which would wait for all processes of a run; files are for one of them."""
     import orbax.checkpoint as ocp
 
     number = jax.process_index()

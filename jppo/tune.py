@@ -347,7 +347,7 @@ def _train(given: _Given, space: dict[str, Any], path: Path | None) -> None:
     if isinstance(agent, Anakin):
         loop = _UpdateByUpdate(agent, settings["seed"], hyperparams, log)
     else:
-        loop = ActorLoop(_remaining(agent, log.updates), settings["seed"], hyperparams, log, actors)
+        loop = ActorLoop(agent, settings["seed"], hyperparams, log, actors)
     try:
         if path is not None:
             loop.state = restore(path, loop.state)
@@ -359,16 +359,6 @@ def _train(given: _Given, space: dict[str, Any], path: Path | None) -> None:
         raise ended.error
     if ended.status == "diverged":
         raise FloatingPointError(f"update {log.updates + 1} made a loss or parameter NaN or infinite")
-
-
-def _remaining(agent: Sebulba, update: int) -> Sebulba:
-    """The agent of a run from `update` on. Its environments are new ones, so they draw anew."""
-    if not update:
-        return agent
-    return agent._replace(
-        num_updates=agent.num_updates - update,
-        runner_spec=lambda key: agent.runner_spec(jax.random.fold_in(key, update)),
-    )
 
 
 def _prepare(given: _Given, space: dict[str, Any]) -> tuple[Anakin | Sebulba, RayConfig, Hyperparams, dict[str, Any]]:

@@ -155,3 +155,17 @@ def share_programs(patch):
         return compiled[what]
 
     patch.setattr(env_runner, "_compile", once)
+
+
+class Guessing(gymnasium.Env):
+    """Episodes of one step that all begin alike, so that no reset can be told from another."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        return np.ones(1, np.float32), float(action), True, False, {}

@@ -32,7 +32,7 @@ DEADLINE = 120  # seconds, for other processes
 SMALL = ["--num-envs", "8", "--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2"]
 SUMMARY = {
     *("env", "backend", "status", "steps", "updates", "seconds", "compile_seconds", "steps_per_second", "episodes"),
-    *("return_mean", "return_std", "device", "num_devices", "versions", "run_dir"),
+    *("return_mean", "return_std", "device", "num_devices", "checkpoint", "versions", "run_dir"),
 }
 
 

@@ -65,7 +65,7 @@ def test_a_rollout_is_what_the_environments_and_the_policy_say(source):
     spec, policy, state = make_spec(source)
     runner = EnvRunner(spec, np.arange(N))
     for _ in range(2):
-        rollout, _, _ = runner.collect(state, GAMMA)
+        rollout = runner.collect(state, GAMMA).rollout
         assert (rollout.truncated & ~rollout.terminated).sum() > 2
         distribution, value = apply(policy, state, rollout.obs)
         np.testing.assert_allclose(rollout.value, value, rtol=1e-5, atol=1e-5)
@@ -121,7 +121,7 @@ def test_a_fragment_takes_no_compiling_and_knows_its_time():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        _, _, seconds = runner.collect(jax.device_get(state), GAMMA)
+        seconds = runner.collect(jax.device_get(state), GAMMA).seconds
         assert compiled == []
         jax.jit(lambda x: x + 1)(0)
         assert compiled, "it does not hear"

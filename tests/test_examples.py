@@ -68,6 +68,12 @@ def is_one_run(result):
     assert len(one) == len(all_of_them) == 10
 
 
+def is_as_never_stopped(result):
+    whole, resumed = result
+    assert resumed.summary["status"] == "finished"
+    np.testing.assert_array_equal(resumed.metrics["loss/value"], whole.metrics["loss/value"])
+
+
 def plans(planned):
     (plan,) = planned
     assert plan.bytes_needed < plan.bytes_free
@@ -114,6 +120,7 @@ CLAIMS = {
     ),
     "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
     "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
+    "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit for bit the same policy: True"),
     "plan_a_run": ({"sizes": (8,), "seconds": 0.1}, plans, "environments fit, or"),
     "bench_a_setting": ({"sizes": (8, 32), "seconds": 0.1}, measures, "steps/s   ceilings: environment"),
     "population_based_training": ({"lanes": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),

@@ -32,6 +32,7 @@ LAYERS = [
             "checking.report",
             "checking.trace",
             "checking.vector",
+            "checkpoints",
             "cli",
             "driver",
             "commands",
@@ -68,7 +69,7 @@ DOORS = {
     "ray": {"actors", "hosts", "tasks", "tune"},  # tune: ray.tune only
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
-    "orbax": {"runs"},
+    "orbax": {"checkpoints", "runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
     "rich": {"benched", "checking.report", "commands.runs", "planning", "progress", "results"},

@@ -150,7 +150,7 @@ def test_both_collectors_give_the_same_rollouts(monkeypatch, kind, continuous, b
     endings, actions = set(), set()
     for policy_state in states:
         state, expected, expected_stats = run(policy_state, state, jnp.float32(GAMMA))
-        rollout, stats, _ = runner.collect(policy_state, GAMMA)
+        rollout, stats, *_ = runner.collect(policy_state, GAMMA)
         check_rollout(rollout, expected, continuous)
         jax.tree.map(functools.partial(check_leaf, exactly=False), stats, expected_stats)
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves((rollout, stats)))

@@ -80,7 +80,8 @@ def random_fragment(num_envs, seed, num_steps=3):
         Moments(**dict(zip(("count", "mean", "m2"), rng.uniform(1, 2, 3).astype(np.float32), strict=True)))
         for _ in "abc"
     ]
-    return Fragment(rollout, EpisodeStats(returns=moments[0], lengths=moments[1], discounted=moments[2]), {})
+    stats = EpisodeStats(returns=moments[0], lengths=moments[1], discounted=moments[2])
+    return Fragment(rollout, stats, {}, np.empty((num_envs, 2), np.uint32))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8])

@@ -1,0 +1,266 @@
+"""Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped (docs/checkpoints.md)."""
+
+import math
+import shutil
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jppo import runs
+from jppo.types import PyTree
+
+FORMAT = 1
+FOLDER = "checkpoints"
+DEFAULT_SECONDS = 60.0
+_SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, of tensorstore, and of orbax's threads
+_READ_ERRORS = (*_SAVE_ERRORS, KeyError, TypeError, AttributeError)  # what files of nonsense lead to
+
+
+class Checkpoint(NamedTuple):
+    """One that was read and found whole."""
+
+    path: Path
+    update: int  # updates done
+    seconds: float  # of training
+    counts: dict[str, int]  # what the loop has counted besides
+    leaves: dict[str, np.ndarray]  # the state, by path in it; keys as their data
+
+    def put(self, like: PyTree, part: str = "") -> PyTree:
+        """The state in the structure, and on the devices, of another.
+
+        Args:
+          part: the path of what `like` is only a part of.
+
+        Raises:
+          ValueError: the state has another structure, shape or dtype.
+        """
+        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+        wanted = {part + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        has = {name: _signature(leaf) for name, leaf in self.leaves.items() if name.startswith(part)}
+        needs = {name: _signature(leaf) for name, leaf in wanted.items()}
+        for name in sorted(has | needs):
+            if has.get(name) != needs.get(name):
+                raise ValueError(
+                    f"{self.path} does not fit: the run has {name} = {has.get(name, 'nothing')}, given is "
+                    f"{needs.get(name, 'nothing')}"
+                )
+        return jax.tree.unflatten(structure, [_place(self.leaves[name], leaf) for name, leaf in wanted.items()])
+
+
+class Checkpoints:
+    """Owns the checkpoints of a run while it trains. A thread writes them, one at a time."""
+
+    def __init__(self, run_dir: Path, every: float, keep: int, message: Callable[[str], None]) -> None:
+        """Reads the newest good one, `start`, and puts aside what is left of any newer.
+
+        Args:
+          every: seconds between two.
+          keep: how many stay, the newest.
+          message: gets told, in words, what goes wrong.
+
+        Raises:
+          ValueError: there are checkpoints, but none that can be read.
+        """
+        self._folder, self._every, self._keep, self._message = run_dir / FOLDER, every, keep, message
+        self.start = newest(run_dir, message)
+        self.update = 0 if self.start is None else self.start.update  # that of the newest on disk
+        self._folder.mkdir(exist_ok=True)
+        _put_aside(self._folder, self.update, message)
+        self._pool = ThreadPoolExecutor(1, "checkpoints")
+        self._writing: tuple[int, Future] | None = None  # the update, and what comes of it
+        self._since = time.monotonic()
+
+    def due(self, update: int) -> bool:
+        """Whether one is to be saved after `update` updates."""
+        if self._writing is not None and self._writing[1].done():
+            self._settle()
+        waited = time.monotonic() - self._since >= self._every
+        return waited and update > self.update and self._writing is None
+
+    def save(self, update: int, seconds: float, counts: dict[str, int], state: PyTree) -> None:
+        """Copies the state to the host and has it written. A failure is said, and ends neither this nor the run."""
+        self._settle()
+        if update == self.update:
+            return
+        header = {"format": FORMAT, "jppo": runs.versions()["jppo"]}
+        header |= {"update": update, "seconds": seconds, "counts": counts}
+        writing = self._pool.submit(write, self._folder / str(update), header, to_host(state), self._keep)
+        self._writing, self._since = (update, writing), time.monotonic()
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._settle()
+        self._pool.shutdown()
+
+    def _settle(self) -> None:
+        """Waits for what is being written. After a failure no more is written but a run's last one."""
+        if self._writing is None:
+            return
+        update, writing = self._writing
+        try:
+            writing.result()
+            self.update = update
+        except _SAVE_ERRORS as error:
+            newest_one = f"the newest is of update {self.update}" if self.update else "there is none"
+            self._message(
+                f"WARNING: the checkpoint of update {update} could not be written ({error}); {newest_one}. Training "
+                "goes on without more, but for a last try at its end"
+            )
+            self._every = math.inf
+        self._writing = None
+
+
+def newest(run_dir: Path, message: Callable[[str], None]) -> Checkpoint | None:
+    """The newest good checkpoint of a run; None where not one was made.
+
+    Args:
+      message: gets told which ones are damaged.
+
+    Raises:
+      ValueError: all are damaged, or the newest good one is of another format.
+    """
+    folder = run_dir / FOLDER
+    paths = _saved(folder)
+    for path in reversed(paths):
+        try:
+            return read(path)
+        except _Damaged as error:
+            message(f"{path} is damaged ({error}); it is left out")
+    if paths:
+        raise ValueError(f"{run_dir} has checkpoints, but all {len(paths)} are damaged; name another run_dir")
+    return None
+
+
+class _Damaged(Exception):
+    """A checkpoint is not what was written."""
+
+
+def write(path: Path, header: dict[str, Any], leaves: dict[str, np.ndarray], keep: int = 1) -> None:
+    """Writes a checkpoint, whole or not at all, and then removes what is older than the `keep` newest."""
+    import orbax.checkpoint as ocp  # half a second
+
+    sums = [[name, list(x.shape), str(x.dtype), zlib.crc32(x.tobytes())] for name, x in leaves.items()]
+    arrays = {str(number): x for number, x in enumerate(leaves.values()) if x.size}  # orbax takes no empty ones
+    try:
+        with ocp.StandardCheckpointer(multiprocessing_options=runs.alone()) as checkpointer:
+            checkpointer.save(path.absolute(), arrays, custom_metadata=header | {"leaves": sums})
+    except BaseException:
+        for part in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):  # it may be what fills the disk
+            shutil.rmtree(part, ignore_errors=True)
+        raise
+    for old in _saved(path.parent)[:-keep]:
+        shutil.rmtree(old)
+
+
+def read(path: Path) -> Checkpoint:
+    """Raises ValueError for a checkpoint of another format, _Damaged for one that is not what was written."""
+    import orbax.checkpoint as ocp
+
+    try:
+        with ocp.StandardCheckpointer(multiprocessing_options=runs.alone()) as checkpointer:
+            header = checkpointer.metadata(path.absolute()).custom_metadata
+            number = int(header["format"])
+            if number == FORMAT:
+                arrays = checkpointer.restore(path.absolute())
+                leaves = {entry[0]: _checked(entry, arrays.get(str(i))) for i, entry in enumerate(header["leaves"])}
+                return Checkpoint(path, header["update"], header["seconds"], header["counts"], leaves)
+    except _READ_ERRORS as error:
+        raise _Damaged((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+    age, advice = ("newer", "update jppo") if number > FORMAT else ("older", "go on with it there")
+    raise ValueError(
+        f"{path} has format {number}, {age} than this jppo's {FORMAT}; it was written by jppo {header.get('jppo')}: "
+        f"{advice}"
+    )
+
+
+def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], finished: bool) -> None:
+    """Raises ValueError, with the differences, where config.json and what is given are not of the same run, or where
+    there is nothing left to do."""
+    run = f"run_dir {run_dir} already holds a run"
+    metrics = run_dir / "metrics.jsonl"
+    if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
+        raise ValueError(f"{run} without checkpoints; name another")
+    was, given = _essence(before), _essence(runs.jsonable(now))
+    names = [name for name in was | given if was.get(name) != given.get(name)]
+    if names:
+        differences = ", and ".join(
+            f"the run has {name} = {was.get(name, 'none')}, given is {given.get(name, 'none')}" for name in names
+        )
+        raise ValueError(f"{run}, and another one: {differences}; name another")
+    old, new = before["total_steps"], now["total_steps"]
+    if new != old and now["config"]["anneal_learning_rate"]:
+        raise ValueError(
+            f"{run} of total_steps = {old}, towards whose end its learning rate falls; it cannot get {new} now "
+            "(anneal_learning_rate)"
+        )
+    if new < old:
+        raise ValueError(f"{run} of total_steps = {old}; it can get more, not {new}")
+    if finished and new == old:
+        more = "" if now["config"]["anneal_learning_rate"] else ", or give more total_steps"
+        raise ValueError(f"{run}, which is finished; name another{more}")
+
+
+def _essence(settings: dict[str, Any]) -> dict[str, Any]:
+    """What two parts of a run must have in common: not where it runs, and on how much."""
+    named = {name: settings[name] for name in ("env", "backend", "seed") if name in settings}
+    parts = {name: settings[name] for name in ("environment", "network", "optimizer", "loss") if name in settings}
+    lag = {"policy_lag": settings["actors"]["policy_lag"]} if "actors" in settings else {}
+    return named | settings["config"] | settings["hyperparams"] | parts | lag
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Those that were written to their end, oldest first."""
+    return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def _put_aside(folder: Path, update: int, message: Callable[[str], None]) -> None:
+    """Makes room for checkpoints after `update`: what is there is damaged, or was cut off."""
+    for path in folder.glob("*.orbax-checkpoint-tmp*"):
+        message(f"{path} was cut off while it was written; it is left out")
+        shutil.rmtree(path)
+    for path in _saved(folder):
+        if int(path.name) > update:
+            aside = path.with_name(f"{path.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
+def _checked(entry: list[Any], array: np.ndarray | None) -> np.ndarray:
+    name, shape, dtype, checksum = entry
+    array = np.empty(shape, np.dtype(dtype)) if array is None and 0 in shape else np.asarray(array)
+    if (list(array.shape), str(array.dtype), zlib.crc32(array.tobytes())) != (shape, dtype, checksum):
+        raise ValueError(f"{name} has another checksum")
+    return array
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def to_host(state: PyTree) -> dict[str, np.ndarray]:
+    """Copies, since a chunk overwrites its state."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {
+        jax.tree_util.keystr(path): np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        for path, leaf in leaves
+    }
+
+
+def _signature(leaf: Any) -> str:
+    """Dtype and shape, as f32[8,4]."""
+    leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _place(array: np.ndarray, like: Any) -> Any:
+    if isinstance(like, np.ndarray):
+        return array
+    leaf = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like)) if _is_key(like) else array
+    return jax.device_put(leaf, like.sharding)

@@ -1,0 +1,68 @@
+"""A run, and a process of its own for it that comes to a bad end: python one_run.py RUN_DIR HOW."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from checks import SMALL, quick_jit
+from probes import NO_LIMIT, ObsActionReward
+
+import jppo
+from jppo import loops
+from jppo.progress import Silent
+
+CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
+BATCH, UPDATES = CONFIG.batch_size, 12
+END = 5  # updates after which the process is ended
+
+
+class Cued(ObsActionReward):
+    """Episodes of five steps, so that none of them ends with an update of four."""
+
+    length = NO_LIMIT
+    limit = 5
+
+
+class Ending(Silent):
+    """Ends the process once there is a checkpoint."""
+
+    def __init__(self, run_dir: Path, number: int | None) -> None:
+        self._checkpoints, self._number = run_dir / "checkpoints", number
+
+    def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
+        if step != END * BATCH:
+            return
+        while not any(path.name.isdigit() for path in self._checkpoints.iterdir()):
+            time.sleep(0.01)
+        if self._number is not None:
+            os.kill(os.getpid(), self._number)
+
+
+def kill_while_saving() -> None:
+    """SIGKILL when the second checkpoint is written, but not complete."""
+    import orbax.checkpoint as ocp
+
+    complete, saves = ocp.StandardCheckpointer._save_step_metadata, []
+
+    def killing(self, *args, **kwargs):
+        saves.append(1)
+        if len(saves) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        complete(self, *args, **kwargs)
+
+    ocp.StandardCheckpointer._save_step_metadata = killing
+
+
+def main(run_dir: Path, how: str) -> None:
+    loops.jit, loops._CHUNK_SECONDS = quick_jit, 0.0  # chunks of one
+    if how == "kill while saving":
+        kill_while_saving()
+    reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))
+    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "num_devices": 1}
+    jppo.train(Cued(), run_dir=run_dir, checkpoint_every=0, progress=reporter, **given)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
