@@ -171,11 +171,11 @@ class Prepared(NamedTuple):
 class _Files(NamedTuple):
     """What a run leaves on disk, and how."""
 
-    run_dir: Path | None = None
-    wandb: bool = False
-    goes_on: bool = False  # the run that is there
-    checkpoint_every: float | None = None
-    keep: int = 2
+    run_dir: Path | None
+    wandb: bool
+    goes_on: bool  # the run that is there
+    checkpoint_every: float | None
+    keep: int
 
     def writer(self, settings: dict[str, Any]) -> RunWriter | None:
         """None where nothing is to be left."""
