@@ -1,5 +1,6 @@
 """Run directories: what is written while training, and how it is read back."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -59,6 +60,7 @@ class RunWriter:
           ValueError: the directory cannot be made, another process writes to it, or it already holds something else.
         """
         wandb_module = _import_wandb() if wandb else None
+        self._new_parents = [parent for parent in path.parents if not parent.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()) and not goes_on:
@@ -115,6 +117,9 @@ class RunWriter:
         self._close()
         if not self._goes_on and not (self.path / "metrics.jsonl").stat().st_size:
             shutil.rmtree(self.path)
+            for parent in self._new_parents:
+                with contextlib.suppress(OSError):  # another run is in it
+                    parent.rmdir()
 
     def _close(self) -> None:
         self._metrics.close()
