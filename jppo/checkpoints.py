@@ -190,10 +190,10 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
     was, given = _essence(before), _essence(runs.jsonable(now))
     names = [name for name in was | given if was.get(name) != given.get(name)]
     if names:
-        differences = ", and ".join(
+        differences = "; ".join(
             f"the run has {name} = {was.get(name, 'none')}, given is {given.get(name, 'none')}" for name in names
         )
-        raise ValueError(f"{run}, and another one: {differences}; name another")
+        raise ValueError(f"run_dir {run_dir} already holds another run: {differences}; name another")
     old, new = before["total_steps"], now["total_steps"]
     if new != old and now["config"]["anneal_learning_rate"]:
         raise ValueError(

@@ -341,8 +341,8 @@ def test_every_kind_of_leaf_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"config": SMALL(num_envs=16, num_steps=4)}, "the run has num_envs = 8, given is 16, and the run has num_"),
-        ({"seed": 1}, "and another one: the run has seed = 0, given is 1; name another"),
+        ({"config": SMALL(num_envs=16, num_steps=4)}, "the run has num_envs = 8, given is 16; the run has num_"),
+        ({"seed": 1}, "already holds another run: the run has seed = 0, given is 1; name another"),
         ({"hyperparams": jppo.Hyperparams(gamma=0.5)}, "the run has gamma = 0.99, given is 0.5"),
         ({"env": "another"}, "the run has env = Cued, given is ObsActionReward"),
         ({"network": "own"}, "the run has network = mlp, given is custom"),

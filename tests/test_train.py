@@ -337,7 +337,7 @@ def test_refused_before_anything_is_written(tmp_path, given, message):
 
 def test_a_directory_that_holds_something_is_refused(run, tmp_path):
     before = (run.run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"already holds a run, .* has env = Cued, given is Probe; name another"):
+    with pytest.raises(ValueError, match=r"already holds another run: .* env = Cued, given is Probe; "):
         jppo.train(Probe(), config=CONFIG, run_dir=run.run_dir)
     assert (run.run_dir / "metrics.jsonl").read_bytes() == before
     (tmp_path / "thesis.tex").touch()
