@@ -10,9 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import jax
+
+_PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax")
 
 
 def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
@@ -33,7 +36,7 @@ def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
         {
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
             "program_mb": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 2**20,
-            "versions": {name: version(name) for name in ("jax", "gymnax", "flax")},
+            "versions": {name: version(name) for name in _PACKAGES if find_spec(name)},
         }
     )
 

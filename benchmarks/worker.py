@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+# No cache of the caller's, and on a GPU, which all of them share, memory as it is needed.
+_ALONE = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+_ALONE |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 class Worker:
@@ -19,7 +22,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | (env or {}),
+            env=_ALONE | (env or {}),
         )
         self.compile_seconds = float(self._read()["seconds"])
 

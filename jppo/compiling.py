@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-CACHE = "JPPO_COMPILATION_CACHE"  # the environment variable: a folder, or "off"
+CACHE = "JPPO_COMPILATION_CACHE"  # the environment variable: a folder, or one of these
+_OFF = ("off", "0", "false", "no", "none")
 _CPU_OPTIONS = {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_cpu_prefer_vector_width": 512,  # bits; on processors with fewer it changes nothing
@@ -45,14 +46,15 @@ def as_stored(x: Any) -> Any:
 @functools.cache
 def _keep_programs() -> None:
     """Gives JAX a compilation cache, once per process; does nothing where there is no place for one."""
-    folder = os.environ.get(CACHE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jppo"
+    general = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = os.environ.get(CACHE) or (general if general.is_absolute() else Path("~/.cache")) / "jppo"
     own: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if own is not None or str(folder).lower() == "off":
+    if own is not None or str(folder).lower() in _OFF:
         return
     try:
         path = Path(folder).expanduser() / f"jax-{jax.__version__}-{_processor()}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
+        if not os.access(path, os.W_OK) or path.stat().st_uid != os.geteuid():  # what is in it gets run
             return
     except (OSError, RuntimeError):  # the latter: no home
         return

@@ -26,10 +26,11 @@ class Categorical(struct.PyTreeNode):
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        """[...] f32, of actions [...] int."""
-        log_probs = self._log_probs()
+        """[...] f32, of actions [...] int; NaN for an action that there is not."""
+        log_probs, action = self._log_probs(), jnp.asarray(action)
         number = jnp.arange(len(log_probs)).reshape(-1, *[1] * action.ndim)
-        return jnp.sum(jnp.where(number == action[None], log_probs, 0.0), axis=0)
+        chosen = jnp.sum(jnp.where(number == action[None], log_probs, 0.0), axis=0)
+        return jnp.where((action >= 0) & (action < len(log_probs)), chosen, jnp.nan)
 
     def entropy(self) -> Array:
         """[...] f32, in nats; a logit of -inf counts as probability 0."""

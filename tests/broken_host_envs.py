@@ -270,3 +270,7 @@ def forgetful(num_envs):
 
 def raising_vector(num_envs):
     return SyncVectorEnv([Raising] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def refuses_to_be_made():
+    raise ValueError("not today")

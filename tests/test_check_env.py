@@ -93,6 +93,7 @@ def test_final_observations_are_told_without_a_limit_to_move(monkeypatch):
 @pytest.mark.parametrize(
     ("env", "name", "status", "seen"),
     [
+        (host.refuses_to_be_made, "runs", "fail", "ValueError: not today"),
         (host.Raising, "runs", "fail", "raised ZeroDivisionError: division by zero"),
         (host.Unmakable, "runs", "fail", "making it raised RuntimeError: no licence"),
         (host.OldReset, "contract", "fail", "reset returned a ndarray"),

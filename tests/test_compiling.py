@@ -51,7 +51,7 @@ def test_programs_are_kept_in_a_folder_of_the_users(no_cache, tmp_path, variable
     assert folder.stat().st_mode & 0o777 == 0o700, "programs in it are run: it is nobody else's"
 
 
-@pytest.mark.parametrize("off", ["off", "OFF"])
+@pytest.mark.parametrize("off", ["off", "OFF", "0", "none"])
 def test_the_cache_can_be_switched_off(no_cache, tmp_path, off):
     no_cache.setenv("HOME", str(tmp_path))
     no_cache.setenv(compiling.CACHE, off)

@@ -5,12 +5,15 @@ import math
 import pickle
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import BoxTimeLimit
 
+import jppo
 from jppo.config import (
     MAX_STRATA,
     Hyperparams,
@@ -301,3 +304,50 @@ def test_every_spread_fills_the_batch_or_is_refused_in_numbers(config, num_actor
     assert spread_config == config or not (fixed or envs_per_actor is None)
     assert actors == dataclasses.replace(wanted, num_actors=actors.num_actors, envs_per_actor=actors.envs_per_actor)
     assert spread_envs(spread_config, actors, cores + 1, fixed=True) == (spread_config, actors)
+
+
+GIVEN = {
+    "num_envs": st.sampled_from([0, 1, 2, 3, 4, 8, 2.5, True, "4"]),
+    "num_steps": st.sampled_from([-1, 1, 2, 5, 8, None]),
+    "num_epochs": st.sampled_from([0, 1, 2]),
+    "num_minibatches": st.sampled_from([0, 1, 2, 3, 7]),
+    "network": st.sampled_from(["mlp", "cnn", "rnn"]),
+    "hidden_sizes": st.sampled_from([(8,), (), (4, 8), (0,), [8], 8, (2.5,)]),
+    "activation": st.sampled_from(["tanh", "relu", "swish", "gelu", None]),
+    **{
+        name: st.sampled_from([True, False, True, False, 1, "yes"])
+        for name in (
+            *("shared_torso", "normalize_obs", "normalize_reward", "normalize_advantage", "clip_value"),
+            "anneal_learning_rate",
+        )
+    },
+    "kl_control": st.sampled_from(["none", "stop", "adapt", "adaptive"]),
+    "action_bounds": st.sampled_from(["clip", "tanh", "squash"]),
+}
+WITHIN = {  # what there is to train with
+    name: st.sampled_from(values)
+    for name, values in {
+        **{"num_envs": [1, 2, 4], "num_steps": [1, 2, 8], "num_epochs": [1, 2], "num_minibatches": [1, 2]},
+        **{"network": ["mlp"], "hidden_sizes": [(8,), ()], "activation": ["tanh", "relu", "swish"]},
+        "kl_control": ["none", "stop", "adapt"],
+        "action_bounds": ["clip", "tanh"],
+    }.items()
+} | {name: st.booleans() for name in GIVEN if name.split("_")[0] in ("shared", "normalize", "anneal")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(st.fixed_dictionaries(WITHIN), st.fixed_dictionaries({}, optional=GIVEN)))
+def test_every_configuration_trains_or_is_refused_by_name(chosen):
+    """Trains: an update is traced, with all shapes and dtypes; compiling it would take the most of the time."""
+    refusal = ""
+    try:
+        agent = jppo.make_anakin(BoxTimeLimit(), jppo.PPOConfig(**chosen), total_steps=64)
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        assert any(name in refusal for name in GIVEN)
+        return
+    state = jax.eval_shape(agent.init, jax.random.key(0), jppo.Hyperparams())
+    after, metrics = jax.eval_shape(agent.step, state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert metrics["finite"].shape == ()

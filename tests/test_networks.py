@@ -127,6 +127,32 @@ def test_the_gradients_of_a_dense_layer_are_those_of_its_plain_form(rows, inputs
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_a_dense_layer_has_derivatives_of_every_kind():
+    x, kernel = jax.random.normal(jax.random.key(0), (5, 3)), jax.random.normal(jax.random.key(1), (3, 2))
+    args = (x, kernel, jnp.ones(2))
+
+    def loss(function, args):
+        return jnp.sum(jnp.tanh(function(*args)) ** 2)
+
+    of_ours, of_plain = functools.partial(loss, affine), functools.partial(loss, plain_affine)
+    ways = {
+        "forward": lambda f: jax.jvp(f, (args,), (args,)),
+        "forward over reverse": lambda f: jax.jvp(jax.grad(f), (args,), (args,)),
+        "reverse over reverse": lambda f: jax.grad(lambda a: sum(map(jnp.sum, jax.grad(f)(a))))(args),
+        "vmapped": lambda f: jax.vmap(jax.grad(f))(jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), args)),
+    }
+    for name, way in ways.items():
+        ours, plain = jax.tree.leaves(way(of_ours)), jax.tree.leaves(way(of_plain))
+        for got, wanted in zip(ours, plain, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_gradient_has_the_dtype_of_what_it_is_of():
+    args = (jnp.ones((4, 3), jnp.bfloat16), jnp.ones((3, 2), jnp.bfloat16), jnp.zeros(2, jnp.bfloat16))
+    grads = jax.grad(lambda args: jnp.sum(affine(*args)))(args)
+    assert [grad.dtype for grad in grads] == [jnp.bfloat16] * 3
+
+
 def test_a_dense_layer_is_flaxs():
     x = jax.random.normal(jax.random.key(0), (5, 2, 3))
     ours, flaxs = Dense(4, 0.5), nn.Dense(4, kernel_init=nn.initializers.orthogonal(0.5))

@@ -8,6 +8,8 @@ from jppo.runs import check_seed
 
 __all__ = ["MEANING", "Check", "Report", "check_env", "print_report"]
 
+_MOST_STEPS = 1_000_000
+
 
 def check_env(
     env: Any, *, params: Any = None, backend: str = "auto", steps: int = 1024, seed: int = 0, num_envs: int = 8
@@ -28,6 +30,8 @@ def check_env(
     for name, number in (("steps", steps), ("num_envs", num_envs)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} = {number!r} must be a whole number of at least 1")
+    if steps * num_envs > _MOST_STEPS:
+        raise ValueError(f"steps*num_envs = {steps * num_envs:,} must be at most {_MOST_STEPS:,}: all are kept")
     seed = check_seed(seed)
     backend = choose_backend(env, backend)
     if backend == "anakin":
