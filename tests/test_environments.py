@@ -1,9 +1,12 @@
 """Every gymnax environment trains, or says why it cannot."""
 
+import functools
+
 import jax
+import numpy as np
 import pytest
-from checks import SMALL, check_two_updates
-from lenient import lenient_env
+from checks import SMALL, check_two_updates, quick_jit
+from lenient import lenient, lenient_env
 
 import jppo
 from jppo.envs import available
@@ -14,6 +17,24 @@ NEEDS_DOWNLOAD = "MNISTBandit-bsuite"
 @pytest.mark.parametrize("name", [name for name in available() if name != NEEDS_DOWNLOAD])
 def test_every_environment_trains(name):
     check_two_updates(lenient_env(name), SMALL())
+
+
+@pytest.mark.parametrize("name", [name for name in available() if "MinAtar" in name])
+def test_images_kept_as_bits_are_of_zeros_and_ones(name):
+    env = lenient_env(name)
+    assert env.obs_spec.dtype == "bool"
+
+    def step(state, key):
+        action = jax.random.randint(key, (), 0, env.action_spec.num_actions)
+        obs, state, _, _, _, info = env.source.step(key, state, action, env.params)
+        return state, (obs, info["final_observation"])
+
+    with lenient():
+        _, state = env.source.reset(jax.random.key(0), env.params)
+        _, seen = quick_jit(functools.partial(jax.lax.scan, step))(state, jax.random.split(jax.random.key(1), 300))
+    for obs in seen:
+        assert obs.dtype == np.float32
+        assert set(np.unique(obs)) == {0.0, 1.0}
 
 
 def test_an_environment_that_needs_a_download_says_so(monkeypatch):
