@@ -11,16 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.actor_loop import ActorLoop
 from jppo.benched import CEILINGS, Benched, Speed
 from jppo.config import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices import AXIS
-from jppo.driver import Given, Prepared, prepare
 from jppo.interrupts import stop_on_interrupt
 from jppo.learner import Learner, Loss, Optimizer, adam, make_learner
-from jppo.loops import ActorLoop, AnakinLoop, Ended, Logbook
+from jppo.logbook import Ended, Logbook
+from jppo.loops import AnakinLoop
 from jppo.networks import Network
 from jppo.parts import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.progress import Silent
+from jppo.running import Given, Prepared, prepare
 from jppo.runs import RunWriter
 from jppo.sebulba import Sebulba
 from jppo.types import Array

@@ -16,8 +16,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jppo.actors import connect, disconnect, undisturbed
 from jppo.config import RayConfig
+from jppo.connection import connect, disconnect, undisturbed
 from jppo.devices import HostFailed
 from jppo.progress import Reporter, Silent
 from jppo.tasks import limit_process

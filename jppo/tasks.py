@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import ray
 
-from jppo.actors import connect, disconnect, undisturbed
 from jppo.config import RayConfig
+from jppo.connection import connect, disconnect, undisturbed
 from jppo.progress import Reporter
 
 _POLL_SECONDS = 0.2

@@ -15,6 +15,7 @@ import ray
 from ray import tune
 
 from jppo import runs
+from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.compiling import jit
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, spread_envs
@@ -25,7 +26,7 @@ from jppo.groups import run_group
 from jppo.history import RecentEpisodes
 from jppo.lanes import check_seeds, check_settings, lay_out
 from jppo.learner import Loss, Optimizer, adam
-from jppo.loops import ActorLoop, Ended, Logbook
+from jppo.logbook import Ended, Logbook
 from jppo.networks import Network
 from jppo.plots import interquartile_mean
 from jppo.population import Total

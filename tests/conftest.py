@@ -19,7 +19,7 @@ import jax
 import optax
 from lenient import leniently
 
-from jppo import driver
+from jppo import running
 
 assert len(jax.devices()) == 8
 os.environ["XLA_FLAGS"] = one_device  # of what tests start
@@ -30,7 +30,7 @@ optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # raises a f
 
 
 # Runs are on one of the eight unless a test says otherwise: collectives of eight on two cores take their time.
-driver.most_devices = lambda config: 1
+running.most_devices = lambda config: 1
 
 
 def pytest_unconfigure():

@@ -22,7 +22,7 @@ from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, WearsOut, noted
 from processes import descendants, left_of, running
 
 import jppo
-from jppo import actors, loops, sebulba
+from jppo import actors, connection, loops, sebulba
 from jppo.actors import Actors
 from jppo.cli import main
 from jppo.config import RayConfig
@@ -362,6 +362,7 @@ def pretend(monkeypatch):
         rest = iter(collects)
         pretended, said = PretendRay({"collect": lambda: next(rest)}), []
         monkeypatch.setattr(actors, "ray", pretended)
+        monkeypatch.setattr(connection, "ray", pretended)
         monkeypatch.setattr(actors, "time", pretended)
         fleet = Actors(None, RayConfig(num_actors=2, envs_per_actor=2, **config), said.append)
         while fleet.ready(0.2) is None:

@@ -23,7 +23,7 @@ from one_run import BATCH, CONFIG, UPDATES, Cued
 from probes import ObsActionReward
 
 import jppo
-from jppo import checkpoints, env_runner, loops, sebulba
+from jppo import actor_loop, checkpoints, env_runner, loops, sebulba
 from jppo.actors import InProcess
 from jppo.checkpoints import FORMAT, newest, read, to_host, write
 from jppo.cli import main
@@ -72,7 +72,7 @@ def quickly():
         for module in (loops, env_runner, sebulba):
             patch.setattr(module, "jit", quick_jit)
         patch.setattr(loops, "_CHUNK_SECONDS", 0.0)  # chunks of one
-        patch.setattr(loops, "_LOG_SECONDS", 0.0)
+        patch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
         patch.setattr(checkpoints, "ThreadPoolExecutor", AtOnce)
         share_programs(patch)
         yield
@@ -467,7 +467,7 @@ def test_a_run_goes_on_with_another_number_of_actors(acted, tmp_path, monkeypatc
     train(tmp_path / "run", after=4, num_actors=0, **lag, **ACTORS)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     if pretended:
-        monkeypatch.setattr(loops, "_make_actors", lambda spec, config, message: Two(spec, config))
+        monkeypatch.setattr(actor_loop, "_make_actors", lambda spec, config, message: Two(spec, config))
     result = go_on(tmp_path / "run", env=Guessing, num_actors=2, address="local", **lag)
     assert result.summary["num_actors"] == 2
     for name, leaf in last_checkpoint(whole.run_dir).items():

@@ -11,7 +11,7 @@ from lenient import lenient_env
 from probes import Counting
 
 import jppo
-from jppo import driver, loops
+from jppo import loops, running
 from jppo.devices import make_mesh, most_devices, over_devices
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
@@ -106,7 +106,7 @@ def test_the_program_is_compiled_once(num_devices, monkeypatch):
 
 def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
     monkeypatch.setattr(loops, "jit", quick_jit)
-    monkeypatch.setattr(driver, "most_devices", most_devices)
+    monkeypatch.setattr(running, "most_devices", most_devices)
     results = [
         jppo.train(
             Counting(), config=CONFIG, total_steps=4 * CONFIG.batch_size, num_devices=n, run_dir=tmp_path / str(n)

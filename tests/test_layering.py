@@ -20,9 +20,10 @@ LAYERS = [
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
     {"networks", "learner"},
     {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "collect", "env_runner", "evaluation"},
-    {"anakin", "actors", "sebulba"},
+    {"anakin", "actors", "connection", "sebulba"},
     {
         *(
+            "actor_loop",
             "benched",
             "benching",
             "checking",
@@ -45,6 +46,7 @@ LAYERS = [
             "interrupts",
             "lanes",
             "load",
+            "logbook",
             "loops",
             "numpy_policy",
             "parts",
@@ -52,7 +54,7 @@ LAYERS = [
             "plots",
             "policy",
         ),
-        *("population", "progress", "render", "results", "runs", "sweeps", "tasks", "tune"),
+        *("population", "progress", "render", "results", "running", "runs", "sweeps", "tasks", "tune"),
         *("__init__", "__main__"),
     },
 ]
@@ -66,7 +68,7 @@ DOORS = {
     "gymnasium": {"envs.gymnasium", "render"},
     "ale_py": {"envs.gymnasium"},
     "envpool": {"envs.gymnasium"},
-    "ray": {"actors", "hosts", "tasks", "tune"},  # tune: ray.tune only
+    "ray": {"actors", "connection", "hosts", "tasks", "tune"},  # tune: ray.tune only
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
     "orbax": {"checkpoints", "runs"},

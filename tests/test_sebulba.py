@@ -13,7 +13,7 @@ from checks import SMALL, quick_jit
 from host_probes import Counting, NaNReward
 
 import jppo
-from jppo import env_runner, loops, sebulba
+from jppo import actor_loop, env_runner, loops, sebulba
 from jppo.driver import TrainingDiverged
 from jppo.env_runner import EnvRunner, Fragment
 from jppo.progress import Silent
@@ -200,7 +200,7 @@ def test_an_interrupt_saves_what_was_reached(tmp_path, monkeypatch):
 
     closed, close = [], EnvRunner.close
     monkeypatch.setattr(EnvRunner, "close", lambda runner: (close(runner), closed.append(1)))
-    monkeypatch.setattr(loops, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
     options = {"backend": "ray", "num_actors": 0, "config": CONFIG, "progress": Interrupting()}
     result = jppo.train(Counting, total_steps=1e9, run_dir=tmp_path / "run", **options)
     assert result.summary["status"] == "interrupted"

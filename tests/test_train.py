@@ -14,7 +14,7 @@ from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
 import jppo
-from jppo import driver, loops
+from jppo import loops, running
 from jppo.driver import TrainingDiverged
 from jppo.envs import make_env
 from jppo.load import load_run
@@ -84,7 +84,7 @@ def repeated(run):
     by the end of compiling and by the end of the run."""
     saved = read_config(run.run_dir)
     config = jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])})
-    traces, make = [], driver.make_anakin
+    traces, make = [], running.make_anakin
 
     def counting(*args, **kwargs):
         agent = make(*args, **kwargs)
@@ -94,7 +94,7 @@ def repeated(run):
     traced = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops, "CHUNK_CAPACITY", 3)
-        patch.setattr(driver, "make_anakin", counting)
+        patch.setattr(running, "make_anakin", counting)
         result = jppo.train(
             Cued(),
             total_steps=saved["total_steps"],
@@ -268,7 +268,7 @@ def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch
         raise error
 
     recorder = Recorder()
-    monkeypatch.setattr(driver, "AnakinLoop", fail)
+    monkeypatch.setattr(running, "AnakinLoop", fail)
     with pytest.raises(type(error)):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -289,7 +289,7 @@ def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, inte
             closed.append(1)
 
     recorder = Recorder()
-    monkeypatch.setattr(driver, "AnakinLoop", Loop)
+    monkeypatch.setattr(running, "AnakinLoop", Loop)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -301,7 +301,7 @@ def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
 
-    monkeypatch.setattr(driver, "AnakinLoop", fail)
+    monkeypatch.setattr(running, "AnakinLoop", fail)
     with pytest.raises(ValueError, match="num_envs = 8 and num_steps = 4 need more memory"):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from lenient import lenient, lenient_env
 from ray import tune as ray_tune
 
 import jppo
-from jppo import loops, tune
+from jppo import actor_loop, tune
 from jppo.load import load_run
 from jppo.runs import load_policy_state
 
@@ -185,7 +185,7 @@ def test_a_trial_that_diverges_fails(tmp_path, monkeypatch):
 
 def test_the_ray_backend_goes_on_in_new_environments(tmp_path, monkeypatch):
     """Without actors. A host environment's state cannot be saved, so a second half draws anew."""
-    monkeypatch.setattr(loops, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
     trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, backend="ray", checkpoint_every=4)
     with lenient():
         whole = FakeTune(tmp_path / "whole", monkeypatch)

@@ -1,0 +1,93 @@
+"""The connection to Ray: joined or started, and ended without a trace."""
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+
+from jppo.config import RayConfig, num_cores
+
+_REACH_SECONDS = 5.0
+
+
+def connect(config: RayConfig) -> bool:
+    """Makes sure that there is a Ray; returns whether this made the connection."""
+    if ray.is_initialized():
+        if config.address not in (None, "auto"):
+            raise ValueError(f"Ray is connected already; address = {config.address!r} would be another cluster")
+        return False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        needed = (config.num_actors or 0) * config.actor_cpus + 1  # the learner's
+        options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
+    try:
+        _check_reachable(address)
+        with undisturbed(interruptible=address != "local"), warnings.catch_warnings():
+            # Ray forks only to become another program at once, which JAX's threads survive.
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            ray.init(address, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        disconnect()
+        token = "; it asks for a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
+        raise ValueError(
+            f"there is no Ray cluster to join at address = {address!r} ({error}{token}); start one with `ray start "
+            "--head`, or leave address out for a local one"
+        ) from error
+    except BaseException as error:
+        disconnect()
+        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM, while it starts
+            raise KeyboardInterrupt from error
+        raise
+    _set_echo(False)
+    return True
+
+
+def disconnect() -> None:
+    """Also ends the Ray that was started here, if it was."""
+    with undisturbed():
+        ray.shutdown()
+    _set_echo(True)
+
+
+@contextlib.contextmanager
+def undisturbed(interruptible: bool = False) -> Iterator[None]:
+    """Holds back Ctrl-C and SIGTERM: daemons of a Ray that is half started or half stopped live on for a minute.
+
+    Also puts back the handler of SIGTERM, for which `ray.init` has one that does not save.
+
+    Args:
+      interruptible: Ctrl-C is not held back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = [signal.SIGTERM] if interruptible else [signal.SIGTERM, signal.SIGINT]
+    held: list[int] = []
+    before = [signal.signal(number, lambda number, _: held.append(number)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for held_number in held:
+            signal.raise_signal(held_number)
+
+
+def _set_echo(echo: bool) -> None:
+    """Whether Ray prints what its daemons say, on standard output. That an actor died is said by `Actors`, in short."""
+    ray._private.worker._worker_logs_enabled = echo
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError where nothing listens at host:port; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()

@@ -1,0 +1,92 @@
+"""What a run remembers, writes and shows of its updates, and how it ends. Both loops log into one `Logbook`."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jppo.env_runner import ActorsFailed
+from jppo.history import History, RecentEpisodes
+from jppo.progress import Reporter
+from jppo.runs import RunWriter
+
+_EPISODES = ("count", "return_mean", "return_std")
+
+
+class Logbook:
+    """Keeps, writes and shows what updates report."""
+
+    def __init__(self, batch_size: int, writer: RunWriter | None, reporter: Reporter) -> None:
+        self.batch_size, self.writer, self.reporter = batch_size, writer, reporter
+        self.history, self.recent = History(), RecentEpisodes()
+        self.updates, self.seconds = 0, 0.0
+
+    def go_on(self, before: Iterable[dict[str, np.ndarray]], updates: int, seconds: float) -> None:
+        """Takes up a run after so many updates and seconds.
+
+        Args:
+          before: what was logged of them, columns [updates], as it was written.
+        """
+        self.updates, self.seconds, read = updates, seconds, 0
+        for rows in before:
+            self._remember(rows)
+            read += len(rows["update"])
+        if read < updates:
+            self.say(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
+
+    def rewind(self) -> None:
+        """Takes back what a run that goes on has written after this."""
+        if self.writer is not None:
+            self.writer.rewind(self.updates, self.steps)
+
+    def _remember(self, rows: dict[str, np.ndarray]) -> None:
+        self.history.add(rows)
+        for episodes in zip(*(rows[f"episode/{name}"].tolist() for name in _EPISODES), strict=True):
+            self.recent.add(*episodes)
+
+    def say(self, text: str) -> None:
+        """To the reporter; of several processes that say the same, the first one's."""
+        if not jax.process_index():
+            self.reporter.message(text)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps logged."""
+        return self.updates * self.batch_size
+
+    def add(self, metrics: dict[str, np.ndarray], now: float) -> bool:
+        """Logs the updates since the last call.
+
+        Args:
+          metrics: columns [updates]; those of a diverged update ("finite" is False) and after are left out.
+          now: training seconds so far, all updates included.
+
+        Returns:
+          whether none diverged.
+        """
+        metrics = dict(metrics)
+        finite = metrics.pop("finite")
+        length = len(finite)
+        good = length if finite.all() else int(np.argmin(finite))
+        speed = length * self.batch_size / max(now - self.seconds, 1e-9)
+        number = self.updates + 1 + np.arange(good)
+        rows: dict[str, np.ndarray] = {"update": number, "step": number * self.batch_size}
+        rows |= {name: column[:good] for name, column in metrics.items()}
+        rows["time/steps_per_second"] = np.full(good, speed)
+        rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
+        self.updates, self.seconds = self.updates + good, now
+        if good:
+            self._remember(rows)
+            if self.writer is not None:
+                values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
+                self.writer.write_updates([dict(zip(rows, row, strict=True)) for row in values_by_row])
+            self.reporter.update(int(rows["step"][-1]), speed, self.recent.mean)
+        return bool(finite.all())
+
+
+class Ended(NamedTuple):
+    """How a loop came to its end."""
+
+    status: str  # finished, interrupted, diverged, or failed
+    error: ActorsFailed | None = None  # where it failed

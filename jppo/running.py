@@ -1,0 +1,288 @@
+"""A run in this process: what is given is checked, its loop runs, and what comes out is saved."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jppo import runs
+from jppo.actor_loop import ActorLoop
+from jppo.anakin import Anakin, AnakinState, make_anakin
+from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
+from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
+from jppo.devices import check_same, most_devices, together
+from jppo.envs import make_env
+from jppo.envs.gymnasium import make_host_env
+from jppo.given import check_preset, check_sizes, choose_backend, own_parts
+from jppo.interrupts import never, stop_on_interrupt
+from jppo.learner import Loss, Optimizer
+from jppo.load import read_summary
+from jppo.logbook import Ended, Logbook
+from jppo.loops import AnakinLoop
+from jppo.networks import Network, hint
+from jppo.policy import TrainedPolicy
+from jppo.presets import PRESETS, preset_for
+from jppo.progress import OneOfSeveral, Reporter, make_reporter
+from jppo.runs import RunWriter
+from jppo.sebulba import Sebulba, make_sebulba
+from jppo.types import Hyperparams, TrainState
+
+
+class Result(NamedTuple):
+    """What a run gives back."""
+
+    metrics: dict[str, np.ndarray]  # [updates] each, with "update" and "step"; NaN where no episode ended
+    policy: TrainedPolicy
+    summary: dict[str, Any]  # as in summary.json
+    state: AnakinState | TrainState | None  # the latter two in the Ray mode, and where hosts were started for the run
+    agent: Anakin | Sebulba
+    run_dir: Path | None
+
+
+class TrainingDiverged(RuntimeError):
+    """A loss or a parameter became NaN or infinite; `result` holds the run up to the update before."""
+
+    def __init__(self, update: int, result: Result) -> None:
+        super().__init__(
+            f"update {update} made a loss or parameter NaN or infinite; the policy is that of update {update - 1}. "
+            "Lower learning_rate or max_grad_norm, or check the environment's rewards and observations for NaN"
+        )
+        self.update, self.result = update, result
+
+
+class Given(NamedTuple):
+    """What `train` was given, but for what says where."""
+
+    env: Any
+    total_steps: int | float | None
+    seed: int | None
+    config: PPOConfig | None
+    hyperparams: Hyperparams | None
+    preset: str
+    network: Network | None
+    optimizer: Optimizer
+    loss: Loss | None
+    run_dir: Path | None
+    wandb: bool
+    backend: str
+    actors: RayConfig
+    num_devices: int | None
+    checkpoint_every: float | None = None
+    keep: int = 2
+
+
+class Prepared(NamedTuple):
+    """A run, checked but not begun."""
+
+    agent: Anakin | Sebulba
+    actors: RayConfig
+    seed: int
+    hyperparams: Hyperparams
+    settings: dict[str, Any]  # config.json
+
+
+class _Files(NamedTuple):
+    """What a run leaves on disk, and how."""
+
+    run_dir: Path | None
+    wandb: bool
+    goes_on: bool  # the run that is there
+    checkpoint_every: float | None
+    keep: int
+
+    def writer(self, settings: dict[str, Any]) -> RunWriter | None:
+        """None where nothing is to be left."""
+        return None if self.run_dir is None else RunWriter(self.run_dir, settings, self.wandb, self.goes_on)
+
+    def checkpoints(self, log: Logbook) -> Checkpoints | None:
+        """None where there are to be none. The log of a run that goes on is taken up at the newest."""
+        if self.run_dir is None:
+            return None
+        if jax.process_count() > 1:
+            log.say("no checkpoints: a run in several processes saves its policy at its end, and cannot go on after it")
+            return None
+        every = DEFAULT_SECONDS if self.checkpoint_every is None else self.checkpoint_every
+        checkpoints = Checkpoints(self.run_dir, every, self.keep, log.reporter.message)
+        if (start := checkpoints.start) is not None:
+            log.say(f"goes on from {start.path}, after {start.update:,} updates")
+            log.go_on(runs.metrics_until(self.run_dir, start.update), start.update, start.seconds)
+        elif self.goes_on:
+            log.say(f"{self.run_dir} has no checkpoint yet: the run begins anew")
+        return checkpoints
+
+
+def run_here(
+    given: Given,
+    progress: str | Reporter,
+    stop: Callable[[], bool] = never,
+    cores: int | None = None,
+) -> Result:
+    """In this process, and where JAX runs in several, in all of them.
+
+    Args:
+      stop: asks for an early end, as Ctrl-C does.
+      cores: of this machine, for actors.
+    """
+    with together():
+        before = _settings_before(given)
+        prepared = prepare(
+            given if before is None else _as_before(given, before), num_cores() if cores is None else cores
+        )
+        if given.run_dir is not None and before is not None:
+            finished = read_summary(given.run_dir).get("status") == "finished"
+            check_same_run(given.run_dir, before, prepared.settings, finished)
+        total_steps, number = prepared.settings["total_steps"], jax.process_index()
+        reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
+        if number:
+            given, reporter = given._replace(run_dir=None, wandb=False), OneOfSeveral(reporter, number)
+    check_same(json.dumps(prepared.settings, default=str))
+    files = _Files(given.run_dir, given.wandb, before is not None, given.checkpoint_every, given.keep)
+    return _run(prepared, files, reporter, stop)
+
+
+def _settings_before(given: Given) -> dict[str, Any] | None:
+    """config.json of the run that goes on; None where it is a new one. Several processes cannot go on with any."""
+    if given.run_dir is None or jax.process_count() > 1 or not (given.run_dir / "config.json").exists():
+        return None
+    return runs.read_config(given.run_dir)
+
+
+def _as_before(given: Given, before: dict[str, Any]) -> Given:
+    """What is not given is as it was."""
+    assert given.run_dir is not None, "there was a run"
+    config, hyperparams = runs.config_of(before, given.run_dir)
+    own, actors, was = given.preset == "auto", given.actors, before.get("actors", {})
+    if actors.num_actors is None and actors.envs_per_actor is None and was:
+        actors = dataclasses.replace(actors, num_actors=was["num_actors"])
+    return given._replace(
+        total_steps=before["total_steps"] if given.total_steps is None else given.total_steps,
+        seed=before["seed"] if given.seed is None else given.seed,
+        config=config if given.config is None and own else given.config,
+        hyperparams=hyperparams if given.hyperparams is None and own else given.hyperparams,
+        backend=before["backend"] if given.backend == "auto" else given.backend,
+        actors=actors,
+    )
+
+
+def prepare(given: Given, cores: int) -> Prepared:
+    """Raises ValueError for anything given that cannot be."""
+    backend, hosts, actors = choose_backend(given.env, given.backend), jax.process_count(), given.actors
+    env = make_host_env(given.env) if backend == "ray" else make_env(given.env)
+    chosen = PRESETS[check_preset(preset_for(env.name) if given.preset == "auto" else given.preset)]
+    hyperparams = chosen.hyperparams if given.hyperparams is None else given.hyperparams
+    check_hyperparams(hyperparams)
+    total_steps = check_total_steps(chosen.total_steps if given.total_steps is None else given.total_steps)
+    seed = runs.check_seed(0 if given.seed is None else given.seed)
+    config = chosen.config if given.config is None else given.config
+    if backend == "ray":
+        config, actors = spread_envs(config, actors, hosts * cores, given.config is not None, hosts)
+    elif actors != RayConfig():
+        raise ValueError(f"{env.name} runs on the device, without actors; give backend = 'ray' for them")
+    parts: dict[str, Any] = {"network": given.network, "optimizer": given.optimizer, "loss": given.loss}
+    num_devices = most_devices(config) if given.num_devices is None else given.num_devices
+    make: Any = make_sebulba if backend == "ray" else make_anakin
+    agent = make(env, config, total_steps=total_steps, num_devices=num_devices, **parts)
+    check_sizes(config, total_steps)
+    more: dict[str, Any] = dict.fromkeys(own_parts(given.env, parts), "custom")
+    more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
+    more |= {"num_devices": num_devices} | _of_hosts()
+    settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
+    return Prepared(agent, actors, seed, hyperparams, settings)
+
+
+def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+    """Everything that leaves a trace, and its tidying up."""
+    agent, actors, seed, hyperparams, settings = prepared
+    writer, loop, checkpoints, config = None, None, None, agent.config
+    try:
+        with stop_on_interrupt(reporter, stop) as stop_requested:
+            with together():
+                writer = files.writer(settings)
+                reporter.start()
+                if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
+                    reporter.message(said)
+                log = Logbook(config.batch_size, writer, reporter)
+                checkpoints = files.checkpoints(log)
+                loop = _make_loop(agent, seed, hyperparams, log, actors, checkpoints)
+                log.rewind()
+                if stop_requested():
+                    raise KeyboardInterrupt
+            ended = loop.run(stop_requested)
+            if not log.updates and ended.status in ("interrupted", "failed"):
+                raise ended.error or KeyboardInterrupt
+            result = _result(loop, agent, log, ended, checkpoints)
+    except BaseException as error:
+        if writer is not None:
+            writer.abort()
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            sizes = f"num_envs = {config.num_envs} and num_steps = {config.num_steps}"
+            raise ValueError(f"{sizes} need more memory than the device has; lower one of them") from error
+        raise
+    finally:
+        for part in (checkpoints, loop, reporter):
+            if part is not None:
+                part.close()
+    if ended.error is not None:
+        ended.error.result = result
+        raise ended.error
+    if ended.status == "diverged":
+        raise TrainingDiverged(log.updates + 1, result)
+    return result
+
+
+def _make_loop(
+    agent: Anakin | Sebulba,
+    seed: int,
+    hyperparams: Hyperparams,
+    log: Logbook,
+    actors: RayConfig,
+    checkpoints: Checkpoints | None,
+) -> AnakinLoop | ActorLoop:
+    if isinstance(agent, Anakin):
+        return AnakinLoop(agent, seed, hyperparams, log, checkpoints)
+    return ActorLoop(agent, seed, hyperparams, log, actors, checkpoints)
+
+
+def _result(
+    loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook, ended: Ended, checkpoints: Checkpoints | None
+) -> Result:
+    """Saves and sums up."""
+    if ended.status != "diverged":
+        loop.save()
+    if checkpoints is not None:
+        checkpoints.close()
+    env, writer, recent = agent.env, log.writer, log.recent
+    summary = {
+        "env": env.name,
+        "backend": "anakin" if isinstance(agent, Anakin) else "ray",
+        "status": ended.status,
+        "steps": log.steps,
+        "updates": log.updates,
+        "seconds": log.seconds,
+        "compile_seconds": loop.compile_seconds,
+        "steps_per_second": log.steps / log.seconds if log.seconds else 0.0,
+        "episodes": recent.total,
+        "return_mean": recent.mean,
+        "return_std": recent.std,
+        "device": jax.devices()[0].device_kind,
+        **loop.summary(),
+        **({} if checkpoints is None else {"checkpoint": checkpoints.update}),
+        **_of_hosts(),
+        "versions": runs.versions(),
+        "run_dir": None if writer is None else str(writer.path),
+    }
+    policy_state = jax.device_put(jax.device_get(loop.policy_state), jax.local_devices()[0])
+    policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
+    if writer is not None:
+        writer.close(policy_state, summary)
+    path = None if writer is None else writer.path
+    return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
+
+
+def _of_hosts() -> dict[str, int]:
+    """What several processes add to config.json and summary.json."""
+    return {"num_hosts": jax.process_count()} if jax.process_count() > 1 else {}
