@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.config import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
+from jppo.determinism import inherited_flags
 from jppo.env_runner import ActorsFailed, EnvRunner, Fragment, RunnerSpec
 from jppo.types import PolicyState
 
@@ -246,9 +247,11 @@ class Actors:
         variables = _ONE_THREAD | (
             {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if config.actor_gpus else {"JAX_PLATFORMS": "cpu"}
         )
+        variables["XLA_FLAGS"] += f" {inherited_flags()}"
         options = {
             "num_cpus": config.actor_cpus,
             "num_gpus": config.actor_gpus,
+            "enable_task_events": False,  # which Ray's head would keep, of 100,000 calls, for its dashboard
             "scheduling_strategy": self._strategy(),
             "runtime_env": {"env_vars": variables},
         }

@@ -65,6 +65,8 @@ class Train:
     """CPUs that Ray reserves for each host, and threads that it computes with."""
     host_gpus: float = 0.0
     """GPUs that Ray reserves for each host, which learns on the CPU without."""
+    deterministic: bool = False
+    """The same seed gives the same policy, bit for bit: slower on a GPU, no different on a CPU. A failed actor ends the run."""  # noqa: E501
     actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
@@ -89,6 +91,7 @@ class Train:
                 num_hosts=self.num_hosts,
                 host_cpus=self.host_cpus,
                 host_gpus=self.host_gpus,
+                deterministic=self.deterministic,
                 **vars(self.actors),
                 run_dir=run_dir,
                 checkpoint_every=self.checkpoint_every,
@@ -103,7 +106,8 @@ class Train:
                 return EXIT_FAILED
             result = error.result
         if not self.quiet:
-            print(*summary_lines(result.summary), sep="\n", file=stream)
+            same = [f"policy: SHA-256 {result.summary['policy_sha256']}"] if self.deterministic else []
+            print(*summary_lines(result.summary), *same, sep="\n", file=stream)
         if self.json:
             print(json.dumps(runs.jsonable(result.summary)))
         return EXITS.get(result.summary["status"], 0)
@@ -123,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command = _parse(argv)
         if whole_process:
-            _ask_for_devices(command)
+            _ask_of_jax(command)
         if isinstance(command, Sweep):
             command.check(argv)
         return (_spread(command, argv) if isinstance(command, Train | Bench) else command).run()
@@ -157,12 +161,16 @@ def _is_ours(error: ValueError) -> bool:
     return Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
 
 
-def _ask_for_devices(command: Any) -> None:
-    """Has a CPU without accelerators show as many devices as --num-devices says; JAX has not started yet. Hosts have
-    processes of their own."""
+def _ask_of_jax(command: Any) -> None:
+    """What must be said before JAX starts. Has a CPU without accelerators show as many devices as --num-devices says
+    (hosts have processes of their own), and a GPU compute in the same order each time."""
     count, flags = getattr(command, "num_devices", None) or 1, os.environ.get("XLA_FLAGS", "")
     if 1 < count <= MAX_STRATA and getattr(command, "num_hosts", 1) == 1 and _HOST_DEVICES not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={count}".strip()
+    if getattr(command, "deterministic", False):
+        from jppo.determinism import ask_for_determinism
+
+        ask_for_determinism()
 
 
 def _quit(signum: int, frame: Any) -> None:
@@ -216,6 +224,7 @@ def _as_before(defaults: Train, argv: list[str]) -> Train:
         backend=settings["backend"],
         total_steps=settings["total_steps"],
         seed=settings["seed"],
+        deterministic=settings.get("deterministic", False),
         actors=RayConfig(**actors),
     )
     if _value(argv, "--preset") is None:

@@ -56,6 +56,7 @@ def train(
     num_hosts: int = 1,
     host_cpus: float = 1.0,
     host_gpus: float = 0.0,
+    deterministic: bool = False,
 ) -> Result:
     """Trains PPO: on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
@@ -85,6 +86,10 @@ def train(
         cluster. num_devices and num_actors are of all of them together.
       host_cpus, host_gpus: that Ray reserves for each host; the first is also its number of threads. Without GPUs it
         learns on its CPU.
+      deterministic: on the same machine, or one like it, the same arguments give the same policy, bit for bit
+        (summary["policy_sha256"]). A CPU's runs do so anyway; a GPU must have been asked before JAX started, and is
+        slower. With actors, what their environments draw from their seeds must repeat itself too, and an actor that
+        fails ends the run, as with max_restarts = 0.
 
     Where `jax.distributed.initialize` was called, all processes must call this, with the same arguments; the first one
     writes the run directory and shows the progress (docs/scaling.md).
@@ -103,7 +108,7 @@ def train(
     )
     run_dir = check_run_dir(run_dir, resume, wandb, checkpoint_every, keep, num_hosts)
     of_ppo = (total_steps, seed, config, hyperparams, preset, network, optimizer, loss)
-    given = Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices, checkpoint_every, keep)
+    given = Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices, checkpoint_every, keep, deterministic)
     if num_hosts == 1 and (host_cpus, host_gpus) == (1.0, 0.0):
         return run_here(given, progress)
     return _train_on_hosts(given, progress, num_hosts, host_cpus, host_gpus)

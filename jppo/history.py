@@ -47,22 +47,28 @@ class History:
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self._capacity, self._stride, self._seen, self._kept = capacity, 1, 0, 0
-        self._parts: list[dict[str, np.ndarray]] = []
+        self._columns: dict[str, np.ndarray] = {}  # with room for more than `_kept`
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
         """Adds consecutive updates: columns [updates, ...] of equal length, with the same names at every call."""
         length = len(rows["update"])
         keep = (self._seen + np.arange(length)) % self._stride == 0
         self._seen += length
-        self._kept += int(keep.sum())
-        self._parts.append({name: column[keep] for name, column in rows.items()})
+        start, self._kept = self._kept, self._kept + int(keep.sum())
+        if not self._columns or self._kept > len(self._columns["update"]):
+            self._columns = {name: self._roomier(name, column, start) for name, column in rows.items()}
+        for name, column in rows.items():
+            self._columns[name][start : self._kept] = column[keep]
         while self._kept > self._capacity:
-            self._parts = [{name: column[::2] for name, column in self.arrays().items()}]
-            self._stride, self._kept = 2 * self._stride, len(self._parts[0]["update"])
+            self._columns = {name: column[::2].copy() for name, column in self.arrays().items()}
+            self._stride, self._kept = 2 * self._stride, len(self._columns["update"])
 
     def arrays(self) -> dict[str, np.ndarray]:
         """One array [updates, ...] per metric."""
-        if len(self._parts) > 1:
-            names = self._parts[0]
-            self._parts = [{name: np.concatenate([part[name] for part in self._parts]) for name in names}]
-        return dict(self._parts[0]) if self._parts else {}
+        return {name: column[: self._kept] for name, column in self._columns.items()}
+
+    def _roomier(self, name: str, like: np.ndarray, kept: int) -> np.ndarray:
+        column = np.empty((2 * self._kept, *like.shape[1:]), like.dtype)
+        if kept:
+            column[:kept] = self._columns[name][:kept]
+        return column

@@ -1,6 +1,7 @@
 """Several hosts for one program: Ray starts a process on each, `jax.distributed` makes them one."""
 
 import math
+import os
 import pickle
 import queue
 import socket
@@ -18,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jppo.config import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
+from jppo.determinism import inherited_flags
 from jppo.devices import HostFailed
 from jppo.progress import Reporter, Silent
 from jppo.tasks import limit_process
@@ -74,7 +76,7 @@ def run_on_hosts(
         coordinator = _answer(hosts[0].handle.coordinator.remote())
         if isinstance(coordinator, Exception):
             raise HostFailed(f"host 0 ({hosts[0].where}) could not start: {coordinator}") from coordinator
-        given = (packed, coordinator, {"CPU": cpus, "GPU": gpus}, num_hosts)
+        given = (packed, coordinator, {"CPU": cpus, "GPU": gpus}, inherited_flags(), num_hosts)
         calls = [host.handle.run.remote(*given, number) for number, host in enumerate(hosts)]
         return _await_outcomes(hosts, calls, reporter, stop_requested)
     finally:
@@ -136,7 +138,7 @@ def _await_room(room: PlacementGroup, num_hosts: int, reporter: Reporter, stop_r
 
 
 def _start(room: PlacementGroup, number: int, cpus: float, gpus: float) -> _Started:
-    options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 4}
+    options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 4, "enable_task_events": False}
     strategy = PlacementGroupSchedulingStrategy(room, number)
     handle = ray.remote(_Host).options(**options, scheduling_strategy=strategy).remote()
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
@@ -231,9 +233,12 @@ class _Host:
     def stop(self) -> None:
         self._stop.set()
 
-    def run(self, packed: bytes, coordinator: str, resources: dict[str, float], num_hosts: int, number: int) -> Any:
+    def run(
+        self, packed: bytes, coordinator: str, resources: dict[str, float], flags: str, num_hosts: int, number: int
+    ) -> Any:
         """Calls the function once JAX runs on all hosts. What is packed is opened when JAX may start."""
         limit_process(resources)
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
         try:
             jax.distributed.initialize(
                 coordinator,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
+from jppo.determinism import check_determinism, fingerprint
 from jppo.devices import check_same, most_devices, together
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
@@ -73,6 +75,7 @@ class Given(NamedTuple):
     num_devices: int | None
     checkpoint_every: float | None = None
     keep: int = 2
+    deterministic: bool = False
 
 
 class Prepared(NamedTuple):
@@ -165,6 +168,7 @@ def _as_before(given: Given, before: dict[str, Any]) -> Given:
         hyperparams=hyperparams if given.hyperparams is None and own else given.hyperparams,
         backend=before["backend"] if given.backend == "auto" else given.backend,
         actors=actors,
+        deterministic=given.deterministic or before.get("deterministic", False),
     )
 
 
@@ -180,16 +184,21 @@ def prepare(given: Given, cores: int) -> Prepared:
     config = chosen.config if given.config is None else given.config
     if backend == "ray":
         config, actors = spread_envs(config, actors, hosts * cores, given.config is not None, hosts)
+        actors = dataclasses.replace(actors, max_restarts=0) if given.deterministic else actors
     elif actors != RayConfig():
         raise ValueError(f"{env.name} runs on the device, without actors; give backend = 'ray' for them")
     parts: dict[str, Any] = {"network": given.network, "optimizer": given.optimizer, "loss": given.loss}
     num_devices = most_devices(config) if given.num_devices is None else given.num_devices
+    if given.deterministic:
+        check_determinism()
     make: Any = make_sebulba if backend == "ray" else make_anakin
     agent = make(env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     check_sizes(config, total_steps)
     more: dict[str, Any] = dict.fromkeys(own_parts(given.env, parts), "custom")
     more |= {"actors": dataclasses.asdict(actors)} if backend == "ray" else {}
     more |= {"num_devices": num_devices} | _of_hosts()
+    if given.deterministic:
+        more |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
     return Prepared(agent, actors, seed, hyperparams, settings)
 
@@ -256,6 +265,7 @@ def _result(
     if checkpoints is not None:
         checkpoints.close()
     env, writer, recent = agent.env, log.writer, log.recent
+    policy_state = jax.device_put(jax.device_get(loop.policy_state), jax.local_devices()[0])
     summary = {
         "env": env.name,
         "backend": "anakin" if isinstance(agent, Anakin) else "ray",
@@ -273,9 +283,9 @@ def _result(
         **({} if checkpoints is None else {"checkpoint": checkpoints.update}),
         **_of_hosts(),
         "versions": runs.versions(),
+        "policy_sha256": fingerprint(policy_state),
         "run_dir": None if writer is None else str(writer.path),
     }
-    policy_state = jax.device_put(jax.device_get(loop.policy_state), jax.local_devices()[0])
     policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
     if writer is not None:
         writer.close(policy_state, summary)

@@ -66,6 +66,20 @@ def test_history_keeps_evenly_spaced_whole_rows_whatever_the_chunks(length, upda
         np.testing.assert_array_equal(kept[name], column[::stride], name)
 
 
+def test_updates_added_one_at_a_time_take_little_more_than_their_numbers():
+    history = History()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for update in range(1, 5001):
+            history.add(chunk(update, 1))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    held = sum(column.nbytes for column in history.arrays().values())
+    assert taken < 2.5 * held
+
+
 def test_an_empty_history():
     assert History().arrays() == {}
 

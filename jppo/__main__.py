@@ -1,0 +1,7 @@
+"""`python -m jppo`."""
+
+import sys
+
+from jppo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,95 @@
+"""The same seed, the same policy, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from checks import SMALL
+from lenient import lenient
+
+import jppo
+from jppo.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
+
+SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--no-anneal-learning-rate")
+WAYS = {
+    "on the device": ("Pendulum-v1", "--normalize-obs", "--normalize-reward"),
+    "on two devices": ("CartPole-v1", "--num-devices", "2"),
+    "with a lag, in one process": ("CartPole-v1", "--backend", "ray", "--num-actors", "0", "--policy-lag", "1"),
+    "with actors": ("CartPole-v1", "--backend", "ray", "--num-actors", "2"),
+}
+
+
+def in_a_process(*words, cwd, flags=""):
+    """summary.json of `jppo train` in a process of its own, and its config.json."""
+    environ = os.environ | {"XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "jppo", "train", *words, "--run-dir", str(cwd), "--quiet", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1]), json.loads((cwd / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_come_to_the_same_policy(tmp_path, way):
+    words = (*WAYS[way], *SIZES, "--deterministic", "--seed", "7")
+    first, second = (in_a_process(*words, cwd=tmp_path / name) for name in ("first", "second"))
+    assert first[0]["policy_sha256"] == second[0]["policy_sha256"]
+    for summary, config in (first, second):
+        assert summary["status"] == "finished"
+        assert config["deterministic"] is True
+        assert GPU_FLAG in config["xla_flags"].split()
+
+
+def test_the_flag_is_added_to_others_and_a_run_that_goes_on_has_it_again(tmp_path):
+    words = ("CartPole-v1", *SIZES)
+    mine = "--xla_cpu_multi_thread_eigen=false"
+    _, config = in_a_process(*words, "--deterministic", cwd=tmp_path / "run", flags=mine)
+    assert config["xla_flags"] == f"{mine} {GPU_FLAG}"
+    _, config = in_a_process("CartPole-v1", "--total-steps", "2048", cwd=tmp_path / "run")
+    assert config["deterministic"] is True
+    assert config["xla_flags"] == GPU_FLAG
+
+
+def trained(seed, **more):
+    with lenient():
+        return jppo.train("CartPole-v1", config=SMALL(), total_steps=64, seed=seed, num_devices=1, **more)
+
+
+def test_another_seed_is_another_policy_and_every_run_says_which():
+    first, again, other = trained(0), trained(0), trained(1, deterministic=True)
+    assert first.summary["policy_sha256"] == again.summary["policy_sha256"] == fingerprint(first.policy.state)
+    assert first.summary["policy_sha256"] != other.summary["policy_sha256"]
+
+
+def test_a_gpu_that_was_not_asked_is_refused(monkeypatch):
+    check_determinism()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
+    with pytest.raises(ValueError, match="deterministic = True needs XLA_FLAGS=--xla_gpu_deterministic_ops=true in"):
+        check_determinism()
+    ask_for_determinism()
+    ask_for_determinism()
+    assert os.environ["XLA_FLAGS"] == f"--xla_gpu_deterministic_ops=false {GPU_FLAG}"
+    check_determinism()
+
+
+def test_a_fingerprint_knows_bits_shapes_types_and_names():
+    tree = {"a": np.zeros(4, np.float32)}
+    others = [
+        {"a": np.array([0.0, 0.0, 0.0, -0.0], np.float32)},
+        {"a": np.zeros((2, 2), np.float32)},
+        {"a": np.zeros(4, np.int32)},
+        {"b": np.zeros(4, np.float32)},
+    ]
+    assert fingerprint(tree) == fingerprint({"a": np.zeros(4, np.float32)})
+    assert len({fingerprint(each) for each in [tree, *others]}) == 5
+
+
+def test_a_deterministic_run_replaces_no_actor(tmp_path):
+    given = {"backend": "ray", "num_actors": 0, "max_restarts": 5, "run_dir": tmp_path / "run"}
+    trained(0, deterministic=True, **given)
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert config["actors"]["max_restarts"] == 0
