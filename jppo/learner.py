@@ -11,7 +11,7 @@ import optax
 from jppo import losses
 from jppo.advantages import generalized_advantages
 from jppo.config import Hyperparams, PPOConfig
-from jppo.networks import Policy
+from jppo.networks import ActorCritic, Policy
 from jppo.shuffle import minibatch_indices
 from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
@@ -20,6 +20,7 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
+_WIDE, _PIECE = 32_768, 4_096  # rows of a minibatch, and of what it is then cut into on a CPU
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
 
@@ -222,13 +223,16 @@ def _gradient_step(
         moments = all_reduce(moments_of(samples.advantage, num_batch_dims=1), parts.axis_name)
         samples = samples._replace(advantage=losses.standardize(samples.advantage, moments.mean, moments.variance))
 
-    def loss_of(params: PyTree) -> tuple[Array, Metrics]:
+    def loss_of(params: PyTree, samples: Batch) -> tuple[Array, Metrics]:
         distribution, value = parts.policy.apply(PolicyState(params=params, obs_stats=obs_stats), samples.obs)
         return parts.loss(distribution, value, samples, hyperparams, parts.config)
 
+    def varying(tree: PyTree) -> PyTree:
+        return tree if parts.axis_name is None else jax.lax.pcast(tree, parts.axis_name, to="varying")
+
     # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
-    local = params if parts.axis_name is None else jax.lax.pcast(params, parts.axis_name, to="varying")
-    (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(local)
+    gradient = functools.partial(jax.value_and_grad(loss_of, has_aux=True), varying(params))
+    (total, metrics), grads = _in_pieces(gradient, samples, _pieces(parts, samples), varying)
     metrics |= {"loss/total": total}
     if parts.axis_name is not None:
         grads, metrics = jax.lax.pmean((grads, metrics), parts.axis_name)
@@ -238,6 +242,34 @@ def _gradient_step(
     direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
     params = jax.tree.map(lambda param, d: param - rate * d, params, direction)
     return (params, opt_state), metrics | {"grad/norm": norm}
+
+
+def _pieces(parts: _Parts, samples: Batch) -> int:
+    """Into how many pieces of equal size a minibatch is cut.
+
+    On a CPU the activations of a wide one would not fit its cache (docs/performance.md). Only where what is computed is
+    a mean of what each row gives, which of a network or loss of the user's is not known.
+    """
+    rows, ours = len(samples.value), isinstance(parts.policy.network, ActorCritic) and parts.loss is ppo_loss
+    if rows < _WIDE or not ours or jax.default_backend() != "cpu":
+        return 1
+    return next((n for n in range(rows // _PIECE, 2 * rows // _PIECE) if rows % n == 0), 1)
+
+
+def _in_pieces(
+    fun: Callable[[Batch], PyTree], samples: Batch, pieces: int, varying: Callable[[PyTree], PyTree]
+) -> PyTree:
+    """fun(samples), as the mean over pieces of the samples, one after the other."""
+    if pieces == 1:
+        return fun(samples)
+    cut = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), samples)
+    shapes = jax.eval_shape(fun, jax.tree.map(lambda x: x[0], cut))
+
+    def add(total: PyTree, piece: Batch) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, fun(piece)), None
+
+    total, _ = jax.lax.scan(add, varying(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)), cut)
+    return jax.tree.map(lambda x: x / pieces, total)
 
 
 def _epochs_until_kl(

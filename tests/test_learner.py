@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from jppo import learner as learner_module
 from jppo.advantages import generalized_advantages
 from jppo.config import Hyperparams, PPOConfig
 from jppo.learner import make_learner
@@ -455,6 +456,49 @@ def test_devices_share_one_update(num_devices, check_vma):
         assert largest_difference(other.policy.params, state.policy.params) < 1e-5
         ours, theirs = ((s.policy.obs_stats, s.reward_stats) for s in (state, other))
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces"), [(16_384, 1), (32_768, 8), (49_152, 12), (40_000, 10), (36_864, 9), (65_537, 1)]
+)
+def test_wide_minibatches_are_cut_into_equal_pieces(rows, pieces):
+    samples = learner_module.Batch(*[jnp.zeros(rows)] * 6)
+    given = (policy_of(BASE), BASE, learner_module.adam, learner_module.ppo_loss, None)
+    assert learner_module._pieces(learner_module._Parts(*given), samples) == pieces
+    own = policy_of(BASE)._replace(network=object())
+    assert learner_module._pieces(learner_module._Parts(own, *given[1:]), samples) == 1
+    other_loss = learner_module._Parts(*given[:3], lambda *_: None, None)
+    assert learner_module._pieces(other_loss, samples) == 1
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("config", [BASE, NORMALISED])
+def test_pieces_of_a_minibatch_give_its_gradient(monkeypatch, config, kind):
+    init, update = compiled(config, kind)
+    monkeypatch.setattr(learner_module, "_WIDE", 32)
+    monkeypatch.setattr(learner_module, "_PIECE", 8)
+    learner = make_learner(policy_of(config, kind), config)
+    in_pieces = quick_jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
+    sharded = make_learner(policy_of(config, kind), config, axis_name="devices")
+    monkeypatch.setattr(learner_module, "_WIDE", 16)
+    replicated, by_env = PartitionSpec(), PartitionSpec(None, "devices")
+    on_two = quick_jit(
+        jax.shard_map(
+            lambda state, rollout: sharded.update(state, rollout, stats_of(rollout)),
+            mesh=Mesh(np.array(jax.devices()[:2]), ("devices",)),
+            in_specs=(replicated, by_env),
+            out_specs=(replicated, replicated),
+        )
+    )
+    states = [init()] * 3
+    for seed in range(2):
+        rollout = rollout_for(states[0], config, seed, kind, off_policy=0.05)
+        outcomes = [run(state, rollout) for run, state in zip((update, in_pieces, on_two), states, strict=True)]
+        states, metrics = zip(*outcomes, strict=True)
+        for other, other_metrics in zip(states[1:], metrics[1:], strict=True):
+            assert largest_difference(other.policy.params, states[0].policy.params) < 1e-5
+            for name, value in metrics[0].items():
+                np.testing.assert_allclose(other_metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_vmap_over_seeds_and_numbers_is_a_loop():
