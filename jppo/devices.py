@@ -44,7 +44,9 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
     """
     hosts = _by_process()
     share, platform = min(map(len, hosts)), hosts[0][0].platform
-    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or not 1 <= num_devices <= share * len(hosts):
+    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
+        raise ValueError(f"num_devices = {num_devices!r} must be a whole number of at least 1")
+    if num_devices > share * len(hosts):
         here = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
         raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {here} ({platform})")
     if num_devices % len(hosts):

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax import export
 
-from jppo import __version__, numpy_policy
+from jppo import __version__, numpy_policy, runs
 from jppo.compiling import jit
 from jppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
 from jppo.policy import TrainedPolicy, as_batch
@@ -49,10 +49,7 @@ def export_policy(
       ValueError: another ending, a path that cannot be written, no run there, or a network of the user's own as .npz.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".npz", ".stablehlo"):
-        raise ValueError(f"output {path} must end in .npz (for NumPy alone) or .stablehlo (for JAX, or any XLA)")
-    if not path.parent.is_dir():
-        raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
+    runs.check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
     if not isinstance(policy, TrainedPolicy):
         from jppo.load import load_run  # gymnax takes seconds to import
 

@@ -68,7 +68,12 @@ def make_learner(
       optimizer: makes an optax transformation whose output is scaled by -learning_rate.
       loss: has the arguments and results of `ppo_loss`, which it is when None; its metrics are logged.
       axis_name: mesh axis over which environments are sharded; None on one device.
+
+    Raises:
+      ValueError: JAX computes in 64 bits.
     """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
     parts = _Parts(policy, config, optimizer, ppo_loss if loss is None else loss, axis_name)
 
     def init(key: Array, obs: PyTree, hyperparams: Hyperparams, num_updates: Array | int) -> TrainState:

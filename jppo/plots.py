@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jppo.progress import short
-from jppo.runs import read_config, read_metrics
+from jppo.runs import check_output, read_config, read_metrics
 
 _POINTS = 200
 _MOST_CURVES = 10
@@ -41,7 +41,7 @@ def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
 
 def plot(run_dirs: Sequence[Path], output: Path) -> None:
     """Draws episode return over steps and over wall time as a PNG, one line per setting with a band over its runs."""
-    check_name(output)
+    check_output(output, ".png")
     curves = learning_curves(run_dirs)
     figure = _new_figure(11, 4.5)
     for axes, (axis, title) in zip(
@@ -209,12 +209,6 @@ def _smooth(run: dict[str, np.ndarray], column: str, metric: str, grid: np.ndarr
     return np.interp(grid, run[column], np.convolve(weight * run[metric], kernel, "same") / total)
 
 
-def check_name(output: Path) -> None:
-    """Raises ValueError where it is not the name of a PNG."""
-    if output.suffix.lower() != ".png":
-        raise ValueError(f"output {output} must end in .png")
-
-
 def _new_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -225,7 +219,7 @@ def _new_figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, output: Path) -> None:
-    check_name(output)
+    check_output(output, ".png")
     try:
         figure.savefig(output, format="png", dpi=120)
     except OSError as error:

@@ -14,6 +14,7 @@ from jppo.compiling import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Policy
+from jppo.runs import check_output
 from jppo.spaces import to_env_action
 from jppo.types import PolicyState, PyTree
 
@@ -51,10 +52,7 @@ def play_gif(
     """
     if isinstance(env, Environment) and env.name not in DRAWABLE:
         raise ValueError(f"{env.name} cannot be drawn; these can: {', '.join(DRAWABLE)}")
-    if output.suffix.lower() != ".gif":
-        raise ValueError(f"output {output} must end in .gif")
-    if not output.parent.is_dir():
-        raise ValueError(f"output {output} cannot be written: there is no directory {output.parent}")
+    check_output(output, ".gif")
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
     if isinstance(env, HostEnvironment):

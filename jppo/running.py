@@ -1,8 +1,10 @@
 """A run in this process: what is given is checked, its loop runs, and what comes out is saved."""
 
 import dataclasses
+import functools
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from jppo.loops import AnakinLoop
 from jppo.networks import Network, hint
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
-from jppo.progress import OneOfSeveral, Reporter, make_reporter
+from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter
 from jppo.runs import RunWriter
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, TrainState
@@ -109,7 +111,9 @@ class _Files(NamedTuple):
             log.say("no checkpoints: a run in several processes saves its policy at its end, and cannot go on after it")
             return None
         every = DEFAULT_SECONDS if self.checkpoint_every is None else self.checkpoint_every
-        checkpoints = Checkpoints(self.run_dir, every, self.keep, log.reporter.message)
+        silent = type(log.reporter) is Silent  # what is wrong is said all the same
+        say = functools.partial(warnings.warn, stacklevel=2) if silent else log.reporter.message
+        checkpoints = Checkpoints(self.run_dir, every, self.keep, say)
         if (start := checkpoints.start) is not None:
             log.say(f"goes on from {start.path}, after {start.update:,} updates")
             log.go_on(runs.metrics_until(self.run_dir, start.update), start.update, start.seconds)

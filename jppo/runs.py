@@ -268,6 +268,18 @@ def alone() -> Any:
     return ocp.options.MultiprocessingOptions(number, {number}, barrier_sync_key_prefix=f"process{number}")
 
 
+def check_output(path: Path, *endings: str) -> None:
+    """Raises ValueError where the file cannot be written, before any work is done for it.
+
+    Args:
+      endings: which it may have, each with what is to be said of it.
+    """
+    if path.suffix.lower() not in [ending.split()[0] for ending in endings]:
+        raise ValueError(f"output {path} must end in {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes a whole JSON file or nothing."""
     temporary = path.with_name(path.name + ".tmp")

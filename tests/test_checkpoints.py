@@ -298,6 +298,15 @@ def test_a_full_disk_ends_saving_but_not_the_run(tmp_path, monkeypatch):
     assert newest(run_dir, pytest.fail).update == result.summary["checkpoint"]
 
 
+def test_trouble_is_said_even_where_nothing_is_shown(tmp_path, monkeypatch):
+    def full_disk(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints, "write", full_disk)
+    with pytest.warns(UserWarning, match=r"the checkpoint of update 1 could not be written .*; there is none"):
+        jppo.train(Cued(), config=CONFIG, total_steps=BATCH, run_dir=tmp_path / "run")
+
+
 def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
     import orbax.checkpoint as ocp
 

@@ -132,10 +132,10 @@ def test_most_devices(num_envs, most):
 @pytest.mark.parametrize(
     ("num_devices", "message"),
     [
-        (0, r"num_devices = 0; JAX has 8 here \(cpu\)"),
-        (9, "num_devices = 9; JAX has 8 here"),
-        (True, "num_devices = True; JAX has 8 here"),
-        (2.0, r"num_devices = 2\.0; JAX has 8 here"),
+        (0, "num_devices = 0 must be a whole number of at least 1"),
+        (9, r"num_devices = 9; JAX has 8 here \(cpu\)"),
+        (True, "num_devices = True must be a whole number of at least 1"),
+        (2.0, r"num_devices = 2\.0 must be a whole number of at least 1"),
         (3, "num_devices = 3 must divide 8, the shards that num_envs = 8 environments are shuffled in"),
     ],
 )

@@ -524,3 +524,8 @@ def test_vmap_over_seeds_and_numbers_is_a_loop():
             np.testing.assert_allclose(metrics[name][i], value, rtol=1e-4, atol=1e-5, err_msg=name)
     assert len({float(x) for x in metrics["learning_rate"]}) == 3
     assert largest_difference(singles[0].policy, singles[1].policy) > 0.01
+
+
+def test_64_bits_are_refused():
+    with jax.enable_x64(True), pytest.raises(ValueError, match="jppo computes in 32 bits, JAX in 64"):
+        make_learner(policy_of(BASE), BASE)

@@ -41,11 +41,10 @@ class Bench:
         from jppo.benched import draw_bench, print_bench
         from jppo.benching import bench
         from jppo.env_runner import ActorsFailed
-        from jppo.plots import check_name
-        from jppo.runs import jsonable
+        from jppo.runs import check_output, jsonable
 
         if self.output is not None:
-            check_name(self.output)
+            check_output(self.output, ".png")
         try:
             benched = bench(
                 self.env,

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
+
+from jppo.commands import WholeNumber
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +18,7 @@ class CheckEnv:
     """Environment to check; `jppo envs` lists them. Or your own Gymnasium environment, as module:name."""
     backend: Literal["auto", "anakin", "ray"] = "auto"
     """anakin: gymnax's, on the device; ray: Gymnasium's; auto: the device where gymnax has the environment."""
-    steps: int = 1024
+    steps: Annotated[int, WholeNumber] = 1024
     """Steps of each environment."""
     num_envs: int = 8
     """Environments, with a seed each."""
