@@ -117,7 +117,8 @@ class Actors:
         if not all(slot.started for slot in self._slots):
             return None
         near = " of this host" if self._near else ""
-        return f"{len(self._slots)} actors{near} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        count = len(self._slots)
+        return f"{count} actor{'s' * (count > 1)}{near} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
 
     def start(self, policy_state: PolicyState, gamma: float) -> None:
         """Has every actor collect a fragment; returns at once.

@@ -22,8 +22,8 @@ from jppo.loops import AnakinLoop
 from jppo.networks import Network
 from jppo.parts import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.progress import Silent
+from jppo.run_writer import RunWriter
 from jppo.running import Given, Prepared, prepare
-from jppo.runs import RunWriter
 from jppo.sebulba import Sebulba
 from jppo.types import Array
 

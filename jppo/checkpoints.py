@@ -1,6 +1,8 @@
 """Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped (docs/checkpoints.md)."""
 
-import math
+import contextlib
+import hashlib
+import json
 import shutil
 import time
 import zlib
@@ -14,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo import runs
+from jppo.run_writer import SAVE_ERRORS, in_short
 from jppo.types import PyTree
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "checkpoints"
 DEFAULT_SECONDS = 60.0
-_SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, of tensorstore, and of orbax's threads
-_READ_ERRORS = (*_SAVE_ERRORS, KeyError, TypeError, AttributeError)  # what files of nonsense lead to
+_READ_ERRORS = (*SAVE_ERRORS, KeyError, TypeError, AttributeError, OverflowError)  # what files of nonsense lead to
+_FIRST_PAUSE = 1.0  # seconds, after a save that failed; doubled with each further one
+_LOOKS = 5  # at checkpoints that are gone when they are read: a run that trains removes old ones
 
 
 class Checkpoint(NamedTuple):
@@ -57,10 +61,13 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """Owns the checkpoints of a run while it trains. A thread writes them, one at a time."""
 
-    def __init__(self, run_dir: Path, every: float, keep: int, message: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_dir: Path, settings: dict[str, Any], every: float, keep: int, message: Callable[[str], None]
+    ) -> None:
         """Reads the newest good one, `start`, and puts aside what is left of any newer.
 
         Args:
+          settings: config.json, by which a run's own are known.
           every: seconds between two.
           keep: how many stay, the newest.
           message: gets told, in words, what goes wrong.
@@ -69,19 +76,21 @@ class Checkpoints:
           ValueError: there are checkpoints, but none that can be read.
         """
         self._folder, self._every, self._keep, self._message = run_dir / FOLDER, every, keep, message
-        self.start = newest(run_dir, message)
+        self._run, self._pause = identity(settings), 0.0
+        self.start = newest(run_dir, settings, message)
         self.update = 0 if self.start is None else self.start.update  # that of the newest on disk
-        self._folder.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # which saving will say
+            self._folder.mkdir(exist_ok=True)
         _put_aside(self._folder, self.update, message)
         self._pool = ThreadPoolExecutor(1, "checkpoints")
         self._writing: tuple[int, Future] | None = None  # the update, and what comes of it
-        self._since = time.monotonic()
+        self._since, self._ends = time.monotonic(), False
 
     def due(self, update: int) -> bool:
         """Whether one is to be saved after `update` updates."""
         if self._writing is not None and self._writing[1].done():
             self._settle()
-        waited = time.monotonic() - self._since >= self._every
+        waited = time.monotonic() - self._since >= max(self._every, self._pause)
         return waited and update > self.update and self._writing is None
 
     def save(self, update: int, seconds: float, counts: dict[str, int], state: PyTree) -> None:
@@ -89,53 +98,64 @@ class Checkpoints:
         self._settle()
         if update == self.update:
             return
-        header = {"format": FORMAT, "jppo": runs.versions()["jppo"]}
+        header = {"format": FORMAT, "jppo": runs.versions()["jppo"], "run": self._run}
         header |= {"update": update, "seconds": seconds, "counts": counts}
         writing = self._pool.submit(write, self._folder / str(update), header, to_host(state), self._keep)
         self._writing, self._since = (update, writing), time.monotonic()
 
     def close(self) -> None:
         """Waits for what is being written."""
+        self._ends = True
         self._settle()
         self._pool.shutdown()
 
     def _settle(self) -> None:
-        """Waits for what is being written. After a failure no more is written but a run's last one."""
+        """Waits for what is being written. A failure is said where it is the first, or the last."""
         if self._writing is None:
             return
         update, writing = self._writing
         try:
             writing.result()
-            self.update = update
-        except _SAVE_ERRORS as error:
-            newest_one = f"the newest is of update {self.update}" if self.update else "there is none"
-            self._message(
-                f"WARNING: the checkpoint of update {update} could not be written ({error}); {newest_one}. Training "
-                "goes on without more, but for a last try at its end"
-            )
-            self._every = math.inf
+            self.update, self._pause = update, 0.0
+        except SAVE_ERRORS as error:
+            if not self._pause or self._ends:
+                newest_one = f"the newest is of update {self.update}" if self.update else "there is none"
+                then = "" if self._ends else ". Training goes on, and tries again"
+                self._message(
+                    f"WARNING: the checkpoint of update {update} could not be written ({in_short(error)}); "
+                    f"{newest_one}{then}"
+                )
+            self._pause = max(_FIRST_PAUSE, 2.0 * self._pause)
         self._writing = None
 
 
-def newest(run_dir: Path, message: Callable[[str], None]) -> Checkpoint | None:
+def newest(run_dir: Path, settings: dict[str, Any], message: Callable[[str], None]) -> Checkpoint | None:
     """The newest good checkpoint of a run; None where not one was made.
 
     Args:
-      message: gets told which ones are damaged.
+      settings: its config.json.
+      message: gets told which ones are damaged, or another run's.
 
     Raises:
-      ValueError: all are damaged, or the newest good one is of another format.
+      ValueError: all are, or the newest good one is of another format.
     """
-    folder = run_dir / FOLDER
-    paths = _saved(folder)
-    for path in reversed(paths):
-        try:
-            return read(path)
-        except _Damaged as error:
-            message(f"{path} is damaged ({error}); it is left out")
-    if paths:
-        raise ValueError(f"{run_dir} has checkpoints, but all {len(paths)} are damaged; name another run_dir")
-    return None
+    folder, run = run_dir / FOLDER, identity(settings)
+    for look in range(_LOOKS):
+        paths, found = _saved(folder), None
+        for path in reversed(paths):
+            try:
+                found = read(path, run)
+                break
+            except _Damaged as error:
+                if not path.exists() and look + 1 < _LOOKS:  # the run trains on, and there is a newer one
+                    break
+                message(f"{path} is damaged ({error}); it is left out")
+        else:
+            if paths:
+                raise ValueError(f"{run_dir} has checkpoints, but all {len(paths)} are damaged; name another run_dir")
+        if found is not None or not paths:
+            return found
+    raise ValueError(f"{run_dir} has checkpoints that are replaced faster than they can be read; try again")
 
 
 class _Damaged(Exception):
@@ -148,19 +168,22 @@ def write(path: Path, header: dict[str, Any], leaves: dict[str, np.ndarray], kee
 
     sums = [[name, list(x.shape), str(x.dtype), zlib.crc32(x.tobytes())] for name, x in leaves.items()]
     arrays = {str(number): x for number, x in enumerate(leaves.values()) if x.size}  # orbax takes no empty ones
+    header = header | {"leaves": sums}
+    path.parent.mkdir(exist_ok=True)
+    runs.check_room(path.parent, sum(x.nbytes for x in arrays.values()))
     try:
         with ocp.StandardCheckpointer(multiprocessing_options=runs.alone()) as checkpointer:
-            checkpointer.save(path.absolute(), arrays, custom_metadata=header | {"leaves": sums})
+            checkpointer.save(path.absolute(), arrays, custom_metadata=header | {"checksum": _checksum(header)})
     except BaseException:
         for part in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):  # it may be what fills the disk
             shutil.rmtree(part, ignore_errors=True)
         raise
     for old in _saved(path.parent)[:-keep]:
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def read(path: Path) -> Checkpoint:
-    """Raises ValueError for a checkpoint of another format, _Damaged for one that is not what was written."""
+def read(path: Path, run: str) -> Checkpoint:
+    """Raises ValueError for a checkpoint of another format, _Damaged for one that is not what `run` wrote."""
     import orbax.checkpoint as ocp
 
     try:
@@ -168,11 +191,15 @@ def read(path: Path) -> Checkpoint:
             header = checkpointer.metadata(path.absolute()).custom_metadata
             number = int(header["format"])
             if number == FORMAT:
+                if header.pop("checksum") != _checksum(header) or header["update"] != int(path.name):
+                    raise ValueError(f"its header is not that of update {path.name}")
+                if header["run"] != run:
+                    raise ValueError("it is another run's")
                 arrays = checkpointer.restore(path.absolute())
                 leaves = {entry[0]: _checked(entry, arrays.get(str(i))) for i, entry in enumerate(header["leaves"])}
                 return Checkpoint(path, header["update"], header["seconds"], header["counts"], leaves)
     except _READ_ERRORS as error:
-        raise _Damaged((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+        raise _Damaged(in_short(error)) from error
     age, advice = ("newer", "update jppo") if number > FORMAT else ("older", "go on with it there")
     raise ValueError(
         f"{path} has format {number}, {age} than this jppo's {FORMAT}; it was written by jppo {header.get('jppo')}: "
@@ -207,17 +234,27 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
         raise ValueError(f"{run}, which is finished; name another{more}")
 
 
+def identity(settings: dict[str, Any]) -> str:
+    """The same for two parts of a run, another one for other settings."""
+    return hashlib.sha256(json.dumps(_essence(runs.jsonable(settings)), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _checksum(header: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(runs.jsonable(header), sort_keys=True).encode())
+
+
 def _essence(settings: dict[str, Any]) -> dict[str, Any]:
     """What two parts of a run must have in common: not where it runs, and on how much."""
     named = {name: settings[name] for name in ("env", "backend", "seed") if name in settings}
     parts = {name: settings[name] for name in ("environment", "network", "optimizer", "loss") if name in settings}
-    lag = {"policy_lag": settings["actors"]["policy_lag"]} if "actors" in settings else {}
+    lag = {"policy_lag": settings["actors"].get("policy_lag")} if "actors" in settings else {}
     return named | settings["config"] | settings["hyperparams"] | parts | lag
 
 
 def _saved(folder: Path) -> list[Path]:
     """Those that were written to their end, oldest first."""
-    return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+    names = (path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal())
+    return sorted(names, key=lambda path: int(path.name))
 
 
 def _put_aside(folder: Path, update: int, message: Callable[[str], None]) -> None:

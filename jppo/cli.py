@@ -110,7 +110,7 @@ class Train:
             print(*summary_lines(result.summary), *same, sep="\n", file=stream)
         if self.json:
             print(json.dumps(runs.jsonable(result.summary)))
-        return EXITS.get(result.summary["status"], 0)
+        return EXITS.get(result.summary["status"], EXIT_FAILED if "unsaved" in result.summary else 0)
 
 
 _COMMANDS = ("train", "sweep", "plan", "bench", "check-env", "eval", "plot", "play", "export", "envs")
@@ -147,11 +147,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _spread(command: Any, argv: list[str]) -> Any:
-    """With --envs-per-actor, and sizes that nobody gave, the command in other sizes: see `spread_envs`."""
+    """With --envs-per-actor, and a --num-envs that nobody gave, the command in other sizes: see `spread_envs`."""
     given = {word.split("=")[0].replace("_", "-") for word in argv}
-    if command.actors.envs_per_actor is None or given & {"--num-envs", "--num-steps"}:
+    config, actors = command.config, command.actors
+    if actors.envs_per_actor is None or "--num-envs" in given:
         return command
-    config, actors = spread_envs(command.config, command.actors, num_cores(), fixed=False)
+    if "--num-steps" in given:  # then the batch follows too
+        num_actors = num_cores() if actors.num_actors is None else actors.num_actors
+        config = dataclasses.replace(config, num_envs=max(num_actors, 1) * actors.envs_per_actor)
+    config, actors = spread_envs(config, actors, num_cores(), fixed=False)
     return dataclasses.replace(command, config=config, actors=actors)
 
 

@@ -51,7 +51,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches"):
-            _check_positive_int(name, getattr(self, name))
+            _check_whole(name, getattr(self, name))
         if self.batch_size >= 2**31:
             raise ValueError(f"num_envs*num_steps = {self.batch_size:,} must be less than 2**31")
         for field in dataclasses.fields(self):
@@ -59,7 +59,7 @@ class PPOConfig:
         if not isinstance(self.hidden_sizes, tuple):
             raise ValueError(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
         for size in self.hidden_sizes:
-            _check_positive_int("hidden_sizes", size)
+            _check_whole("hidden_sizes", size)
         if self.batch_size % self.num_minibatches:
             nearest = ", ".join(map(str, _nearest_divisors(self.batch_size, self.num_minibatches)))
             raise ValueError(
@@ -145,10 +145,10 @@ class RayConfig:
     """Failures of one actor in a row that are made good; one more ends the run. Before the first rollout: one."""
 
     def __post_init__(self) -> None:
-        if self.num_actors is not None and (isinstance(self.num_actors, bool) or self.num_actors != 0):
-            _check_positive_int("num_actors", self.num_actors)
+        if self.num_actors is not None:
+            _check_whole("num_actors", self.num_actors, least=0)
         if self.envs_per_actor is not None:
-            _check_positive_int("envs_per_actor", self.envs_per_actor)
+            _check_whole("envs_per_actor", self.envs_per_actor)
         for field in dataclasses.fields(self):
             _check_field_type(field, getattr(self, field.name))
         for name in ("actor_cpus", "actor_gpus"):
@@ -267,9 +267,9 @@ def check_total_steps(total_steps: Any) -> int:
     return int(total_steps)
 
 
-def _check_positive_int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"{name} = {value!r} must be a whole number of at least 1")
+def _check_whole(name: str, value: Any, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name} = {value!r} must be a whole number of at least {least}")
 
 
 def _check_field_type(field: dataclasses.Field, value: Any) -> None:

@@ -88,7 +88,10 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
     program = content[: max(end, 0)]
     if hashlib.sha256(program).digest() != content[max(end, 0) : -len(mark[0])]:
         raise ValueError(f"{path} is damaged: its bytes are not those that were exported")
-    return ExportedPolicy(export.deserialize(bytearray(program)))
+    try:
+        return ExportedPolicy(export.deserialize(bytearray(program)))
+    except Exception as error:  # whatever nonsense leads to
+        raise ValueError(f"{path} is damaged: it holds no program that this JAX can read ({error!r})") from error
 
 
 class ExportedPolicy:

@@ -1,6 +1,7 @@
 """What is given, checked: for a run, a trial, a sweep and a plan alike."""
 
 import difflib
+import numbers
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def check_run_dir(
     num_hosts: int,
 ) -> Path | None:
     """The run directory. Raises ValueError for what cannot be asked of it."""
-    if resume is not None and run_dir is not None and Path(resume) != Path(run_dir):
+    if resume is not None and run_dir is not None and Path(resume).resolve() != Path(run_dir).resolve():
         raise ValueError(f"resume = {resume} and run_dir = {run_dir} are two runs; give one")
     several = num_hosts > 1 or (jax.distributed.is_initialized() and jax.process_count() > 1)
     for name, value in (("resume", resume), ("checkpoint_every", checkpoint_every)):
@@ -78,10 +79,10 @@ def check_run_dir(
         raise ValueError("wandb needs a run_dir")
     if path is None and checkpoint_every is not None:
         raise ValueError("checkpoint_every needs a run_dir")
-    number = isinstance(checkpoint_every, int | float) and not isinstance(checkpoint_every, bool)
+    number = isinstance(checkpoint_every, numbers.Real) and not isinstance(checkpoint_every, bool)
     if checkpoint_every is not None and not (number and checkpoint_every >= 0.0):
         raise ValueError(f"checkpoint_every = {checkpoint_every!r} must be a number of seconds, at least 0")
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+    if isinstance(keep, bool) or not isinstance(keep, numbers.Integral) or keep < 1:
         raise ValueError(f"keep = {keep!r} must be a whole number of at least 1")
     if resume is not None:
         read_config(Path(resume))

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,8 @@ class RecentEpisodes:
         self.total = 0
 
     def add(self, count: float, mean: float, std: float) -> None:
-        """Adds an update in which `count` episodes ended."""
-        if not count:
+        """Adds an update in which `count` episodes ended; NaN counts as none."""
+        if not count > 0:
             return
         self.total += int(count)
         self._count += count
@@ -50,15 +51,22 @@ class History:
         self._columns: dict[str, np.ndarray] = {}  # with room for more than `_kept`
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
-        """Adds consecutive updates: columns [updates, ...] of equal length, with the same names at every call."""
+        """Adds consecutive updates: columns [updates, ...] of equal length. Where names come or go, NaN is what is not
+        there."""
         length = len(rows["update"])
         keep = (self._seen + np.arange(length)) % self._stride == 0
         self._seen += length
         start, self._kept = self._kept, self._kept + int(keep.sum())
-        if not self._columns or self._kept > len(self._columns["update"]):
-            self._columns = {name: self._roomier(name, column, start) for name, column in rows.items()}
-        for name, column in rows.items():
-            self._columns[name][start : self._kept] = column[keep]
+        room = len(self._columns.get("update", ()))
+        if self._kept > room or rows.keys() - self._columns.keys():
+            room, names = max(room, 2 * self._kept), dict.fromkeys([*self._columns, *rows])
+            self._columns = {name: _with_room(room, start, self._columns.get(name), rows.get(name)) for name in names}
+        for name, column in self._columns.items():
+            if name in rows:
+                column[start : self._kept] = rows[name][keep]
+            else:
+                self._columns[name] = column.astype(np.result_type(column, np.float32), copy=False)
+                self._columns[name][start : self._kept] = np.nan
         while self._kept > self._capacity:
             self._columns = {name: column[::2].copy() for name, column in self.arrays().items()}
             self._stride, self._kept = 2 * self._stride, len(self._columns["update"])
@@ -67,8 +75,12 @@ class History:
         """One array [updates, ...] per metric."""
         return {name: column[: self._kept] for name, column in self._columns.items()}
 
-    def _roomier(self, name: str, like: np.ndarray, kept: int) -> np.ndarray:
-        column = np.empty((2 * self._kept, *like.shape[1:]), like.dtype)
-        if kept:
-            column[:kept] = self._columns[name][:kept]
-        return column
+
+def _with_room(room: int, kept: int, old: np.ndarray | None, added: np.ndarray | None) -> np.ndarray:
+    """A column with room for more, of which the first `kept` are `old`, or NaN where there is none."""
+    like: Any = added if old is None else old
+    late = old is None and kept
+    column = np.empty((room, *like.shape[1:]), np.result_type(like, np.float32) if late else like.dtype)
+    if kept:
+        column[:kept] = np.nan if old is None else old[:kept]
+    return column

@@ -20,7 +20,8 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
-_WIDE, _PIECE = 32_768, 4_096  # rows of a minibatch, and of what it is then cut into on a CPU
+_PIECE_BYTES = 16 << 20  # that one keeps for its backward pass; half of the last cache that two cores may share
+_FEWEST_PIECES = 3  # two gain nothing
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
 
@@ -237,7 +238,7 @@ def _gradient_step(
 
     # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
     gradient = functools.partial(jax.value_and_grad(loss_of, has_aux=True), varying(params))
-    (total, metrics), grads = _in_pieces(gradient, samples, _pieces(parts, samples), varying)
+    (total, metrics), grads = _in_pieces(gradient, samples, _num_pieces(parts, loss_of, params, samples), varying)
     metrics |= {"loss/total": total}
     if parts.axis_name is not None:
         grads, metrics = jax.lax.pmean((grads, metrics), parts.axis_name)
@@ -249,16 +250,20 @@ def _gradient_step(
     return (params, opt_state), metrics | {"grad/norm": norm}
 
 
-def _pieces(parts: _Parts, samples: Batch) -> int:
-    """Into how many pieces of equal size a minibatch is cut.
+def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, samples: Batch) -> int:
+    """Into how many pieces of equal size a minibatch is cut: 1, or more where what the forward pass keeps for the
+    backward one is too much for a CPU's cache (docs/performance.md).
 
-    On a CPU the activations of a wide one would not fit its cache (docs/performance.md). Only where what is computed is
-    a mean of what each row gives, which of a network or loss of the user's is not known.
+    Only where the loss is known to be a mean of what each row gives, as it need not be with a network or loss of the
+    user's.
     """
-    rows, ours = len(samples.value), isinstance(parts.policy.network, ActorCritic) and parts.loss is ppo_loss
-    if rows < _WIDE or not ours or jax.default_backend() != "cpu":
+    ours = isinstance(parts.policy.network, ActorCritic) and parts.loss is ppo_loss
+    if not ours or jax.default_backend() != "cpu":
         return 1
-    return next((n for n in range(rows // _PIECE, 2 * rows // _PIECE) if rows % n == 0), 1)
+    kept = jax.eval_shape(lambda params: jax.vjp(lambda p: loss_of(p, samples), params, has_aux=True)[1], params)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+    least, rows = -(-num_bytes // _PIECE_BYTES), len(samples.value)
+    return 1 if least < _FEWEST_PIECES else next((n for n in range(least, 2 * least) if rows % n == 0), 1)
 
 
 def _in_pieces(

@@ -73,14 +73,24 @@ def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = 
     else:
         agent = make_anakin(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
-    return LoadedRun(agent, _policy_state(run_dir, like), settings)
+    return LoadedRun(agent, _policy_state(run_dir, settings, like), settings)
 
 
-def _policy_state(run_dir: Path, like: Any) -> PolicyState:
+def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyState:
+    damage: ValueError | None = None
     if runs.has_policy(run_dir):
-        return runs.load_policy_state(run_dir, like)
-    checkpoint = newest(run_dir, lambda text: warnings.warn(text, stacklevel=4))
-    if checkpoint is None:
+        try:
+            return runs.load_policy_state(run_dir, like)
+        except ValueError as error:
+            damage = error
+    checkpoint = newest(run_dir, settings, lambda text: warnings.warn(text, stacklevel=4))
+    if damage is not None:
+        if checkpoint is None:
+            raise damage
+        warnings.warn(
+            f"{damage}; that of its newest checkpoint is taken, after update {checkpoint.update}", stacklevel=4
+        )
+    elif checkpoint is None:
         raise ValueError(f"{run_dir} has no policy: its run did not finish, nor come to a checkpoint")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
@@ -88,6 +98,9 @@ def _policy_state(run_dir: Path, like: Any) -> PolicyState:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """summary.json of a finished run; {} where there is none."""
-    path = run_dir / "summary.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """summary.json of a finished run; {} where there is none, or it is damaged."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}

@@ -9,7 +9,7 @@ import numpy as np
 from jppo.env_runner import ActorsFailed
 from jppo.history import History, RecentEpisodes
 from jppo.progress import Reporter
-from jppo.runs import RunWriter
+from jppo.run_writer import RunWriter
 
 _EPISODES = ("count", "return_mean", "return_std")
 

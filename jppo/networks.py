@@ -89,11 +89,11 @@ class ConvTorso(nn.Module):
         if channels_first(x.shape[1:]):
             x = jnp.moveaxis(x, 1, -1)
         if min(x.shape[1:3]) < _PIXELS:
-            return _small_convolution(x).reshape(x.shape[0], -1)
+            return _flat(_small_convolution(x))
         for features, kernel, stride in SCREEN_CONVOLUTIONS:
             init = nn.initializers.orthogonal(math.sqrt(2.0))
             x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", kernel_init=init)(x))
-        return x.reshape(x.shape[0], -1)
+        return _flat(x)
 
 
 class ActorCritic(nn.Module):
@@ -120,7 +120,7 @@ class ActorCritic(nn.Module):
         if self.kind == "cnn":
             x, activation = ConvTorso(name=f"{name}_conv")(obs), "relu"
         else:
-            leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(obs)]
+            leaves = [_flat(leaf) for leaf in jax.tree.leaves(obs)]
             x = leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
             activation = self.activation
         return MLP(self.hidden_sizes, activation, name=name)(x)
@@ -218,6 +218,11 @@ def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
         f"observations are images {shapes[0]}, which network = mlp reads as {math.prod(shapes[0]):,} numbers; "
         "network = cnn reads them as images"
     )
+
+
+def _flat(x: Array) -> Array:
+    """[B, ...] as [B, size]; B may be 0."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
 def _small_convolution(x: Array) -> Array:

@@ -46,7 +46,7 @@ def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
     description = _read_description(path, arrays.pop("description", None))
     try:
         return NumpyPolicy(description, arrays)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         said = f"there is no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is damaged: {said}") from None
 
@@ -224,6 +224,8 @@ def _layer(arrays: dict[str, np.ndarray], name: str, inputs: int, outputs: int) 
 def _take(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
     if arrays[name].shape != shape or arrays[name].dtype != np.float32:
         raise ValueError(f"{name} is {arrays[name].dtype}{list(arrays[name].shape)}; it must be float32{list(shape)}")
+    if not np.isfinite(arrays[name]).all():
+        raise ValueError(f"{name} holds numbers that are not finite")
     return arrays[name]
 
 
@@ -245,7 +247,7 @@ def _read_description(path: Any, array: np.ndarray | None) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: its description is no JSON: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{path} is no policy that jppo exported for NumPy")
-    if found.get("version") != VERSION:
+    if found.get("version") != VERSION or isinstance(found["version"], bool | float):
         raise ValueError(
             f"{path} has version {found.get('version')!r} of the format; this numpy_policy reads {VERSION}: use that "
             "of the jppo which exported it"

@@ -19,6 +19,7 @@ from jppo.anakin import Anakin
 from jppo.config import Hyperparams
 from jppo.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
 from jppo.policy import TrainedPolicy
+from jppo.run_writer import RunWriter
 from jppo.types import PolicyState
 
 _ROWS_AT_ONCE = 200  # points that TensorBoard shows of a lane
@@ -70,7 +71,7 @@ class Lane(NamedTuple):
         total_steps = self.agent.num_updates * self.agent.config.batch_size
         settings = (total_steps, self.agent.config, self.hyperparams)
         config = runs.run_config(self.env, "anakin", self.seed, *settings) | dict.fromkeys(self.own, "custom")
-        writer = runs.RunWriter(Path(run_dir), config)
+        writer = RunWriter(Path(run_dir), config)
         values = zip(*(column.tolist() for column in self.metrics.values()), strict=True)
         rows = [dict(zip(self.metrics, row, strict=True)) for row in values]
         stride = max(1, len(rows) // _ROWS_AT_ONCE)

@@ -31,7 +31,7 @@ from jppo.networks import Network, hint
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter
-from jppo.runs import RunWriter
+from jppo.run_writer import RunWriter
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, TrainState
 
@@ -99,11 +99,13 @@ class _Files(NamedTuple):
     checkpoint_every: float | None
     keep: int
 
-    def writer(self, settings: dict[str, Any]) -> RunWriter | None:
+    def writer(self, settings: dict[str, Any], reporter: Reporter) -> RunWriter | None:
         """None where nothing is to be left."""
-        return None if self.run_dir is None else RunWriter(self.run_dir, settings, self.wandb, self.goes_on)
+        if self.run_dir is None:
+            return None
+        return RunWriter(self.run_dir, settings, self.wandb, self.goes_on, _loudly(reporter))
 
-    def checkpoints(self, log: Logbook) -> Checkpoints | None:
+    def checkpoints(self, settings: dict[str, Any], log: Logbook) -> Checkpoints | None:
         """None where there are to be none. The log of a run that goes on is taken up at the newest."""
         if self.run_dir is None:
             return None
@@ -111,15 +113,18 @@ class _Files(NamedTuple):
             log.say("no checkpoints: a run in several processes saves its policy at its end, and cannot go on after it")
             return None
         every = DEFAULT_SECONDS if self.checkpoint_every is None else self.checkpoint_every
-        silent = type(log.reporter) is Silent  # what is wrong is said all the same
-        say = functools.partial(warnings.warn, stacklevel=2) if silent else log.reporter.message
-        checkpoints = Checkpoints(self.run_dir, every, self.keep, say)
+        checkpoints = Checkpoints(self.run_dir, settings, every, self.keep, _loudly(log.reporter))
         if (start := checkpoints.start) is not None:
             log.say(f"goes on from {start.path}, after {start.update:,} updates")
             log.go_on(runs.metrics_until(self.run_dir, start.update), start.update, start.seconds)
         elif self.goes_on:
             log.say(f"{self.run_dir} has no checkpoint yet: the run begins anew")
         return checkpoints
+
+
+def _loudly(reporter: Reporter) -> Callable[[str], None]:
+    """For what is wrong, and is said even where nothing is shown."""
+    return functools.partial(warnings.warn, stacklevel=2) if type(reporter) is Silent else reporter.message
 
 
 def run_here(
@@ -140,7 +145,8 @@ def run_here(
             given if before is None else _as_before(given, before), num_cores() if cores is None else cores
         )
         if given.run_dir is not None and before is not None:
-            finished = read_summary(given.run_dir).get("status") == "finished"
+            summary = read_summary(given.run_dir)
+            finished = summary.get("status") == "finished" and "unsaved" not in summary
             check_same_run(given.run_dir, before, prepared.settings, finished)
         total_steps, number = prepared.settings["total_steps"], jax.process_index()
         reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
@@ -214,12 +220,12 @@ def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[
     try:
         with stop_on_interrupt(reporter, stop) as stop_requested:
             with together():
-                writer = files.writer(settings)
+                writer = files.writer(settings, reporter)
                 reporter.start()
                 if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
                     reporter.message(said)
                 log = Logbook(config.batch_size, writer, reporter)
-                checkpoints = files.checkpoints(log)
+                checkpoints = files.checkpoints(settings, log)
                 loop = _make_loop(agent, seed, hyperparams, log, actors, checkpoints)
                 log.rewind()
                 if stop_requested():
@@ -291,8 +297,8 @@ def _result(
         "run_dir": None if writer is None else str(writer.path),
     }
     policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
-    if writer is not None:
-        writer.close(policy_state, summary)
+    if writer is not None and (unsaved := writer.close(policy_state, summary)):
+        summary["unsaved"] = unsaved
     path = None if writer is None else writer.path
     return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
 

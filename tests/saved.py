@@ -5,7 +5,8 @@ from checks import quick_jit
 from lenient import lenient
 
 import jppo
-from jppo.runs import RunWriter, run_config
+from jppo.run_writer import RunWriter
+from jppo.runs import run_config
 
 ROW = {"update": 1, "step": 32, "episode/count": 2.0, "episode/return_mean": 1.5, "episode/return_std": 0.5}
 

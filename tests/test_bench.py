@@ -89,7 +89,7 @@ def test_actors_by_the_command(monkeypatch):
     options = ["--backend", "ray", "--num-actors", 1, "--num-envs", 4, "--policy-lag", 1, *SIZES]
     code, out, err = call("bench", "CartPole-v1", *options, "--json")
     assert code == 0, err
-    assert "1 actors on 1 node ready" in err
+    assert "1 actor on 1 node ready" in err
     (line,) = out.splitlines()
     found = json.loads(line)
     assert (found["actors"]["num_actors"], found["actors"]["policy_lag"], found["num_envs"]) == (1, 1, 4)

@@ -4,8 +4,10 @@ import errno
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -25,12 +27,13 @@ from probes import ObsActionReward
 import jppo
 from jppo import actor_loop, checkpoints, env_runner, loops, sebulba
 from jppo.actors import InProcess
-from jppo.checkpoints import FORMAT, newest, read, to_host, write
+from jppo.checkpoints import FORMAT, identity, newest, read, to_host, write
 from jppo.cli import main
 from jppo.load import load_run
 from jppo.networks import make_network
 from jppo.progress import Silent
-from jppo.runs import read_config, read_metrics
+from jppo.run_writer import RunWriter
+from jppo.runs import read_config, read_metrics, run_config
 
 
 class Stopping(Silent):
@@ -109,6 +112,10 @@ def assert_rows(run_dir, updates):
     assert [row["update"] for row in rows] == list(range(1, updates + 1))
 
 
+def latest(run_dir, message=pytest.fail):
+    return newest(run_dir, read_config(run_dir), message)
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs") / "full")
@@ -157,7 +164,8 @@ def test_a_run_that_another_process_began_and_lost_is_the_undisturbed_one(full, 
 
 def test_ctrl_c_saves_where_it_stopped_and_the_run_goes_on_from_there(full, copied):
     (path,) = (copied / "checkpoints").glob(str(len(read_metrics(copied)["update"])))
-    assert read(path).update == read_metrics(copied)["update"][-1] < UPDATES
+    assert latest(copied).path == path
+    assert latest(copied).update == read_metrics(copied)["update"][-1] < UPDATES
     result = go_on(copied)
     assert result.summary["status"] == "finished"
     assert_same(result.state, full.state)
@@ -242,7 +250,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(copied, damage
     *_, before, last = sorted(int(path.name) for path in (copied / "checkpoints").iterdir())
     damage(copied / "checkpoints" / str(last))
     said = []
-    assert newest(copied, said.append).update == before
+    assert latest(copied, said.append).update == before
     assert len(said) == 1
     assert said[0].startswith(f"{copied}/checkpoints/{last} is damaged (")
 
@@ -255,6 +263,139 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_one_which_is_put_aside(full
     assert_same(go_on(copied, checkpoint_every=0).state, full.state)
     assert_rows(copied, UPDATES)
     assert {path.name for path in (copied / "checkpoints").iterdir()} == {"10", "12", f"{last}.damaged"}
+
+
+def test_a_checkpoint_of_another_run_is_left_out(full, copied, tmp_path):
+    other = tmp_path / "other"
+    train(other, after=8, seed=5)
+    shutil.copytree(other / "checkpoints/8", copied / "checkpoints/8")
+    said, before = [], latest(copied, lambda text: None).update
+    assert latest(copied, said.append).update == before < 8
+    assert "it is another run's" in said[0]
+    assert_same(go_on(copied).state, full.state)
+    assert_rows(copied, UPDATES)
+
+
+def test_a_checkpoint_under_another_number_is_named(copied):
+    last = latest(copied).update
+    (copied / "checkpoints" / str(last)).rename(copied / "checkpoints" / "30")
+    said = []
+    assert latest(copied, said.append).update < last
+    assert "its header is not that of update 30" in said[0]
+
+
+def change_header(path, **fields):
+    file = path / "_CHECKPOINT_METADATA"
+    content = json.loads(file.read_text())
+    content["custom_metadata"] |= fields
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"update": "x"}, {"update": 10**6}, {"seconds": "x"}, {"format": float("inf")}, {"counts": 3}, {"leaves": []}],
+)
+def test_a_header_that_was_changed_is_damage(copied, fields):
+    last = latest(copied).update
+    change_header(copied / "checkpoints" / str(last), **fields)
+    said = []
+    assert latest(copied, said.append).update < last
+    assert len(said) == 1
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(copied, monkeypatch):
+    """As a run that trains does."""
+    gone, last = [], latest(copied).update
+
+    def removing(path, run):
+        if not gone:
+            gone.append(path)
+            shutil.rmtree(path)
+        return read(path, run)
+
+    monkeypatch.setattr(checkpoints, "read", removing)
+    assert latest(copied).update < last
+
+
+def test_a_folder_with_a_strange_number_is_no_checkpoint(copied):
+    (copied / "checkpoints" / "²").mkdir()
+    assert latest(copied) is not None
+
+
+def test_an_unbounded_gradient_goes_on_unbounded(tmp_path):
+    path = tmp_path / "run"
+    train(path, after=4, hyperparams=jppo.Hyperparams(max_grad_norm=float("inf")))
+    assert read_config(path)["hyperparams"]["max_grad_norm"] == "inf"
+    result = go_on(path)
+    assert float(result.state.train.hyperparams.max_grad_norm) == float("inf")
+    assert result.summary["status"] == "finished"
+
+
+def test_a_damaged_line_costs_itself_only(full, copied):
+    lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_bytes(
+        b"".join([*lines[:2], b'[1]\n{"update": null}\n{"update": "x"}\n', *lines[2:]])
+    )
+    assert_same(go_on(copied).state, full.state)
+    assert_rows(copied, UPDATES)
+
+
+def test_metrics_that_are_gone_in_another_version_are_nan(copied):
+    rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: value for name, value in row.items() if name != "grad/norm"} | {"old": 1.0} for row in rows]
+    rows[0]["episode/count"] = None
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = go_on(copied).metrics
+    before = len(rows)
+    assert np.isnan(metrics["grad/norm"][:before]).all()
+    assert np.isfinite(metrics["grad/norm"][before:]).all()
+    assert (metrics["old"][:before] == 1.0).all()
+    assert np.isnan(metrics["old"][before:]).all()
+
+
+@pytest.mark.parametrize("content", ['{"status": "fin', "[1]", "\udcff"])
+def test_a_damaged_summary_is_none(full, copied, content):
+    (copied / "summary.json").write_text(content, errors="surrogateescape")
+    assert_same(go_on(copied).state, full.state)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", None, "it has no seed"),
+        ("total_steps", "x", "total_steps is 'x'"),
+        ("total_steps", True, "total_steps is True"),
+        ("actors", "x", "actors is 'x'"),
+        ("config", [], r"config is \[\]"),
+    ],
+)
+def test_damaged_settings_are_named(copied, name, value, message):
+    settings = read_config(copied) | {name: value}
+    (copied / "config.json").write_text(json.dumps({name: x for name, x in settings.items() if x is not None}))
+    with pytest.raises(ValueError, match=rf"config\.json is damaged: {message}"):
+        go_on(copied)
+    assert main(["train", "Cued", "--resume", str(copied)]) == 2
+
+
+def test_a_run_killed_before_it_began_begins(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "metrics.jsonl").touch()
+    (path / "config.json.tmp").write_text("{")
+    assert train(path).summary["status"] == "finished"
+
+
+def test_one_directory_under_two_names_is_one_run(full, copied, monkeypatch):
+    monkeypatch.chdir(copied.parent)
+    result = jppo.train(Cued(), resume=copied.name, run_dir=copied, progress=Stopping())
+    assert_same(result.state, full.state)
+
+
+def test_a_damaged_policy_is_read_from_the_newest_checkpoint(copied):
+    good = load_run(copied, env=Cued()).policy_state
+    os.truncate(largest(copied / "policy"), 10)
+    with pytest.warns(UserWarning, match="that of its newest checkpoint is taken, after update"):
+        assert_same(load_run(copied, env=Cued()).policy_state, good)
 
 
 def test_with_all_damaged_nothing_is_begun(copied):
@@ -270,10 +411,7 @@ def test_with_all_damaged_nothing_is_begun(copied):
 @pytest.mark.parametrize(("number", "age"), [(FORMAT + 1, "newer"), (FORMAT - 1, "older")])
 def test_another_format_is_refused_in_words(copied, number, age):
     for path in (copied / "checkpoints").iterdir():
-        file = path / "_CHECKPOINT_METADATA"
-        content = json.loads(file.read_text())
-        content["custom_metadata"]["format"] = number
-        file.write_text(json.dumps(content))
+        change_header(path, format=number)
     with pytest.raises(ValueError, match=rf"has format {number}, {age} than this jppo's {FORMAT}; it was written by"):
         go_on(copied)
 
@@ -293,9 +431,121 @@ def test_a_full_disk_ends_saving_but_not_the_run(tmp_path, monkeypatch):
     assert (result.summary["status"], result.summary["updates"]) == ("finished", UPDATES)
     warnings = [text for text in reporter.messages if text.startswith("WARNING")]
     assert len(warnings) == 2, "once in the middle, once for the last try"
-    assert "could not be written ([Errno 28] No space left on device); the newest is of update " in warnings[0]
+    assert "could not be written (No space left on device); the newest is of update " in warnings[0]
+    assert warnings[0].endswith("Training goes on, and tries again")
+    assert warnings[1].endswith(f"the newest is of update {result.summary['checkpoint']}")
     assert 0 < result.summary["checkpoint"] <= 3
-    assert newest(run_dir, pytest.fail).update == result.summary["checkpoint"]
+    assert latest(run_dir).update == result.summary["checkpoint"]
+
+
+def test_saving_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
+    tried = []
+
+    def full_for_once(path, *args):
+        tried.append(int(path.name))
+        if len(tried) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, *args)
+
+    monkeypatch.setattr(checkpoints, "write", full_for_once)
+    monkeypatch.setattr(checkpoints, "_FIRST_PAUSE", 1e-9)
+    result = train(tmp_path / "run")
+    assert tried[2:], "after the one that failed"
+    assert latest(tmp_path / "run").update == result.summary["checkpoint"] == UPDATES
+
+
+def test_a_disk_without_room_is_known_before_orbax_begins(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    with pytest.raises(OSError, match="No space left on device"):
+        write(tmp_path / "1", {}, {"x": np.zeros(1 << 20, np.float32)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_nothing_more_costs_what_would_be_on_it_but_not_the_run(full, tmp_path):
+    """Files of this process cannot grow beyond some size: metrics, events, checkpoints and the policy alike."""
+    reporter = Stopping()
+
+    class Shrinking(Stopping):
+        def update(self, step, *args):
+            if step == 6 * BATCH:
+                limit(os.path.getsize(tmp_path / "run" / "metrics.jsonl") + 100)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    reporter = Shrinking()
+    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "checkpoint_every": 0}
+    try:
+        result = jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
+    finally:
+        limit(resource.RLIM_INFINITY)
+    assert (result.summary["status"], result.summary["updates"]) == ("finished", UPDATES)
+    assert_same(result.state, full.state)
+    assert "metrics.jsonl" in result.summary["unsaved"]
+    assert_rows(tmp_path / "run", 6)
+    said = [text for text in reporter.messages if "metrics.jsonl could not be written" in text]
+    assert [text.endswith(end) for text, end in zip(said, ("are tried again", "it is lost"), strict=True)] == [True] * 2
+    assert_same(go_on(tmp_path / "run").state, full.state)
+
+
+def test_metrics_that_could_not_be_written_are_written_when_they_can_be(tmp_path, monkeypatch):
+    monkeypatch.setattr("jppo.run_writer._AGAIN_SECONDS", 0.0)
+    said = []
+    writer = RunWriter(tmp_path / "run", {}, say=said.append)
+    writer.write_updates([{"update": 1, "step": 8}])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
+    try:
+        for update in range(2, 5):
+            writer.write_updates([{"update": update, "step": 8 * update}])
+        assert_rows(tmp_path / "run", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    writer.write_updates([{"update": 5, "step": 40}])
+    assert_rows(tmp_path / "run", 5)
+    assert len([text for text in said if "metrics.jsonl could not be written" in text]) == 1
+    writer.abort()
+
+
+def test_tensorboards_disk_may_be_full(tmp_path):
+    (tmp_path / "run").mkdir()
+    said = []
+    writer = RunWriter(tmp_path / "run", {}, say=said.append)
+    writer._events._writer._py_recordio_writer._writer = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    for update in range(1, 50):
+        writer.write_updates([{"update": update, "step": 8 * update, "loss/total": 0.5}])
+    assert_rows(tmp_path / "run", 49)
+    assert len(said) == 1
+    assert "tensorboard could not be written (No space left on device)" in said[0]
+    writer.abort()
+
+
+def events(run_dir):
+    """(step, names, whether it begins a session) of all that TensorBoard is to read, in its order."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for path in sorted((run_dir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            found.append((event.step, {value.tag for value in event.summary.value}, event.HasField("session_log")))
+            data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_forgets_what_came_after_the_checkpoint(copied):
+    steps = [step for step, names, _ in events(copied) if names]
+    assert steps == [BATCH * update for update in range(1, len(steps) + 1)]
+    last = latest(copied).update
+    shutil.rmtree(copied / "checkpoints" / str(last))
+    before = latest(copied).update
+    go_on(copied)
+    sessions = [step for step, _, begins in events(copied) if begins]
+    assert sessions == [before * BATCH + 1], "where steps from on are forgotten"
+    steps = [step for step, names, _ in events(copied) if "loss/total" in names]
+    assert steps[-(UPDATES - before) :] == [BATCH * update for update in range(before + 1, UPDATES + 1)]
 
 
 def test_trouble_is_said_even_where_nothing_is_shown(tmp_path, monkeypatch):
@@ -331,9 +581,10 @@ def test_every_kind_of_leaf_comes_back(tmp_path):
         "nothing": (),
     }
     (tmp_path / "checkpoints").mkdir()
-    header = {"format": FORMAT, "update": 7, "seconds": 1.5, "counts": {"restarts": 2}}
+    settings = run_config("CartPole-v1", "anakin", 0, 64, CONFIG, jppo.Hyperparams())
+    header = {"format": FORMAT, "run": identity(settings), "update": 7, "seconds": 1.5, "counts": {"restarts": 2}}
     write(tmp_path / "checkpoints/7", header, to_host(state))
-    found = newest(tmp_path, pytest.fail)
+    found = newest(tmp_path, settings, pytest.fail)
     assert (found.update, found.seconds, found.counts) == (7, 1.5, {"restarts": 2})
     back = found.put(jax.tree.map(lambda x: x, state))
     assert_same(back, state)
@@ -413,7 +664,7 @@ def acted(request, tmp_path_factory):
 
 
 def last_checkpoint(run_dir):
-    return newest(run_dir, pytest.fail).leaves
+    return latest(run_dir).leaves
 
 
 def test_learner_and_streams_go_on_where_they_were(acted, tmp_path):
@@ -438,7 +689,7 @@ def test_environments_begin_anew_with_other_seeds(tmp_path):
     results = [go_on(path, env="CartPole-v1") for path in twice]
     assert_same(results[0].state, results[1].state)
     whole = train(tmp_path / "whole", **given)
-    first = int(read(sorted((tmp_path / "run/checkpoints").iterdir())[-1]).update)
+    first = latest(tmp_path / "run").update
     losses = [result.metrics["loss/value"] for result in (results[0], whole)]
     np.testing.assert_array_equal(losses[0][:first], losses[1][:first])
     assert losses[0][first] not in losses[1], "the environments were not reset, or as at the start"

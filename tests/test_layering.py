@@ -54,7 +54,7 @@ LAYERS = [
             "plots",
             "policy",
         ),
-        *("population", "progress", "render", "results", "running", "runs", "sweeps", "tasks", "tune"),
+        *("population", "progress", "render", "results", "run_writer", "running", "runs", "sweeps", "tasks", "tune"),
         *("__init__", "__main__"),
     },
 ]
@@ -72,8 +72,8 @@ DOORS = {
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
     "orbax": {"checkpoints", "runs"},
-    "tensorboardX": {"runs"},
-    "wandb": {"runs"},
+    "tensorboardX": {"run_writer"},
+    "wandb": {"run_writer"},
     "rich": {"benched", "checking.report", "commands.runs", "planning", "progress", "results"},
     "tyro": {"cli", "commands", *COMMANDS},
 }

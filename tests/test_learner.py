@@ -458,29 +458,63 @@ def test_devices_share_one_update(num_devices, check_vma):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("rows", "pieces"), [(16_384, 1), (32_768, 8), (49_152, 12), (40_000, 10), (36_864, 9), (65_537, 1)]
-)
-def test_wide_minibatches_are_cut_into_equal_pieces(rows, pieces):
-    samples = learner_module.Batch(*[jnp.zeros(rows)] * 6)
-    given = (policy_of(BASE), BASE, learner_module.adam, learner_module.ppo_loss, None)
-    assert learner_module._pieces(learner_module._Parts(*given), samples) == pieces
-    own = policy_of(BASE)._replace(network=object())
-    assert learner_module._pieces(learner_module._Parts(own, *given[1:]), samples) == 1
-    other_loss = learner_module._Parts(*given[:3], lambda *_: None, None)
-    assert learner_module._pieces(other_loss, samples) == 1
+def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
+    """Into how many pieces a minibatch of so many rows would be cut."""
+    policy, found = policy or policy_of(config), []
+
+    def cut(fun, samples, pieces, varying):
+        found.append(pieces)
+        return fun(samples)
+
+    config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learner_module, "_in_pieces", cut)
+        learner = make_learner(policy, config, loss=loss)
+        state = jax.eval_shape(learner.init, jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
+        floats = dict.fromkeys(("log_prob", "value", "next_value", "reward"), jnp.zeros((1, rows)))
+        flags = dict.fromkeys(("terminated", "truncated"), jnp.zeros((1, rows), bool))
+        obs, action = jnp.zeros((1, rows, OBS)), jnp.zeros((1, rows), jnp.int32)
+        rollout = Transition(obs=obs, action=action, **floats, **flags)
+        jax.eval_shape(lambda state: learner.update(state, rollout, stats_of(rollout)), state)
+    return found[0]
+
+
+def test_minibatches_too_large_for_the_cache_are_cut_into_equal_pieces(monkeypatch):
+    wide = variant(hidden_sizes=(64, 64))
+    assert [pieces_of(rows, config=wide) for rows in (2048, 8192)] == [1, 1]
+    for rows in (16_384, 65_536, 60_000):
+        pieces = pieces_of(rows, config=wide)
+        assert rows % pieces == 0
+        assert 2048 <= rows // pieces <= 5000
+    assert pieces_of(65_537, config=wide) == 1, "a prime"
+    assert pieces_of(16_384, config=variant(hidden_sizes=(256, 256))) > 2 * pieces_of(16_384, config=wide)
+
+
+def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
+    monkeypatch.setattr(learner_module, "_PIECE_BYTES", 2048)
+    network = policy_of(BASE).network
+
+    class Own:
+        init, apply = network.init, network.apply
+
+    def other_loss(*given):
+        return learner_module.ppo_loss(*given)
+
+    assert pieces_of(64) > 1
+    assert pieces_of(64, policy=make_policy(Own(), OBS_SPEC)) == 1
+    assert pieces_of(64, loss=other_loss) == 1
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert pieces_of(64) == 1
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("config", [BASE, NORMALISED])
 def test_pieces_of_a_minibatch_give_its_gradient(monkeypatch, config, kind):
     init, update = compiled(config, kind)
-    monkeypatch.setattr(learner_module, "_WIDE", 32)
-    monkeypatch.setattr(learner_module, "_PIECE", 8)
+    monkeypatch.setattr(learner_module, "_num_pieces", lambda parts, loss_of, params, samples: len(samples.value) // 8)
     learner = make_learner(policy_of(config, kind), config)
     in_pieces = quick_jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")
-    monkeypatch.setattr(learner_module, "_WIDE", 16)
     replicated, by_env = PartitionSpec(), PartitionSpec(None, "devices")
     on_two = quick_jit(
         jax.shard_map(

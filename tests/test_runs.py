@@ -15,8 +15,8 @@ from saved import save_run
 import jppo
 from jppo.history import History, RecentEpisodes
 from jppo.load import load_run, read_summary
+from jppo.run_writer import RunWriter
 from jppo.runs import (
-    RunWriter,
     check_seed,
     default_run_dir,
     jsonable,
@@ -78,6 +78,20 @@ def test_updates_added_one_at_a_time_take_little_more_than_their_numbers():
         tracemalloc.stop()
     held = sum(column.nbytes for column in history.arrays().values())
     assert taken < 2.5 * held
+
+
+def test_names_that_come_and_go_are_nan_where_they_are_not():
+    history = History(capacity=4)
+    history.add({"update": np.array([1, 2]), "old": np.array([1, 2])})
+    history.add({"update": np.array([3]), "new": np.array([7.0], np.float32)})
+    history.add({"update": np.array([4]), "old": np.array([8])})
+    kept = history.arrays()
+    np.testing.assert_array_equal(kept["update"], [1, 2, 3, 4])
+    np.testing.assert_array_equal(kept["old"], [1, 2, np.nan, 8])
+    np.testing.assert_array_equal(kept["new"], [np.nan, np.nan, 7, np.nan])
+    assert kept["update"].dtype == int
+    history.add({"update": np.array([5])})
+    np.testing.assert_array_equal(history.arrays()["old"], [1, np.nan, np.nan])
 
 
 def test_an_empty_history():

@@ -76,7 +76,7 @@ def _trace_once(source: Any, params: Any) -> list[Check]:
             if inner.status == FAIL:
                 return [inner]
         returned = jax.eval_shape(source.step, key, reset[1], action, params)
-    except Exception as error:  # whatever the environment raises is a finding
+    except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         return [judges.raised("jit", "tracing it", error, traceback.format_exc())]
     found = [Check("jit", PASS, "reset and step can be traced"), _judge_contract(returned)]
     return found if found[1].status == FAIL else [*found, _judge_carry(reset[1], returned[1])]
@@ -138,7 +138,7 @@ def _play(env: Environment, steps: int, seed: int, num_envs: int) -> list[Check]
     try:
         play = jax.device_get(together(keys, actions))
         alone = jax.device_get(jit(_episodes(env))(keys[0, : _ALONE_STEPS + 1], actions[:_ALONE_STEPS, 0]))
-    except Exception as error:  # whatever the environment raises is a finding
+    except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         return [judges.raised("vmap", "running it under vmap and scan", error, traceback.format_exc())]
     start = time.perf_counter()
     again = jax.device_get(together(keys, actions))

@@ -72,7 +72,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> list[Check]:
 def _made(source: Any, seed: int) -> Any:
     try:
         env = make_source(source, [seed])
-    except Exception as error:  # whatever the environment raises is a finding
+    except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         if isinstance(error, ValueError) and raised_in.is_relative_to(_PACKAGE):  # of names and packages
             raise
@@ -133,7 +133,7 @@ def _reset(env: Any, seed: int | None) -> PyTree:
     """An observation. Raises _BrokenContractError unless two values are returned, the second a dict."""
     try:
         returned = env.reset(seed=seed) if seed is not None else env.reset()
-    except Exception as error:  # whatever the environment raises is a finding
+    except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         if isinstance(error, TypeError) and "seed" in str(error):
             raise _BrokenContractError("reset takes no seed", "reset(self, *, seed=None, options=None)") from error
         raise RaisedError("reset") from error
@@ -147,7 +147,7 @@ def _step(env: Any, action: Any, when: str) -> tuple[PyTree, float, bool, bool]:
     """Observation, reward, terminated and truncated. Raises _BrokenContractError for other numbers or types."""
     try:
         returned = env.step(action)
-    except Exception as error:  # whatever the environment raises is a finding
+    except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         raise RaisedError(f"{when} with action {action}") from error
     if not isinstance(returned, tuple) or len(returned) != 5:
         old = "; old Gym's done does not tell truncated from terminated" if len(returned) == 4 else ""

@@ -174,8 +174,8 @@ def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
     """Nothing may begin anew in the midst of an episode.
 
     Fails where the environment calls its own reset there, and where a counter of steps goes back. A counter is a number
-    of the state with a name such as `time` that grows in most steps. Where there is none, warns where an observation
-    gets to where episodes start from elsewhere, by a jump of more than twice the largest of other steps.
+    of the state with a name such as `time` that grows in most steps. Warns where an observation gets to where episodes
+    start from elsewhere, by a jump of more than twice the largest of other steps.
     """
     within = ~trace.done
     advice = "return terminated or truncated where an episode ends, and leave the reset to who calls step"
@@ -191,14 +191,13 @@ def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
             moved = f"from {values[step, env]:g} to {values[step + 1, env]:g}"
             seen = f"{name} goes back {moved} at step {step} of environment {env}, without terminated or truncated"
             return Check("hidden_reset", FAIL, seen, advice)
-    if counters:
-        return Check("hidden_reset", PASS, f"{', '.join(counters)} grows within episodes")
     jumps = within & _starts_anew(trace, starts, trace.obs[1:])[1]
     if jumps.any():
         step, env = np.argwhere(jumps)[0]
         seen = f"the observation jumps to a start {int(jumps.sum())} times, first at step {step} of environment {env}"
         return Check("hidden_reset", WARN, seen, f"if that is a reset, {advice}; if the game does so, nothing")
-    return Check("hidden_reset", PASS, "no observation jumps to a start")
+    grows = f"{', '.join(counters)} grows within episodes, and " if counters else ""
+    return Check("hidden_reset", PASS, f"{grows}no observation jumps to a start")
 
 
 def judge_speed(steps: int, seconds: float, how: str) -> Check:
@@ -206,7 +205,7 @@ def judge_speed(steps: int, seconds: float, how: str) -> Check:
     return Check("speed", PASS, f"{steps / seconds:,.0f} steps/s ({how})")
 
 
-def raised(name: str, what: str, error: Exception, where: str) -> Check:
+def raised(name: str, what: str, error: BaseException, where: str) -> Check:
     """Of an environment that raised.
 
     Args:

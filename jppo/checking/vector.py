@@ -31,7 +31,7 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> list[C
         many.close()
     except MisfitError:
         raise
-    except Exception as error:  # whatever the environment raises is a finding
+    except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         if "without final_obs in the infos" in str(error):
             return [Check("autoreset", FAIL, str(error), "do as the autoreset_mode in the metadata says")]
         raise RaisedError("playing it") from error
