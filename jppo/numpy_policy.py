@@ -224,8 +224,8 @@ def _layer(arrays: dict[str, np.ndarray], name: str, inputs: int, outputs: int) 
 def _take(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
     if arrays[name].shape != shape or arrays[name].dtype != np.float32:
         raise ValueError(f"{name} is {arrays[name].dtype}{list(arrays[name].shape)}; it must be float32{list(shape)}")
-    if not np.isfinite(arrays[name]).all():
-        raise ValueError(f"{name} holds numbers that are not finite")
+    if np.isnan(arrays[name]).any():
+        raise ValueError(f"{name} holds NaN")
     return arrays[name]
 
 

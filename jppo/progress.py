@@ -142,7 +142,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['seconds']:.1f} s ({short(summary['steps_per_second'])} steps/s) "
         f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
     ]
-    return lines + ([f"saved in {summary['run_dir']}"] if summary["run_dir"] else [])
+    lost = f", but for {', '.join(summary['unsaved'])}" if "unsaved" in summary else ""
+    return lines + ([f"saved in {summary['run_dir']}{lost}"] if summary["run_dir"] else [])
 
 
 def short(number: float) -> str:

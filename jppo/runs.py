@@ -206,8 +206,12 @@ def check_output(path: Path, *endings: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes a whole JSON file or nothing."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def jsonable(value: Any) -> Any:

@@ -43,6 +43,11 @@ class Raising(Sound):
         return 1 / (10 - self.age)
 
 
+class Exiting(Sound):
+    def reward(self):
+        raise SystemExit(5)
+
+
 class Unmakable(Sound):
     def __init__(self):
         raise RuntimeError("no licence")
@@ -227,6 +232,16 @@ class HiddenJump(Sound):
         if terminated:
             self.place = self.np_random.uniform(-0.05, 0.05)
         return self.see(), reward, False, truncated, info
+
+
+class CountedJump(HiddenJump):
+    """With a count of all steps, which tells nothing."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
 
 
 class Restarting(gymnasium.Wrapper):

@@ -95,6 +95,7 @@ def test_final_observations_are_told_without_a_limit_to_move(monkeypatch):
     [
         (host.refuses_to_be_made, "runs", "fail", "ValueError: not today"),
         (host.Raising, "runs", "fail", "raised ZeroDivisionError: division by zero"),
+        (host.Exiting, "runs", "fail", "raised SystemExit: 5"),
         (host.Unmakable, "runs", "fail", "making it raised RuntimeError: no licence"),
         (host.OldReset, "contract", "fail", "reset returned a ndarray"),
         (host.NoSeed, "contract", "fail", "reset takes no seed"),
@@ -124,6 +125,7 @@ def test_final_observations_are_told_without_a_limit_to_move(monkeypatch):
         (host.restarting, "hidden_reset", "fail", "step calls reset itself at step"),
         (host.HiddenCount, "hidden_reset", "fail", "step_count goes back from"),
         (host.HiddenJump, "hidden_reset", "warn", "the observation jumps to a start"),
+        (host.CountedJump, "hidden_reset", "warn", "the observation jumps to a start"),
         (host.next_step, "autoreset", "fail", "autoreset_mode AutoresetMode.NEXT_STEP"),
         (host.forgetful, "autoreset", "fail", "without final_obs in the infos"),
         (host.raising_vector, "runs", "fail", "raised ZeroDivisionError"),

@@ -176,6 +176,10 @@ def test_environments_per_actor_move_the_presets_sizes_only(asked):
     given = asked("CartPole-v1", *actors)
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 16), "the preset's batch is 4 x 128"
     assert (given["num_actors"], given["envs_per_actor"]) == (8, 4)
+    given = asked("CartPole-v1", *actors, "--num-steps", "16")
+    assert (given["config"].num_envs, given["config"].num_steps) == (32, 16)
+    given = asked("CartPole-v1", *actors, "--num-steps", "64")
+    assert (given["config"].num_envs, given["config"].num_steps) == (32, 64)
     given = asked("CartPole-v1", *actors, "--num-envs", "32")
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 128)
 

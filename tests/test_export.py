@@ -395,6 +395,12 @@ DAMAGES = {
     "sizes": (lambda path: rewrite(path, lambda d, a: d["observation"].update(shape=[-4])), "-4 is no whole number"),
     "strides": (lambda path: rewrite(path, lambda d, a: d["network"].update(strides=[0])), "0 is no whole number"),
     "pickle": (lambda path: rewrite(path, lambda d, a: a.update(x=np.array(Trap()))), "x.npy holds object"),
+    "list": (lambda path: rewrite(path, lambda d, a: d.update(observation={"dict": [1]})), "is damaged: "),
+    "true": (lambda path: rewrite(path, lambda d, a: d.update(version=True)), "has version True of the format"),
+    "NaN": (
+        lambda path: rewrite(path, lambda d, a: a.update({"value/bias": np.full(1, np.nan, np.float32)})),
+        "value/bias holds NaN",
+    ),
     "bomb": (
         lambda path: rewrite(path, lambda d, a: a.update(x=np.zeros(10**7, np.float32)), np.savez_compressed),
         "damaged: it is compressed",
@@ -422,6 +428,7 @@ def test_what_is_no_npz_of_ours_is_refused(exported, tmp_path, monkeypatch, name
         (flip, "is damaged: its bytes are not those that were exported"),
         (lambda path: path.write_bytes(b""), "is no policy that jppo exported as StableHLO"),
         (lambda path: path.write_bytes(b"jppo policy 1"), "is damaged"),
+        (lambda path: path.write_bytes(b"no" + hashlib.sha256(b"no").digest() + b"jppo policy 1"), "holds no program"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"2"), "has version 2 of the format; jppo .* reads 1"),
         (Path.unlink, "cannot be read: No such file"),
     ],
@@ -431,6 +438,12 @@ def test_what_is_no_program_of_ours_is_refused(simple, tmp_path, damage, message
     damage(path)
     with pytest.raises(ValueError, match=message):
         jppo.load_exported(path)
+
+
+def test_no_observation_is_a_batch_too(simple, exported):
+    nothing = np.zeros((0, 4), np.float32)
+    for acting in (simple, numpy_policy.load(exported)):
+        assert acting.act(nothing).shape == acting.value(nothing).shape == (0,)
 
 
 def test_the_same_policy_makes_the_same_file(simple, exported, tmp_path):
