@@ -174,8 +174,9 @@ def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
     """Nothing may begin anew in the midst of an episode.
 
     Fails where the environment calls its own reset there, and where a counter of steps goes back. A counter is a number
-    of the state with a name such as `time` that grows in most steps. Warns where an observation gets to where episodes
-    start from elsewhere, by a jump of more than twice the largest of other steps.
+    of the state with a name such as `time` that grows in most steps. Where none begins anew with each episode, warns
+    where an observation gets to where episodes start from elsewhere, by a jump of more than twice the largest of other
+    steps.
     """
     within = ~trace.done
     advice = "return terminated or truncated where an episode ends, and leave the reset to who calls step"
@@ -191,13 +192,15 @@ def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
             moved = f"from {values[step, env]:g} to {values[step + 1, env]:g}"
             seen = f"{name} goes back {moved} at step {step} of environment {env}, without terminated or truncated"
             return Check("hidden_reset", FAIL, seen, advice)
+    of_episodes = [name for name, values in counters.items() if _restarts(values, trace.done)]
+    if of_episodes:
+        return Check("hidden_reset", PASS, f"{', '.join(of_episodes)} grows within episodes")
     jumps = within & _starts_anew(trace, starts, trace.obs[1:])[1]
     if jumps.any():
         step, env = np.argwhere(jumps)[0]
         seen = f"the observation jumps to a start {int(jumps.sum())} times, first at step {step} of environment {env}"
         return Check("hidden_reset", WARN, seen, f"if that is a reset, {advice}; if the game does so, nothing")
-    grows = f"{', '.join(counters)} grows within episodes, and " if counters else ""
-    return Check("hidden_reset", PASS, f"{grows}no observation jumps to a start")
+    return Check("hidden_reset", PASS, "no observation jumps to a start")
 
 
 def judge_speed(steps: int, seconds: float, how: str) -> Check:
@@ -229,6 +232,11 @@ def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _counts(values: np.ndarray, within: np.ndarray) -> bool:
     """Whether a number grows in most steps; values [T+1, N], within [T, N]."""
     return bool(within.any()) and bool((np.diff(values, axis=0)[within] > 0).mean() > 0.5)
+
+
+def _restarts(values: np.ndarray, done: np.ndarray) -> bool:
+    """Whether a counter does not grow wherever an episode ends; else it may count all steps there were."""
+    return bool(done.any()) and bool((values[1:] <= values[:-1])[done].all())
 
 
 def _starts_anew(trace: Trace, starts: Starts, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
