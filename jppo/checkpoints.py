@@ -1,6 +1,7 @@
 """Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped (docs/checkpoints.md)."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -16,15 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo import runs
+from jppo.config import Hyperparams, PPOConfig
 from jppo.run_writer import SAVE_ERRORS, in_short
 from jppo.types import PyTree
 
 FORMAT = 2
 FOLDER = "checkpoints"
+_REMOVED = ".removed"
 DEFAULT_SECONDS = 60.0
 _READ_ERRORS = (*SAVE_ERRORS, KeyError, TypeError, AttributeError, OverflowError)  # what files of nonsense lead to
-_FIRST_PAUSE = 1.0  # seconds, after a save that failed; doubled with each further one
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0  # seconds, after a save that failed; doubled with each further one
 _LOOKS = 5  # at checkpoints that are gone when they are read: a run that trains removes old ones
+_DEFAULTS = runs.jsonable(dataclasses.asdict(PPOConfig()) | dataclasses.asdict(Hyperparams()))
 
 
 class Checkpoint(NamedTuple):
@@ -117,7 +121,7 @@ class Checkpoints:
         try:
             writing.result()
             self.update, self._pause = update, 0.0
-        except SAVE_ERRORS as error:
+        except Exception as error:  # of the file system, of tensorstore, of orbax's threads, of memory
             if not self._pause or self._ends:
                 newest_one = f"the newest is of update {self.update}" if self.update else "there is none"
                 then = "" if self._ends else ". Training goes on, and tries again"
@@ -125,8 +129,9 @@ class Checkpoints:
                     f"WARNING: the checkpoint of update {update} could not be written ({in_short(error)}); "
                     f"{newest_one}{then}"
                 )
-            self._pause = max(_FIRST_PAUSE, 2.0 * self._pause)
-        self._writing = None
+            self._pause = min(max(_FIRST_PAUSE, 2.0 * self._pause), _LONGEST_PAUSE)
+        finally:
+            self._writing = None
 
 
 def newest(run_dir: Path, settings: dict[str, Any], message: Callable[[str], None]) -> Checkpoint | None:
@@ -147,7 +152,7 @@ def newest(run_dir: Path, settings: dict[str, Any], message: Callable[[str], Non
                 found = read(path, run)
                 break
             except _Damaged as error:
-                if not path.exists() and look + 1 < _LOOKS:  # the run trains on, and there is a newer one
+                if _saved(folder) != paths and look + 1 < _LOOKS:  # the run trains on, and there is a newer one
                     break
                 message(f"{path} is damaged ({error}); it is left out")
         else:
@@ -179,7 +184,10 @@ def write(path: Path, header: dict[str, Any], leaves: dict[str, np.ndarray], kee
             shutil.rmtree(part, ignore_errors=True)
         raise
     for old in _saved(path.parent)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        removed = old.with_name(f"{old.name}{_REMOVED}")  # at once, so that nobody reads half of it
+        with contextlib.suppress(OSError):
+            old.rename(removed)
+            shutil.rmtree(removed)
 
 
 def read(path: Path, run: str) -> Checkpoint:
@@ -235,8 +243,10 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
 
 
 def identity(settings: dict[str, Any]) -> str:
-    """The same for two parts of a run, another one for other settings."""
-    return hashlib.sha256(json.dumps(_essence(runs.jsonable(settings)), sort_keys=True).encode()).hexdigest()[:16]
+    """The same for two parts of a run, another one for other settings. A setting that a later jppo adds changes nothing
+    while it has its default."""
+    given = {name: x for name, x in _essence(runs.jsonable(settings)).items() if x != _DEFAULTS.get(name)}
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _checksum(header: dict[str, Any]) -> int:
@@ -248,7 +258,7 @@ def _essence(settings: dict[str, Any]) -> dict[str, Any]:
     named = {name: settings[name] for name in ("env", "backend", "seed") if name in settings}
     parts = {name: settings[name] for name in ("environment", "network", "optimizer", "loss") if name in settings}
     lag = {"policy_lag": settings["actors"].get("policy_lag")} if "actors" in settings else {}
-    return named | settings["config"] | settings["hyperparams"] | parts | lag
+    return named | _DEFAULTS | settings["config"] | settings["hyperparams"] | parts | lag
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -262,6 +272,8 @@ def _put_aside(folder: Path, update: int, message: Callable[[str], None]) -> Non
     for path in folder.glob("*.orbax-checkpoint-tmp*"):
         message(f"{path} was cut off while it was written; it is left out")
         shutil.rmtree(path)
+    for path in folder.glob(f"*{_REMOVED}"):
+        shutil.rmtree(path, ignore_errors=True)
     for path in _saved(folder):
         if int(path.name) > update:
             aside = path.with_name(f"{path.name}.damaged")

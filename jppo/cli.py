@@ -118,7 +118,7 @@ _COMMANDS = ("train", "sweep", "plan", "bench", "check-env", "eval", "plot", "pl
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0, 1 (diverged, or a check failed), 2 (bad input), 3 (actors, or a host,
-    failed) or 130 (interrupted)."""
+    failed, or results could not be written) or 130 (interrupted)."""
     whole_process = argv is None
     if argv is None:
         argv = sys.argv[1:]

@@ -22,6 +22,7 @@ from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import Reporter, make_reporter
 from jppo.running import Given, Result, TrainingDiverged, run_here
+from jppo.runs import read_config
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, PolicyState, TrainState
 
@@ -46,7 +47,7 @@ def train(
     backend: str = "auto",
     num_actors: int | None = None,
     envs_per_actor: int | None = None,
-    policy_lag: int = 0,
+    policy_lag: int | None = None,
     actor_cpus: float = 1.0,
     actor_gpus: float = 0.0,
     address: str | None = None,
@@ -56,7 +57,7 @@ def train(
     num_hosts: int = 1,
     host_cpus: float = 1.0,
     host_gpus: float = 0.0,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
 ) -> Result:
     """Trains PPO: on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
@@ -103,10 +104,9 @@ def train(
       ActorsFailed: an actor failed too often in a row; everything up to then is saved.
       HostFailed: one of several hosts failed; what was logged up to then is saved, but no policy.
     """
-    actors = RayConfig(
-        num_actors, envs_per_actor, _check_lag(policy_lag), actor_cpus, actor_gpus, address, actor_timeout, max_restarts
-    )
     run_dir = check_run_dir(run_dir, resume, wandb, checkpoint_every, keep, num_hosts)
+    lag = _check_lag(_lag_before(run_dir) if policy_lag is None else policy_lag)
+    actors = RayConfig(num_actors, envs_per_actor, lag, actor_cpus, actor_gpus, address, actor_timeout, max_restarts)
     of_ppo = (total_steps, seed, config, hyperparams, preset, network, optimizer, loss)
     given = Given(env, *of_ppo, run_dir, wandb, backend, actors, num_devices, checkpoint_every, keep, deterministic)
     if num_hosts == 1 and (host_cpus, host_gpus) == (1.0, 0.0):
@@ -222,6 +222,13 @@ def check_hosts(num_hosts: int, host_cpus: float, host_gpus: float) -> None:
         raise ValueError("host_cpus and host_gpus are for num_hosts > 1; one host is this process, with all it sees")
     if jax.distributed.is_initialized():
         raise ValueError("JAX runs in several processes already (jax.distributed); leave num_hosts out")
+
+
+def _lag_before(run_dir: Path | None) -> int:
+    """That of the run that is there."""
+    if run_dir is None or not (run_dir / "config.json").exists():
+        return 0
+    return read_config(run_dir).get("actors", {}).get("policy_lag", 0)
 
 
 def _check_lag(policy_lag: int) -> Literal[0, 1]:

@@ -238,7 +238,8 @@ class _Host:
     ) -> Any:
         """Calls the function once JAX runs on all hosts. What is packed is opened when JAX may start."""
         limit_process(resources)
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+        if flags:  # of nothing but a space XLA would make the name of a file
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
         try:
             jax.distributed.initialize(
                 coordinator,

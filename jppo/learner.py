@@ -257,7 +257,7 @@ def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, s
     Only where the loss is known to be a mean of what each row gives, as it need not be with a network or loss of the
     user's.
     """
-    ours = isinstance(parts.policy.network, ActorCritic) and parts.loss is ppo_loss
+    ours = type(parts.policy.network) is ActorCritic and parts.loss is ppo_loss
     if not ours or jax.default_backend() != "cpu":
         return 1
     kept = jax.eval_shape(lambda params: jax.vjp(lambda p: loss_of(p, samples), params, has_aux=True)[1], params)

@@ -42,7 +42,8 @@ class Logbook:
 
     def _remember(self, rows: dict[str, np.ndarray]) -> None:
         self.history.add(rows)
-        for episodes in zip(*(rows[f"episode/{name}"].tolist() for name in _EPISODES), strict=True):
+        nothing = np.full(len(rows["update"]), np.nan)
+        for episodes in zip(*(rows.get(f"episode/{name}", nothing).tolist() for name in _EPISODES), strict=True):
             self.recent.add(*episodes)
 
     def say(self, text: str) -> None:

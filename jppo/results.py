@@ -77,7 +77,9 @@ class Lane(NamedTuple):
         stride = max(1, len(rows) // _ROWS_AT_ONCE)
         for first in range(0, len(rows), stride):
             writer.write_updates(rows[first : first + stride])
-        writer.close(self.policy_state, summary)
+        if unsaved := writer.close(self.policy_state, summary):
+            (Path(run_dir) / "summary.json").unlink(missing_ok=True)  # so that it is written again
+            raise ValueError(f"{run_dir} could not be written: it has no {', '.join(unsaved)}")
 
 
 class Setting(NamedTuple):

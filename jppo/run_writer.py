@@ -71,6 +71,8 @@ class RunWriter:
         if not self._goes_on:
             return
         with _refused(self.path):
+            write_json(self.path / "config.json", self._config)
+            self._events = _Events(self.path, purge_step=step + 1)
             end, whole = 0, True
             for start, line, _ in rows_until(self.path, update):
                 whole, end = whole and start == end, end + len(line)
@@ -79,9 +81,8 @@ class RunWriter:
             else:
                 self._metrics = self._metrics.replaced(line for _, line, _ in rows_until(self.path, update))
             (self.path / "summary.json").unlink(missing_ok=True)
-            shutil.rmtree(self.path / POLICY, ignore_errors=True)
-            write_json(self.path / "config.json", self._config)
-            self._events = _Events(self.path, purge_step=step + 1)
+            for left in (self.path / POLICY, *self.path.glob(f"{POLICY}.orbax-checkpoint-tmp*")):
+                shutil.rmtree(left, ignore_errors=True)
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """One metrics.jsonl line per update; TensorBoard and W&B get the means over the rows at once."""
@@ -108,7 +109,7 @@ class RunWriter:
         written, which the summary says as "unsaved"."""
         unsaved: list[str] = []
         for name, write in (
-            (_METRICS, self._metrics.flush),
+            (_METRICS, self._metrics.close),
             (POLICY, lambda: save_policy(self.path / POLICY, policy)),
             ("summary.json", lambda: write_json(self.path / "summary.json", _with(summary, unsaved))),
         ):
@@ -122,8 +123,8 @@ class RunWriter:
 
     def abort(self) -> None:
         """Closes the files without a policy or summary; a new run without a single update leaves nothing behind."""
-        self._close()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # the one that led here is to be raised
+            self._close()
             if not self._goes_on and not (self.path / _METRICS).stat().st_size:
                 shutil.rmtree(self.path)
                 for parent in self._new_parents:
@@ -134,12 +135,12 @@ class RunWriter:
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
-            self._metrics.flush()
-        self._metrics.close()
+            self._metrics.close()
         if self._events is not None:
             self._events.close()
         if self._wandb:
             self._wandb.finish()
+            self._wandb = None
 
 
 def _with(summary: dict[str, Any], unsaved: list[str]) -> dict[str, Any]:
@@ -163,7 +164,7 @@ class _Lines:
         """Raises OSError, and ValueError where another process has it."""
         self._path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 - held for the whole run
         _lock(self._file, path.parent)
-        self._waiting, self._again_at = bytearray(), 0.0
+        self._waiting, self._again_at, self._lost = bytearray(), 0.0, 0
 
     @property
     def waits(self) -> bool:
@@ -174,6 +175,8 @@ class _Lines:
         """Raises OSError, after which the file is as it was before."""
         if len(self._waiting) + len(lines) <= _WAITING_BYTES:
             self._waiting += lines
+        else:
+            self._lost += lines.count(b"\n")
         if time.monotonic() >= self._again_at:
             self.flush()
 
@@ -193,20 +196,29 @@ class _Lines:
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 
+    def close(self) -> None:
+        """Writes what waits, and closes the file; once. Raises OSError where lines are lost."""
+        if self._file.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+        if self._lost:
+            raise OSError(errno.ENOSPC, f"{self._lost} lines were too many to wait for room")
+
     def replaced(self, lines: Iterable[bytes]) -> "_Lines":
         """The file of these lines, in its place; whole or not at all."""
         temporary = self._path.with_name(self._path.name + ".tmp")
-        temporary.unlink(missing_ok=True)
-        fresh = _Lines(temporary)
-        for line in lines:
-            fresh.append(line)
-        os.replace(temporary, self._path)
-        fresh._path = self._path
-        self.close()
-        return fresh
-
-    def close(self) -> None:
-        self._file.close()
+        try:
+            with open(temporary, "wb") as file:
+                file.writelines(lines)
+            self._file.close()
+            os.replace(temporary, self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        return _Lines(self._path)
 
 
 class _Events:

@@ -1,5 +1,6 @@
 """A run in this process: what is given is checked, its loop runs, and what comes out is saved."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -77,7 +78,7 @@ class Given(NamedTuple):
     num_devices: int | None
     checkpoint_every: float | None = None
     keep: int = 2
-    deterministic: bool = False
+    deterministic: bool | None = None
 
 
 class Prepared(NamedTuple):
@@ -152,7 +153,7 @@ def run_here(
         reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
         if number:
             given, reporter = given._replace(run_dir=None, wandb=False), OneOfSeveral(reporter, number)
-    check_same(json.dumps(prepared.settings, default=str))
+    check_same(json.dumps(prepared.settings | {"xla_flags": None}, default=str))
     files = _Files(given.run_dir, given.wandb, before is not None, given.checkpoint_every, given.keep)
     return _run(prepared, files, reporter, stop)
 
@@ -170,7 +171,7 @@ def _as_before(given: Given, before: dict[str, Any]) -> Given:
     config, hyperparams = runs.config_of(before, given.run_dir)
     own, actors, was = given.preset == "auto", given.actors, before.get("actors", {})
     if actors.num_actors is None and actors.envs_per_actor is None and was:
-        actors = dataclasses.replace(actors, num_actors=was["num_actors"])
+        actors = dataclasses.replace(actors, num_actors=was.get("num_actors"))
     return given._replace(
         total_steps=before["total_steps"] if given.total_steps is None else given.total_steps,
         seed=before["seed"] if given.seed is None else given.seed,
@@ -178,7 +179,7 @@ def _as_before(given: Given, before: dict[str, Any]) -> Given:
         hyperparams=hyperparams if given.hyperparams is None and own else given.hyperparams,
         backend=before["backend"] if given.backend == "auto" else given.backend,
         actors=actors,
-        deterministic=given.deterministic or before.get("deterministic", False),
+        deterministic=before.get("deterministic", False) if given.deterministic is None else given.deterministic,
     )
 
 
@@ -235,6 +236,8 @@ def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[
                 raise ended.error or KeyboardInterrupt
             result = _result(loop, agent, log, ended, checkpoints)
     except BaseException as error:
+        if checkpoints is not None:
+            checkpoints.close()  # while the directory is still locked
         if writer is not None:
             writer.abort()
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
@@ -242,9 +245,10 @@ def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[
             raise ValueError(f"{sizes} need more memory than the device has; lower one of them") from error
         raise
     finally:
-        for part in (checkpoints, loop, reporter):
-            if part is not None:
-                part.close()
+        with contextlib.ExitStack() as stack:  # the last one first, and each whatever becomes of the others
+            for part in (reporter, loop, checkpoints):
+                if part is not None:
+                    stack.callback(part.close)
     if ended.error is not None:
         ended.error.result = result
         raise ended.error

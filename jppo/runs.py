@@ -116,7 +116,7 @@ def rows_until(run_dir: Path, update: int) -> Iterator[tuple[int, bytes, dict[st
     last = start = 0
     with open(run_dir / "metrics.jsonl", "rb") as lines:
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 row = json.loads(line)
                 if line.endswith(b"\n") and last < int(row["update"]) <= update:
                     last = int(row["update"])
@@ -153,7 +153,13 @@ def save_policy(path: Path, policy: PolicyState) -> None:
     if jax.process_count() > 1:  # orbax refuses arrays on devices that others do not see
         policy = jax.device_get(policy)
     with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
-        checkpointer.save(path.absolute(), policy)
+        try:
+            checkpointer.save(path.absolute(), policy)
+            checkpointer.wait_until_finished()
+        except BaseException:
+            for part in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
+            raise
 
 
 def has_policy(run_dir: Path) -> bool:
@@ -187,7 +193,11 @@ def alone() -> Any:
 
 def check_room(folder: Path, num_bytes: int) -> None:
     """Raises OSError where the disk has no room for so much: orbax would say so in hundreds of lines."""
-    if shutil.disk_usage(folder).free < num_bytes + _ROOM_BYTES:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:  # a file system that does not say
+        return
+    if usage.total and usage.free < num_bytes + _ROOM_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

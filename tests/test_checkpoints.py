@@ -33,7 +33,7 @@ from jppo.load import load_run
 from jppo.networks import make_network
 from jppo.progress import Silent
 from jppo.run_writer import RunWriter
-from jppo.runs import read_config, read_metrics, run_config
+from jppo.runs import check_room, read_config, read_metrics, run_config
 
 
 class Stopping(Silent):
@@ -49,6 +49,18 @@ class Stopping(Silent):
         if self.after is not None and step >= self.after * BATCH:
             self.after = None
             os.kill(os.getpid(), signal.SIGINT)
+
+
+RUN = ("CartPole-v1", "anakin", 0, 64, CONFIG, jppo.Hyperparams())
+
+
+def submit_whatever(self, function, *args):
+    future = Future()
+    try:
+        future.set_result(function(*args))
+    except BaseException as error:
+        future.set_exception(error)
+    return future
 
 
 class AtOnce:
@@ -317,6 +329,32 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(copie
     assert latest(copied).update < last
 
 
+def test_a_checkpoint_that_is_half_removed_is_looked_for_again(copied, monkeypatch):
+    before, last = sorted(copied.glob("checkpoints/[0-9]*"), key=lambda path: int(path.name))[-2:]
+    hidden = last.rename(copied / "hidden")
+    for other in copied.glob("checkpoints/[0-9]*"):
+        if other != before:
+            shutil.rmtree(other)
+    (before / "_CHECKPOINT_METADATA").unlink()
+    looked = []
+
+    def appearing(path, run):
+        if not looked:
+            looked.append(hidden.rename(last))
+        return read(path, run)
+
+    monkeypatch.setattr(checkpoints, "read", appearing)
+    assert str(latest(copied).update) == last.name
+
+
+def test_a_setting_that_a_later_version_adds_is_its_default(full, copied):
+    settings = read_config(copied)
+    for part, name in (("config", "kl_control"), ("hyperparams", "target_kl")):
+        del settings[part][name]
+    (copied / "config.json").write_text(json.dumps(settings))
+    assert_same(go_on(copied).state, full.state)
+
+
 def test_a_folder_with_a_strange_number_is_no_checkpoint(copied):
     (copied / "checkpoints" / "²").mkdir()
     assert latest(copied) is not None
@@ -334,7 +372,7 @@ def test_an_unbounded_gradient_goes_on_unbounded(tmp_path):
 def test_a_damaged_line_costs_itself_only(full, copied):
     lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_bytes(
-        b"".join([*lines[:2], b'[1]\n{"update": null}\n{"update": "x"}\n', *lines[2:]])
+        b"".join([*lines[:2], b'[1]\n{"update": null}\n{"update": "x"}\n{"update": Infinity}\n', *lines[2:]])
     )
     assert_same(go_on(copied).state, full.state)
     assert_rows(copied, UPDATES)
@@ -367,12 +405,13 @@ def test_a_damaged_summary_is_none(full, copied, content):
         ("total_steps", True, "total_steps is True"),
         ("actors", "x", "actors is 'x'"),
         ("config", [], r"config is \[\]"),
+        ("hyperparams", {"gama": 1.0}, "unexpected keyword argument"),
     ],
 )
 def test_damaged_settings_are_named(copied, name, value, message):
     settings = read_config(copied) | {name: value}
     (copied / "config.json").write_text(json.dumps({name: x for name, x in settings.items() if x is not None}))
-    with pytest.raises(ValueError, match=rf"config\.json is damaged: {message}"):
+    with pytest.raises(ValueError, match=rf"config\.json is damaged.*{message}"):
         go_on(copied)
     assert main(["train", "Cued", "--resume", str(copied)]) == 2
 
@@ -507,6 +546,67 @@ def test_metrics_that_could_not_be_written_are_written_when_they_can_be(tmp_path
     writer.abort()
 
 
+def test_lines_that_were_too_many_to_wait_are_told_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("jppo.run_writer._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("jppo.run_writer._WAITING_BYTES", 60)
+    writer = RunWriter(tmp_path / "run", {}, say=lambda text: None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    try:
+        for update in range(1, 9):
+            writer.write_updates([{"update": update, "step": 8 * update}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert writer.close({"x": np.zeros(3, np.float32)}, {"status": "finished"}) == ["metrics.jsonl"]
+    assert_rows(tmp_path / "run", 2)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["unsaved"] == ["metrics.jsonl"]
+
+
+def test_an_error_that_comes_with_the_closing_of_a_file_is_told_too(tmp_path):
+    """As network file systems and quotas have it."""
+    said = []
+    writer = RunWriter(tmp_path / "run", {}, say=said.append)
+    writer.write_updates([{"update": 1, "step": 8}])
+
+    class Refusing:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def close(self):
+            if not self.file.closed:
+                self.file.close()
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    writer._metrics._file = Refusing(writer._metrics._file)
+    assert writer.close({"x": np.zeros(3, np.float32)}, {}) == ["metrics.jsonl"]
+    assert "Disk quota exceeded" in said[0]
+    writer.abort()
+    assert (tmp_path / "run/summary.json").exists()
+
+
+def test_a_disk_that_does_not_tell_its_size_is_tried(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=0, free=0))
+    check_room(tmp_path, 100)
+
+
+def test_pauses_between_attempts_end_somewhere(tmp_path, monkeypatch):
+    def fail(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoints, "write", fail)
+    monkeypatch.setattr(AtOnce, "submit", submit_whatever)
+    said = []
+    saving = checkpoints.Checkpoints(tmp_path, run_config(*RUN), 0.0, 2, said.append)
+    for update in range(1, 30):
+        saving.save(update, 0.0, {}, {})
+    saving.close()
+    assert len(said) == 2
+    assert saving._pause == 300.0
+
+
 def test_tensorboards_disk_may_be_full(tmp_path):
     (tmp_path / "run").mkdir()
     said = []
@@ -581,7 +681,7 @@ def test_every_kind_of_leaf_comes_back(tmp_path):
         "nothing": (),
     }
     (tmp_path / "checkpoints").mkdir()
-    settings = run_config("CartPole-v1", "anakin", 0, 64, CONFIG, jppo.Hyperparams())
+    settings = run_config(*RUN)
     header = {"format": FORMAT, "run": identity(settings), "update": 7, "seconds": 1.5, "counts": {"restarts": 2}}
     write(tmp_path / "checkpoints/7", header, to_host(state))
     found = newest(tmp_path, settings, pytest.fail)
@@ -671,7 +771,7 @@ def test_learner_and_streams_go_on_where_they_were(acted, tmp_path):
     lag, whole = acted
     part = train(tmp_path / "run", after=4, num_actors=0, **lag, **ACTORS)
     assert part.summary["status"] == "interrupted"
-    result = go_on(tmp_path / "run", env=Guessing, **lag)
+    result = go_on(tmp_path / "run", env=Guessing)
     assert result.summary["num_actors"] == 0, "as it was"
     assert_same(result.state, whole.state)
     ours, theirs = last_checkpoint(result.run_dir), last_checkpoint(whole.run_dir)

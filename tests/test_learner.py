@@ -14,7 +14,7 @@ from jppo.advantages import generalized_advantages
 from jppo.config import Hyperparams, PPOConfig
 from jppo.learner import make_learner
 from jppo.losses import approx_kl
-from jppo.networks import make_network, make_policy
+from jppo.networks import ActorCritic, make_network, make_policy
 from jppo.shuffle import minibatch_indices
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import moments_of
@@ -500,7 +500,12 @@ def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
     def other_loss(*given):
         return learner_module.ppo_loss(*given)
 
+    class Inheriting(ActorCritic):
+        pass
+
+    inheriting = Inheriting(network.action, network.kind, network.hidden_sizes)
     assert pieces_of(64) > 1
+    assert pieces_of(64, policy=make_policy(inheriting, OBS_SPEC)) == 1
     assert pieces_of(64, policy=make_policy(Own(), OBS_SPEC)) == 1
     assert pieces_of(64, loss=other_loss) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
