@@ -277,5 +277,9 @@ def test_the_command_prints_a_table_and_draws(monkeypatch):
         assert picture.format == "PNG"
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "nothing is drawn"
     code, out, err = call("bench", "CartPole-v1", "--output", "no/a.png")
-    assert (code, err) == (2, "jppo: no/a.png cannot be written: No such file or directory\n")
+    assert (code, err) == (2, "jppo: output no/a.png cannot be written: there is no directory no\n")
+    assert out == "", "it was measured before"
+    Path("b.png").mkdir()
+    code, out, err = call("bench", "CartPole-v1", "--output", "b.png")
+    assert (code, err) == (2, "jppo: b.png cannot be written: Is a directory\n")
     assert "82%" in out, "what was measured is lost"

@@ -8,19 +8,27 @@ import sys
 import jax
 import numpy as np
 import pytest
-from checks import SMALL
+from checks import SMALL, quick_jit
 from lenient import lenient
 
 import jppo
+from jppo import env_runner, loops, sebulba
 from jppo.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
+from jppo.runs import config_of, read_config
 
 SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--no-anneal-learning-rate")
 WAYS = {
-    "on the device": ("Pendulum-v1", "--normalize-obs", "--normalize-reward"),
-    "on two devices": ("CartPole-v1", "--num-devices", "2"),
-    "with a lag, in one process": ("CartPole-v1", "--backend", "ray", "--num-actors", "0", "--policy-lag", "1"),
-    "with actors": ("CartPole-v1", "--backend", "ray", "--num-actors", "2"),
+    "on two devices": ("Pendulum-v1", "--normalize-obs", "--normalize-reward", "--num-devices", "2"),
+    "with actors": ("CartPole-v1", "--backend", "ray", "--num-actors", "2", "--policy-lag", "1"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (loops, env_runner, sebulba):
+            patch.setattr(module, "jit", quick_jit)
+        yield
 
 
 def in_a_process(*words, cwd, flags=""):
@@ -43,19 +51,30 @@ def test_two_processes_come_to_the_same_policy(tmp_path, way):
         assert GPU_FLAG in config["xla_flags"].split()
 
 
-def test_the_flag_is_added_to_others_and_a_run_that_goes_on_has_it_again(tmp_path):
-    words = ("CartPole-v1", *SIZES)
-    mine = "--xla_cpu_multi_thread_eigen=false"
-    _, config = in_a_process(*words, "--deterministic", cwd=tmp_path / "run", flags=mine)
-    assert config["xla_flags"] == f"{mine} {GPU_FLAG}"
-    _, config = in_a_process("CartPole-v1", "--total-steps", "2048", cwd=tmp_path / "run")
-    assert config["deterministic"] is True
-    assert config["xla_flags"] == GPU_FLAG
-
-
 def trained(seed, **more):
     with lenient():
-        return jppo.train("CartPole-v1", config=SMALL(), total_steps=64, seed=seed, num_devices=1, **more)
+        return jppo.train(
+            "CartPole-v1", **{"config": SMALL(), "total_steps": 64, "seed": seed, "num_devices": 1} | more
+        )
+
+
+def test_the_flag_is_added_to_others_and_a_run_that_goes_on_has_it_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--mine=1")
+    ask_for_determinism()
+    path = tmp_path / "run"
+    trained(0, deterministic=True, run_dir=path)
+    config = read_config(path)
+    assert (config["deterministic"], config["xla_flags"]) == (True, f"--mine=1 {GPU_FLAG}")
+    given = {"resume": path, "config": config_of(config, path)[0]}
+    with pytest.raises(ValueError, match="is finished"):
+        trained(0, **given)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    (path / "summary.json").unlink()
+    trained(0, **given)
+    assert read_config(path)["deterministic"] is True
+    (path / "summary.json").unlink()
+    trained(0, deterministic=False, **given)
+    assert "deterministic" not in read_config(path)
 
 
 def test_another_seed_is_another_policy_and_every_run_says_which():

@@ -145,6 +145,7 @@ CLAIMS = {
 }
 
 
+SLOW = {"several_hosts", "tune_populations"}  # minutes; tests/test_hosts.py and test_tune.py do the like
 NEEDS = {"atari": ("ale_py", "cv2")}  # of an extra that is not installed for tests
 
 
@@ -155,7 +156,7 @@ def test_every_example_is_tested_and_short():
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks only to become another program at once
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CLAIMS])
 def test_example(name, capsys, monkeypatch, tmp_path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
