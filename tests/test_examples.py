@@ -145,7 +145,8 @@ CLAIMS = {
 }
 
 
-SLOW = {"several_hosts", "tune_populations"}  # minutes; tests/test_hosts.py and test_tune.py do the like
+# Half a minute and more each; the files on hosts, tune, devices, planning, sweeps and bench test the like.
+SLOW = {"several_hosts", "tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting"}
 NEEDS = {"atari": ("ale_py", "cv2")}  # of an extra that is not installed for tests
 
 
