@@ -64,7 +64,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, len(rows), figsize=(3.2 * len(rows), 3.2), sharey=True, layout="constrained")
     for axis, row in zip(axes, rows, strict=True):
         axis.loglog(row["values"], row["ms_per_update"], "o-")
-        axis.set_xticks(row["values"], [f"{value:,}" for value in row["values"]], minor=False)
+        axis.set_xticks(row["values"], [f"{value:,}" for value in row["values"]], fontsize=7)
         axis.minorticks_off()
         axis.set_xlabel(row["knob"])
         axis.set_title(f"slope {row['slopes'][0]:.2f} to {row['slopes'][-1]:.2f}", fontsize=9)
