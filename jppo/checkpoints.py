@@ -169,20 +169,11 @@ class _Damaged(Exception):
 
 def write(path: Path, header: dict[str, Any], leaves: dict[str, np.ndarray], keep: int = 1) -> None:
     """Writes a checkpoint, whole or not at all, and then removes what is older than the `keep` newest."""
-    import orbax.checkpoint as ocp  # half a second
-
     sums = [[name, list(x.shape), str(x.dtype), zlib.crc32(x.tobytes())] for name, x in leaves.items()]
     arrays = {str(number): x for number, x in enumerate(leaves.values()) if x.size}  # orbax takes no empty ones
     header = header | {"leaves": sums}
     path.parent.mkdir(exist_ok=True)
-    runs.check_room(path.parent, sum(x.nbytes for x in arrays.values()))
-    try:
-        with ocp.StandardCheckpointer(multiprocessing_options=runs.alone()) as checkpointer:
-            checkpointer.save(path.absolute(), arrays, custom_metadata=header | {"checksum": _checksum(header)})
-    except BaseException:
-        for part in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):  # it may be what fills the disk
-            shutil.rmtree(part, ignore_errors=True)
-        raise
+    runs.save_arrays(path, arrays, custom_metadata=header | {"checksum": _checksum(header)})
     for old in _saved(path.parent)[:-keep]:
         removed = old.with_name(f"{old.name}{_REMOVED}")  # at once, so that nobody reads half of it
         with contextlib.suppress(OSError):
@@ -269,7 +260,7 @@ def _saved(folder: Path) -> list[Path]:
 
 def _put_aside(folder: Path, update: int, message: Callable[[str], None]) -> None:
     """Makes room for checkpoints after `update`: what is there is damaged, or was cut off."""
-    for path in folder.glob("*.orbax-checkpoint-tmp*"):
+    for path in folder.glob(f"*{runs.UNFINISHED}"):
         message(f"{path} was cut off while it was written; it is left out")
         shutil.rmtree(path)
     for path in folder.glob(f"*{_REMOVED}"):

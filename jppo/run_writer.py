@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jppo.runs import POLICY, jsonable, rows_until, save_policy, write_json
+from jppo.runs import POLICY, UNFINISHED, jsonable, rows_until, save_policy, write_json
 from jppo.types import PolicyState
 
 SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, of tensorstore, and of orbax's threads
@@ -81,7 +81,7 @@ class RunWriter:
             else:
                 self._metrics = self._metrics.replaced(line for _, line, _ in rows_until(self.path, update))
             (self.path / "summary.json").unlink(missing_ok=True)
-            for left in (self.path / POLICY, *self.path.glob(f"{POLICY}.orbax-checkpoint-tmp*")):
+            for left in (self.path / POLICY, *self.path.glob(f"{POLICY}{UNFINISHED}")):
                 shutil.rmtree(left, ignore_errors=True)
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
@@ -257,7 +257,7 @@ class _Events:
 def _is_new(path: Path) -> bool:
     """Whether there is nothing, or what a process left that was killed before it had begun."""
     names = {file.name for file in path.iterdir()}
-    return not names or (names <= {_METRICS, "config.json.tmp"} and not (path / _METRICS).stat().st_size)
+    return names <= {_METRICS, "config.json.tmp"} and not (_METRICS in names and (path / _METRICS).stat().st_size)
 
 
 @contextlib.contextmanager

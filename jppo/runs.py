@@ -24,6 +24,7 @@ from jppo.types import PolicyState
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 POLICY = "policy"
 _BLOCK = 4096  # rows of metrics read at once
+UNFINISHED = ".orbax-checkpoint-tmp*"  # what follows the name of a directory that orbax is writing
 _ROOM_BYTES = 1 << 18  # of what orbax writes besides
 _SETTINGS = {"env": str, "backend": str, "seed": int, "total_steps": int, "config": dict, "hyperparams": dict}
 
@@ -146,20 +147,27 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
 
 
 def save_policy(path: Path, policy: PolicyState) -> None:
-    """Writes a policy with orbax, atomically: the directory appears when it is complete."""
-    import orbax.checkpoint as ocp
-
-    check_room(path.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(policy)))
+    """Writes a policy, whole or not at all."""
     if jax.process_count() > 1:  # orbax refuses arrays on devices that others do not see
         policy = jax.device_get(policy)
-    with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
-        try:
-            checkpointer.save(path.absolute(), policy)
-            checkpointer.wait_until_finished()
-        except BaseException:
-            for part in path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"):
-                shutil.rmtree(part, ignore_errors=True)
-            raise
+    save_arrays(path, policy)
+
+
+def save_arrays(path: Path, arrays: Any, **options: Any) -> None:
+    """Has orbax write a pytree: the directory appears when it is complete, and what was begun and failed is removed.
+
+    Raises OSError where the disk has no room, before orbax would say so in hundreds of lines.
+    """
+    import orbax.checkpoint as ocp
+
+    _check_room(path.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)))
+    try:
+        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
+            checkpointer.save(path.absolute(), arrays, **options)
+    except BaseException:
+        for part in path.parent.glob(f"{path.name}{UNFINISHED}"):  # it may be what fills the disk
+            shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def has_policy(run_dir: Path) -> bool:
@@ -191,8 +199,7 @@ def alone() -> Any:
     return ocp.options.MultiprocessingOptions(number, {number}, barrier_sync_key_prefix=f"process{number}")
 
 
-def check_room(folder: Path, num_bytes: int) -> None:
-    """Raises OSError where the disk has no room for so much: orbax would say so in hundreds of lines."""
+def _check_room(folder: Path, num_bytes: int) -> None:
     try:
         usage = shutil.disk_usage(folder)
     except OSError:  # a file system that does not say
