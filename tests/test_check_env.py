@@ -46,6 +46,12 @@ def test_a_sound_environment_passes_all(env):
     assert {check.name for check in report.checks} <= set(MEANING)
 
 
+def test_images_that_are_kept_as_bits_are_no_misfit():
+    with lenient():
+        report = check("Breakout-MinAtar")
+    assert found(report) == {}
+
+
 @pytest.mark.parametrize(
     ("env", "name", "status", "seen"),
     [

@@ -1,6 +1,8 @@
 """What `make_env` makes of gymnax's environments, and what actions become on their way to them."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from probes import Counting, Probe
 
 import jppo
 from jppo.envs import available, make_env
+from jppo.envs import gymnax as envs_gymnax
 from jppo.networks import make_network, make_policy
 from jppo.spaces import ActionSpec, ObsSpec, to_env_action
 
@@ -31,6 +34,32 @@ def steps_to_the_end(env, limit=20):
 
 def box(low, high):
     return ActionSpec((len(low),), "float32", low=tuple(low), high=tuple(high))
+
+
+def test_gymnax_comes_without_what_only_drawings_need():
+    code = """
+import sys
+from jppo.envs import available, make_env
+available()
+assert not {"seaborn", "pandas"} & set(sys.modules), "loaded for nothing"
+pong = make_env("Pong-misc")
+from gymnax.environments.misc import pong as module
+assert len(module.sns.color_palette("cubehelix", 3)) == 3
+assert sys.modules["seaborn"].__file__, "whoever wants it gets the real one"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_module_for_later_is_the_module_once_it_is_used(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    later = envs_gymnax._Later("colorsys")
+    monkeypatch.setitem(sys.modules, "colorsys", later)
+    assert not hasattr(later, "__path__")
+    assert sys.modules["colorsys"] is later, "looking what it is does not load it"
+    assert later.rgb_to_hsv(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0), "even while it stands in the module's place"
+    assert sys.modules["colorsys"] is not later
+    later.leave()
+    assert "colorsys" in sys.modules, "which is not its own to remove"
 
 
 def test_overrides_replace_parameters():

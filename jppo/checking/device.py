@@ -14,7 +14,7 @@ from jppo.checking.report import FAIL, PASS, SKIPPED, WARN, Check, refused
 from jppo.checking.trace import COUNTERS, MisfitError, Observations, Starts, Trace, draw_actions, space_of
 from jppo.compiling import jit
 from jppo.envs.base import Environment
-from jppo.envs.gymnax import make_env, make_source
+from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.types import Array, PyTree
 
 NAMES: tuple[str, ...] = (
@@ -192,7 +192,8 @@ def _counters(state: PyTree) -> dict[str, Array]:
 def _observations(env: Environment, play: _Play) -> tuple[Observations, Check | None]:
     """Against the declared space or, where that does not fit at all, against what is there, which jppo goes by."""
     actual = space_of(env.obs_spec)
-    declared = actual if env.source is None else env.source.observation_space(env.params)
+    as_is = env.source is None or holds_bits(env.source)
+    declared = actual if as_is else env.source.observation_space(env.params)
     try:
         Observations(declared, casts=False).see(jax.tree.map(lambda x: x[0, 0], play.obs))
     except MisfitError as error:

@@ -1,6 +1,9 @@
 """The door to gymnax (but for its drawings, see `jppo.render`), and to whatever speaks its API."""
 
 import difflib
+import importlib
+import sys
+import types
 from typing import Any
 
 import jax
@@ -16,9 +19,7 @@ _OF_ZEROS_AND_ONES = "gymnax.environments.minatar."  # images of bools, cast to 
 
 def available() -> list[str]:
     """Names that `make_env` takes."""
-    from gymnax.registration import registered_envs  # slow to import: only when asked for
-
-    return list(registered_envs)
+    return list(_gymnax().registered_envs)
 
 
 def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
@@ -54,20 +55,51 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
 
 def make_source(name: str) -> Any:
     """gymnax's own object. Raises ValueError for an unknown name (with the nearest)."""
-    import gymnax
-
     if name not in available():
         near = difflib.get_close_matches(name, available(), 3, 0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
         raise ValueError(f"unknown environment {name!r}; {hint}")
     try:
-        return gymnax.make(name)[0]
+        return _gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit-bsuite downloads its images when made
         raise ValueError(f"{name} could not be made: it needs a download, which failed ({error})") from error
 
 
+class _Later(types.ModuleType):
+    """Stands for a module that is imported when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # somebody looks what kind of module it is
+            raise AttributeError(name)
+        self.leave()
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def leave(self) -> None:
+        """Lets others import the module itself."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+
+def _gymnax() -> Any:
+    """gymnax: only when asked for, since it is slow to import. Its Pong imports seaborn for one colour palette, and
+    with that pandas and scipy.stats, a second and 120 MB, which here wait until somebody looks at a Pong."""
+    later = _Later("seaborn")
+    if "gymnax" not in sys.modules:
+        sys.modules.setdefault("seaborn", later)
+    try:
+        import gymnax
+    finally:
+        later.leave()
+    return gymnax
+
+
+def holds_bits(source: Any) -> bool:
+    """Whether the observations of gymnax's own object are kept as bools, whatever its space says."""
+    return type(source).__module__.startswith(_OF_ZEROS_AND_ONES)
+
+
 def _adapt(name: str, source: Any, params: Any, action_spec: ActionSpec) -> Environment:
-    seen = _as_bits if type(source).__module__.startswith(_OF_ZEROS_AND_ONES) else _strong
+    seen = _as_bits if holds_bits(source) else _strong
 
     def reset(key: Array) -> tuple[PyTree, PyTree]:
         obs, state = source.reset(key, params)
