@@ -199,7 +199,7 @@ class ActorLoop:
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}
         counts = {f"actors/{name}": float(count) for name, count in self._counts.items()}
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
-        return counts | times | {"actors/policy_lag": float(behind)}
+        return counts | times | {"actors/policy_lag": float(behind), "actors/turns": self._actors.turns}
 
     def _flush(self) -> bool:
         """Logs what has come up since the last time; False when an update diverged."""

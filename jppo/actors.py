@@ -5,6 +5,7 @@ actor. Whatever happens to an actor (its process dies, its environment raises or
 fragment in flight: the actor is replaced, and its successor collects in its place.
 """
 
+import collections
 import dataclasses
 import math
 import pickle
@@ -19,7 +20,7 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.config import RayConfig
+from jppo.config import RayConfig, num_cores
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.determinism import inherited_flags
 from jppo.env_runner import ActorsFailed, EnvRunner, Fragment, RunnerSpec
@@ -32,6 +33,7 @@ _LEAST_TIMEOUT, _TIMEOUT_FACTOR = 60.0, 10.0
 _FIRST_TIMEOUT = 1800.0  # while no actor has shown how long a fragment takes
 _CLOSE_SECONDS = 2.0  # for environments to be closed, whether or not they are in a step
 _INLINE_BYTES = 90_000  # of a policy: Ray sends arguments of up to 100 kB with the call, and saves 3 ms
+_LEAST_TURN = 0.05  # seconds: between two turns a core is idle for some milliseconds
 _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for each further one
 _ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
@@ -41,6 +43,8 @@ _ONE_THREAD = {
 
 class InProcess:
     """One EnvRunner in this process, in the place of `Actors`: for debugging."""
+
+    turns = 1.0
 
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
         self._runner = EnvRunner(spec, env_index)
@@ -72,7 +76,11 @@ class InProcess:
 
 
 class Actors:
-    """Owns the actor processes, and the connection to Ray where it made one."""
+    """Owns the actor processes, and the connection to Ray where it made one.
+
+    Attributes:
+      turns: in how many turns the last rollout was collected: 1 where all actors did so at once.
+    """
 
     def __init__(
         self, spec: RunnerSpec, config: RayConfig, message: Callable[[str], None], host: int = 0, num_hosts: int = 1
@@ -96,6 +104,7 @@ class Actors:
         self._lost, self._restarts, self._longest, self._any_success = 0, 0, 0.0, False
         self._waited = 0.0  # seconds in poll and ready, by which limits go: neither a long update counts nor a pause
         self._say_at = 0.0
+        self._in_turns, self.turns = False, 1.0  # which is not known before the first rollout
         self._given: Any = None
         self._slots: list[_Slot] = []
         self._owns_ray = connect(config)
@@ -130,7 +139,8 @@ class Actors:
         small = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_state)) <= _INLINE_BYTES
         self._given = given if small else ray.put(given)
         for slot in self._slots:
-            self._collect(slot)
+            slot.due = True
+        self._take_turns()
 
     def poll(self, timeout: float) -> list[Fragment] | None:
         """The fragments, by actor, once all are there; None where `timeout` seconds were not enough.
@@ -142,6 +152,11 @@ class Actors:
         fragments = [slot.result for slot in self._slots if slot.result is not None]
         if len(fragments) < len(self._slots):
             return None
+        nodes = collections.Counter((slot.node, slot.cores) for slot in self._slots)
+        most = max(math.ceil(count / cores) for (_, cores), count in nodes.items())
+        self.turns = float(most) if self._in_turns else 1.0
+        # With a lag nobody would be there to give the next turn while the learner learns.
+        self._in_turns = not self._config.policy_lag and all(fragment.busy > _LEAST_TURN for fragment in fragments)
         for slot in self._slots:
             slot.result = None
         return fragments
@@ -175,9 +190,8 @@ class Actors:
         retries = [slot.retry_at - self._waited for slot in self._slots if slot.retry_at is not None]
         timeout, begin = min([timeout, *retries]), time.monotonic()
         if waiting:
-            count = (
-                len(waiting) if all(slot.started for slot in self._slots) else 1
-            )  # who starts has another call to come
+            # who starts, or has no turn yet, has another call to come
+            count = len(waiting) if all(slot.started and not slot.due for slot in self._slots) else 1
             done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
         else:
             done = []
@@ -190,6 +204,7 @@ class Actors:
             if slot.pending is not None and self._waited - slot.since > limit:
                 what = "no answer" if slot.started else "not started"
                 self._failed(slot, _Trouble(f"{what} within {limit:.0f} s"))
+        self._take_turns()
         self._say_who_waits()
 
     def _say_who_waits(self) -> None:
@@ -210,12 +225,10 @@ class Actors:
         if isinstance(answer, _Trouble):
             self._failed(slot, answer)
         elif slot.node is None:
-            slot.node, slot.since = answer, self._waited
+            (slot.node, slot.cores), slot.since = answer, self._waited
             slot.pending = slot.handle.begin.remote(self._spec, slot.numbers)
         elif not slot.started:
             slot.started, slot.pending = True, None
-            if self._given is not None:
-                self._collect(slot)
         else:
             slot.result, slot.pending, slot.failures, self._any_success = answer, None, 0, True
             self._longest = max(self._longest, answer.seconds["total"])
@@ -233,6 +246,7 @@ class Actors:
         _kill(slot.handle)
         self._lost += slot.started
         slot.failures, slot.pending, slot.node, slot.started = slot.failures + 1, None, None, False
+        slot.due = self._given is not None and slot.result is None
         first, last = int(slot.env_index[0]), int(slot.env_index[-1])
         who = f"actor {slot.number} (environments {first} to {last})"
         if slot.failures > (self._config.max_restarts if self._any_success else min(1, self._config.max_restarts)):
@@ -267,8 +281,15 @@ class Actors:
         # inside a placement group (a Tune trial's) there is room for the actors already
         return None if ray.util.get_current_placement_group() else "SPREAD"
 
-    def _collect(self, slot: "_Slot") -> None:
-        slot.pending, slot.since, slot.result = slot.handle.collect.remote(self._given), self._waited, None
+    def _take_turns(self) -> None:
+        """Has actors collect: all that are due, or, where they do nothing but compute, on each node as many at a time
+        as it has cores. Otherwise those that share a core take it for a millisecond at a time, and find its caches full
+        of another's data (docs/performance.md)."""
+        at_work = collections.Counter(slot.node for slot in self._slots if slot.started and slot.pending is not None)
+        for slot in self._slots:
+            if slot.due and slot.started and not (self._in_turns and at_work[slot.node] >= slot.cores):
+                slot.pending, slot.since, slot.due = slot.handle.collect.remote(self._given), self._waited, False
+                at_work[slot.node] += 1
 
 
 class _Trouble(NamedTuple):
@@ -283,9 +304,9 @@ class _Actor:
 
     _runner: EnvRunner | None = None
 
-    def place(self) -> str:
-        """The node that this runs on."""
-        return ray.get_runtime_context().get_node_id()
+    def place(self) -> tuple[str, int]:
+        """The node that this runs on, and how many of its cores may be used."""
+        return ray.get_runtime_context().get_node_id(), num_cores()
 
     def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> "_Trouble | None":
         """Makes the environments."""
@@ -319,6 +340,8 @@ class _Slot:
     numbers: Any = None  # of the environments that its actor has
     node: str | None = None  # where its actor runs; None until it has been placed
     started: bool = False  # whether its environments are made
+    cores: int = 1  # of that node
+    due: bool = False  # whether it is to collect, and has not begun
     pending: Any = None  # the call that is waited for
     since: float = 0.0  # when that was made
     result: Fragment | None = None

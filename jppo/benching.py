@@ -177,7 +177,7 @@ def _bench_actors(prepared: Prepared, log: Logbook, seconds: float, stop_request
         end_to_end=_with_quartiles(steps / elapsed, later["time/steps_per_second"]),
         ceilings={
             "environment": _speed(log.batch_size, times["environment"]),
-            "policy": _speed(log.batch_size, later["actors/policy_seconds"]),
+            "policy": _speed(log.batch_size, later["actors/policy_seconds"] * later["actors/turns"]),
             "learner": _speed(log.batch_size, times["learner"]),
         },
         seconds=parts,
@@ -192,7 +192,8 @@ def _of_clocks(columns: dict[str, np.ndarray], policy_lag: int) -> tuple[dict[st
     Args:
       columns: metrics, [updates] each.
     """
-    total, environment, policy = (columns[f"actors/{name}_seconds"] for name in ("total", "env", "policy"))
+    turns = columns["actors/turns"]
+    total, environment, policy = (columns[f"actors/{name}_seconds"] * turns for name in ("total", "env", "policy"))
     clocks = {
         "environment": environment,
         "policy": policy,

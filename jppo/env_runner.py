@@ -1,5 +1,6 @@
 """Rollouts on the host: a vector of Gymnasium environments stepped with a compiled policy, in this process."""
 
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -15,6 +16,12 @@ from jppo.spaces import to_env_action
 from jppo.statistics import empty_moments
 from jppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
+try:
+    import resource
+except ImportError:  # it is Unix's, and what is asked of it Linux's
+    resource = None  # type: ignore[assignment]
+
+_FEW_WAITS = 0.05  # per step
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
 
 
@@ -25,6 +32,7 @@ class Fragment(NamedTuple):
     stats: EpisodeStats
     seconds: dict[str, float]  # in which the environments stepped ("env"), the policy was called ("policy"), and in all
     streams: np.ndarray  # [n, ...] key data of what the environments draw from next
+    busy: float = 0.0  # seconds of a core that it took, if it never waited for anything else, else 0, as in the first
 
 
 class ActorsFailed(RuntimeError):
@@ -70,6 +78,7 @@ class EnvRunner:
         self._obs = self._envs.reset()
         self._episode = Episode.beginning(num_envs)
         self._num_envs = num_envs
+        self._warm = False  # the first rollout takes longer
 
     def collect(self, policy_state: PolicyState, gamma: float) -> Fragment:
         """`num_steps` steps of every environment.
@@ -77,11 +86,13 @@ class EnvRunner:
         Args:
           gamma: for the discounted returns that scale rewards.
         """
-        start = time.perf_counter()
+        start, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
         policy_state = jax.device_put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
         self._streams, keys = self._programs.keys(self._streams)
         self._obs, seconds = self._run(policy_state, np.asarray(keys), steps)
+        computes = self._warm and _waits() - waits < _FEW_WAITS * self._spec.num_steps
+        self._warm = True
         rollout, stats, self._episode = self._programs.review(
             policy_state,
             *(steps.rollout(), self._obs_row(steps, -1), steps.final_value),
@@ -89,7 +100,9 @@ class EnvRunner:
         )
         rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
         stats = jax.tree.map(np.asarray, stats)
-        return Fragment(rollout, stats, seconds | {"total": time.perf_counter() - start}, np.asarray(self._streams))
+        seconds["total"] = time.perf_counter() - start
+        busy = time.thread_time() - cpu if computes else 0.0
+        return Fragment(rollout, stats, seconds, np.asarray(self._streams), busy)
 
     def close(self) -> None:
         """Ends the environments."""
@@ -133,6 +146,13 @@ class EnvRunner:
     @staticmethod
     def _obs_row(steps: "_Steps", t: int) -> PyTree:
         return jax.tree.unflatten(steps.structure, [leaf[t] for leaf in steps.obs])
+
+
+def _waits() -> float:
+    """How often this thread gave its core away of its own accord, so far; NaN where that cannot be known."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return math.nan
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:

@@ -300,7 +300,7 @@ class PretendRay:
     util = types.SimpleNamespace(get_current_placement_group=lambda: None)
 
     def __init__(self, behaviour):
-        ready = {"place": lambda: (0.0, "node"), "begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
+        ready = {"place": lambda: (0.0, ("node", 1)), "begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
         self.behaviour, self.now = ready | behaviour, 0.0
         self.began, self.killed = [], []  # (when, environments), when
 
@@ -347,8 +347,8 @@ class PretendRay:
         self.killed.append(self.now)
 
 
-def fragment(seconds):
-    return types.SimpleNamespace(seconds={"total": seconds})
+def fragment(seconds, busy=0.0):
+    return types.SimpleNamespace(seconds={"total": seconds}, busy=busy)
 
 
 DIED = ray.exceptions.RayError("gone")
@@ -460,9 +460,33 @@ def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
     fine = (1.0, fragment(1.0))
     fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
     rollout(fleet, pretended)
-    pretended.behaviour["place"] = lambda: (3600.0, "node")
+    pretended.behaviour["place"] = lambda: (3600.0, ("node", 1))
     assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 3600.0 + 3.0 + 1.0, abs=2.0)
     assert said[1:] == ["1 of 2 actors wait for room, 1 CPUs each (see `ray status`)"] * 60
+    assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
+
+
+@pytest.mark.parametrize(
+    ("busy", "cores", "lag", "together"),
+    [(3.0, 1, 0, False), (3.0, 2, 0, True), (0.0, 1, 0, True), (0.04, 1, 0, True), (3.0, 1, 1, True)],
+    ids=["as many as cores", "more cores", "waiting", "short", "nobody gives turns"],
+)
+def test_actors_that_only_compute_take_turns(pretend, busy, cores, lag, together):
+    fleet, pretended, _ = pretend(*[(3.0, fragment(3.0, busy))] * 6, policy_lag=lag)
+    for slot in fleet._slots:
+        slot.cores = cores
+    assert rollout(fleet, pretended) == pytest.approx(3.0), "the first shows how they are"
+    assert fleet.turns == 1.0
+    for _ in range(2):
+        assert rollout(fleet, pretended) == pytest.approx(3.0 if together else 6.0)
+        assert fleet.turns == (1.0 if together else 2.0)
+
+
+def test_whose_actor_fails_gets_another_turn(pretend):
+    fine = (3.0, fragment(3.0, 3.0))
+    fleet, pretended, _ = pretend(fine, fine, (1.0, DIED), fine, fine)
+    rollout(fleet, pretended)
+    assert rollout(fleet, pretended) == pytest.approx(1.0 + 3.0 + 3.0, abs=1.0), "it starts anew in the other's turn"
     assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
 
 

@@ -184,6 +184,7 @@ CLOCKS = {
     "actors/total_seconds": [5.0, 5.0, 9.0],
     "actors/env_seconds": [3.0, 3.0, 4.0],
     "actors/policy_seconds": [1.0, 1.0, 1.0],
+    "actors/turns": [1.0, 1.0, 1.0],
     "time/wait": [6.0, 6.0, 6.0],
     "time/transfer": [1.0, 1.0, 2.0],
     "time/update": [3.0, 3.0, 3.0],
@@ -202,6 +203,13 @@ def test_shares_by_the_runs_own_clocks(policy_lag, waiting, shares):
     whole = {"environment": 3.0, "policy": 1.0, "learner": 3.0, "rest": 1.0, "waiting": waiting, "transfer": 1.0}
     assert seconds == whole
     assert found == pytest.approx(shares)
+
+
+def test_actors_that_took_turns_took_their_time_once_per_turn():
+    columns = {name: np.array(column) for name, column in CLOCKS.items()} | {"actors/turns": np.full(3, 4.0)}
+    seconds, _ = benching._of_clocks(columns | {"time/wait": np.full(3, 21.0)}, policy_lag=0)
+    own = {"environment": 12.0, "policy": 4.0, "rest": 4.0, "waiting": 1.0}
+    assert seconds == own | {"learner": 3.0, "transfer": 1.0}
 
 
 def made_up(shares, end_to_end=90.0, cores_busy=1.0, **actors):
@@ -228,6 +236,10 @@ ON_DEVICE = {"environment": 0.05, "policy": 0.1, "learner": 0.82, "rest": 0.03}
         ),
         (made_up({"policy": 0.6, "learner": 0.4}), "rollouts take 60% of an update: more environments for each call"),
         (made_up({"rest": 0.6, "learner": 0.4}), "storing it, takes 60% of an update: more num_envs or num_steps"),
+        (
+            made_up(ON_DEVICE)._replace(device="cpu", num_envs=2048, num_steps=32),
+            "If minibatches are large, num_devices = 2 is worth a trial",
+        ),
         (made_up(ON_DEVICE, 63.0), "A whole run is only 63% as fast as its bare updates"),
         (made_up({"environment": 0.9, "learner": 0.1, "transfer": 0.0}, num_actors=0), "num_actors; there are 2 cores"),
         (
@@ -258,6 +270,12 @@ ON_DEVICE = {"environment": 0.05, "policy": 0.1, "learner": 0.82, "rest": 0.03}
 def test_the_advice_names_what_limits_and_its_knobs(benched, said):
     assert said in advise(benched)
     assert advise(benched).count(".") <= 3
+
+
+@pytest.mark.parametrize("other", [{"device": "gpu"}, {"cores": 1}, {"num_envs": 2049}, {"num_steps": 8}], ids=str)
+def test_more_devices_are_advised_only_where_they_may_help(other):
+    large = {"device": "cpu", "num_envs": 2048, "num_steps": 32}
+    assert "num_devices" not in advise(made_up(ON_DEVICE)._replace(**(large | other)))
 
 
 def test_titles():

@@ -2,6 +2,9 @@
 them."""
 
 import functools
+import math
+import resource
+import time
 
 import gymnasium
 import host_probes
@@ -168,3 +171,28 @@ def test_runners_of_any_size_collect_the_same():
             stats = functools.reduce(lambda a, b: a + b, (part.stats for part in parts))
             close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
             jax.tree.map(close, (joined, stats), whole[:2])
+
+
+@pytest.mark.parametrize(
+    ("waits", "computes"), [([5.0, 5.0], True), ([5.0, 5.0 + T], False), ([math.nan, math.nan], False)], ids=str
+)
+def test_a_fragment_tells_how_long_it_took_a_core(monkeypatch, waits, computes):
+    spec, _, state = make_spec(Counting)
+    runner, told = EnvRunner(spec, np.arange(N)), iter([0.0, *waits])
+    monkeypatch.setattr(env_runner, "_waits", lambda: next(told))
+    assert runner.collect(state, GAMMA).busy == 0.0, "the first also warms up"
+    fragment = runner.collect(state, GAMMA)
+    assert (0.0 < fragment.busy <= fragment.seconds["total"]) if computes else fragment.busy == 0.0
+
+
+@pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="only Linux counts it by thread")
+def test_sleeping_counts_as_waiting_and_computing_does_not():
+    before = env_runner._waits()
+    for _ in range(20):
+        time.sleep(1e-3)
+    slept = env_runner._waits() - before
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        pass
+    assert slept >= 20
+    assert env_runner._waits() - before - slept < 20
