@@ -1,4 +1,4 @@
-"""Ours, for versus_jax_peers.py: compiles, then trains once per line it is sent.
+"""Ours, for versus_jax_peers.py: compiles, then trains once per line it is sent, on as many CPU devices as it is given.
 
 python serve_jppo.py ENV NUM_ENVS NUM_STEPS UPDATES
 """
@@ -13,7 +13,8 @@ import jppo
 
 def main(env: str, num_envs: int, num_steps: int, updates: int) -> None:
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
-    agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size)
+    count = len(jax.devices()) if jax.default_backend() == "cpu" else 1
+    agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size, num_devices=count)
     serve(agent.train, jax.random.key(0), jppo.jit)
 
 

@@ -4,18 +4,21 @@
         --rejax-python path/to/its/python
 
 Each contestant is a process of its own, which compiles a whole training run, waits, and trains once per round, so that
-whatever else the machine does falls on all of them alike. The peers want gymnax 0.0.9: give them a Python environment
-of their own, with the same JAX. A peer that is not named is left out. Ours is the public API, `jppo.jit(agent.train)`,
+whatever else the machine does falls on all of them alike. On a CPU of several cores ours runs twice: on one device, as
+the peers do, and on two (`--num-devices 2`). The peers want gymnax 0.0.9: give them a Python environment of their own,
+with the same JAX. A peer that is not named is left out. Ours is the public API, `jppo.jit(agent.train)`,
 with the compiler options that this brings; the peers are compiled as they come, by `jax.jit`.
 """
 
 import datetime
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import tyro
 from rich.console import Console
@@ -23,11 +26,13 @@ from rich.table import Table
 from throughput import RESULTS, WORKLOADS, Workload, cores_busy, hardware
 from worker import Worker
 
+from jppo.config import num_cores
 from jppo.runs import write_json
 
 LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}
 LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
 ALL = WORKLOADS | LARGER
+_OURS = "jppo"
 _STEPS = 1_000_000  # of a repetition, or two updates
 
 
@@ -38,12 +43,21 @@ class Contestant(NamedTuple):
     python: str
     script: str
     words: tuple[Any, ...]  # before the sizes
+    num_devices: int = 1
+
+    def start(self, *sizes: int, **env: str) -> Worker:
+        if self.num_devices > 1:
+            flags = os.environ.get("XLA_FLAGS", "")
+            env["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={self.num_devices}"
+        return Worker(self.python, self.script, *self.words, *sizes, env=env)
 
 
 def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
     """Ours first."""
     env = workload.env
-    found = [Contestant("jppo", sys.executable, "serve_jppo.py", (env,))]
+    found = [Contestant(_OURS, sys.executable, "serve_jppo.py", (env,))]
+    if jax.default_backend() == "cpu" and num_cores() > 1:
+        found.append(found[0]._replace(name=f"{_OURS}, 2 devices", num_devices=2))
     if peers.purejaxrl is not None:
         words = (peers.purejaxrl, env, 0)
         found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words))
@@ -68,10 +82,8 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
     sizes = (workload.num_envs, workload.num_steps, updates)
     contestants = contestants_of(workload, peers)
     with tempfile.TemporaryDirectory() as cache:
-        env = {"JPPO_COMPILATION_CACHE": cache}
-        workers = {c.name: Worker(c.python, c.script, *c.words, *sizes, env=env) for c in contestants}
-        ours = contestants[0]
-        second = Worker(ours.python, ours.script, *ours.words, *sizes, env=env)
+        workers = {c.name: c.start(*sizes, JPPO_COMPILATION_CACHE=cache) for c in contestants}
+        second = contestants[0].start(*sizes, JPPO_COMPILATION_CACHE=cache)
         second.close()
     times: dict[str, list[float]] = {name: [] for name in workers}
     busy: list[float] = []
@@ -87,13 +99,14 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
                 times[contestant].append(seconds)
     ends = {name: worker.close() for name, worker in workers.items()}
     speed = {name: updates * batch_size / float(np.median(seconds)) for name, seconds in times.items()}
-    peer_speeds = [value for name, value in speed.items() if name != "jppo"]
+    best_peer = max((value for name, value in speed.items() if not name.startswith(_OURS)), default=None)
+    ratios = {name: value / best_peer for name, value in speed.items() if best_peer and name.startswith(_OURS)}
     return {
         "workload": name,
         **workload._asdict(),
         "updates": updates,
         "steps_per_second": speed,
-        "ratio_to_best_peer": speed["jppo"] / max(peer_speeds) if peer_speeds else None,
+        "ratio_to_best_peer": ratios,
         "compile_seconds": {name: worker.compile_seconds for name, worker in workers.items()},
         "second_compile_seconds": second.compile_seconds,
         "peak_rss_mb": {name: end["peak_rss_mb"] for name, end in ends.items()},
@@ -111,11 +124,11 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_column(column)
     for row in rows:
         speeds = [f"{row['steps_per_second'][name]:,.0f}" for name in names]
-        ratio = row["ratio_to_best_peer"]
+        ratios = [f"{ratio:.2f}" for ratio in row["ratio_to_best_peer"].values()]
         table.add_row(
             f"{row['workload']}: {row['env']}, {row['num_envs']} x {row['num_steps']}",
             *speeds,
-            "-" if ratio is None else f"{ratio:.2f}",
+            " / ".join(ratios) or "-",
             " / ".join(f"{row['compile_seconds'][name]:.1f}" for name in names),
             f"{row['second_compile_seconds']:.2f}",
             " / ".join(f"{row['peak_rss_mb'][name]:.0f}" for name in names),

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# No cache of the caller's, and on a GPU, which all of them share, memory as it is needed.
-_ALONE = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-_ALONE |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # a GPU is shared by all of them, and by who starts them
+_ALONE = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # the caller's
 
 
 class Worker:

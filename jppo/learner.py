@@ -20,7 +20,7 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
-_PIECE_BYTES = 16 << 20  # that one keeps for its backward pass; half of the last cache that two cores may share
+_PIECE_BYTES = 16 << 20  # kept for the backward pass at a time, on all devices of a CPU; half of the last cache
 _FEWEST_PIECES = 3  # two gain nothing
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
@@ -201,12 +201,17 @@ def _run_epochs(
     )
 
     def epoch(learnt: _Learnt, epoch_key: Array) -> tuple[_Learnt, Metrics]:
-        def step(learnt: _Learnt, minibatch: Array) -> tuple[_Learnt, Metrics]:
-            rows = rows_of(epoch_key, minibatch)
-            samples = jax.tree.map(lambda x: x[rows], batch)
+        rows = jax.vmap(functools.partial(rows_of, epoch_key))(jnp.arange(config.num_minibatches, dtype=jnp.int32))
+        advantages = batch.advantage[rows]
+        if config.normalize_advantage:
+            advantages = _standardized(advantages, parts.axis_name)
+
+        def step(learnt: _Learnt, minibatch: tuple[Array, Array]) -> tuple[_Learnt, Metrics]:
+            rows, advantage = minibatch
+            samples = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
             return _gradient_step(parts, learnt, samples, state.policy.obs_stats, hyperparams, rate)
 
-        learnt, metrics = jax.lax.scan(step, learnt, jnp.arange(config.num_minibatches, dtype=jnp.int32))
+        learnt, metrics = jax.lax.scan(step, learnt, (rows, advantages))
         return learnt, jax.tree.map(jnp.mean, metrics)
 
     epoch_keys = jax.random.split(jax.random.fold_in(state.key, state.step), config.num_epochs)
@@ -220,14 +225,17 @@ def _run_epochs(
     return state.replace(policy=state.policy.replace(params=params), opt_state=opt_state), metrics
 
 
+def _standardized(advantages: Array, axis_name: str | None) -> Array:
+    """[M, B] advantages of M minibatches, each minibatch with mean 0 and variance 1 over all devices."""
+    moments = all_reduce(jax.vmap(functools.partial(moments_of, num_batch_dims=1))(advantages), axis_name)
+    return losses.standardize(advantages, moments.mean[:, None], moments.variance[:, None])
+
+
 def _gradient_step(
     parts: _Parts, learnt: _Learnt, samples: Batch, obs_stats: PyTree, hyperparams: Hyperparams, rate: Array
 ) -> tuple[_Learnt, Metrics]:
     """One minibatch: gradient, all-reduce, clip, Adam."""
     params, opt_state = learnt
-    if parts.config.normalize_advantage:
-        moments = all_reduce(moments_of(samples.advantage, num_batch_dims=1), parts.axis_name)
-        samples = samples._replace(advantage=losses.standardize(samples.advantage, moments.mean, moments.variance))
 
     def loss_of(params: PyTree, samples: Batch) -> tuple[Array, Metrics]:
         distribution, value = parts.policy.apply(PolicyState(params=params, obs_stats=obs_stats), samples.obs)
@@ -262,6 +270,8 @@ def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, s
         return 1
     kept = jax.eval_shape(lambda params: jax.vjp(lambda p: loss_of(p, samples), params, has_aux=True)[1], params)
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+    if parts.axis_name is not None:  # those of a host share its cache
+        num_bytes *= max(1, jax.lax.axis_size(parts.axis_name) // jax.process_count())
     least, rows = -(-num_bytes // _PIECE_BYTES), len(samples.value)
     return 1 if least < _FEWEST_PIECES else next((n for n in range(least, 2 * least) if rows % n == 0), 1)
 

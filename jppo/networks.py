@@ -20,6 +20,7 @@ from jppo.statistics import normalize
 from jppo.types import Array, PolicyState, PyTree
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
+_WIDE = 128  # inputs of a dense layer, from which on other forms are faster (docs/performance.md)
 _PIXELS = 36  # images at least this wide get the strided convolutions made for screens
 _LARGE_IMAGE = 10_000  # numbers
 SCREEN_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
@@ -39,11 +40,14 @@ class Dense(nn.Module):
     size: int
     gain: float
 
-    @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (x.shape[-1], self.size))
-        bias = self.param("bias", nn.initializers.zeros, (self.size,))
-        return affine(x.reshape(-1, x.shape[-1]), kernel, bias).reshape(*x.shape[:-1], self.size)
+        return affine(x.reshape(-1, x.shape[-1]), *self.weights(x.shape[-1])).reshape(*x.shape[:-1], self.size)
+
+    @nn.compact
+    def weights(self, num_inputs: int) -> tuple[Array, Array]:
+        """kernel [num_inputs, size], bias [size]."""
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
+        return kernel, self.param("bias", nn.initializers.zeros, (self.size,))
 
 
 @jax.custom_jvp
@@ -51,7 +55,8 @@ def affine(x: Array, kernel: Array, bias: Array) -> Array:
     """x [B, I] @ kernel [I, O] + bias [O].
 
     Its derivatives are JAX's own, written so that XLA's CPU backend is faster at their transposes: the kernel's
-    gradient is a product of a transposed copy of x, and the bias's one with a row of ones (docs/performance.md).
+    gradient is a product of a transposed copy of x unless that is wide, and the bias's one with a row of ones
+    (docs/performance.md).
     """
     return x @ kernel + bias[None]
 
@@ -59,7 +64,9 @@ def affine(x: Array, kernel: Array, bias: Array) -> Array:
 @affine.defjvp
 def _affine_jvp(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Array, Array]:
     (x, kernel, bias), (dx, dkernel, dbias) = primals, tangents
-    across, ones = as_stored((x.T, jnp.ones((1, x.shape[0]), bias.dtype)))
+    across, ones = x.T, as_stored(jnp.ones((1, x.shape[0]), bias.dtype))
+    if x.shape[1] < _WIDE:
+        across = as_stored(across)
     return affine(x, kernel, bias), dx @ kernel + (dkernel.T @ across).T + ones.T @ dbias[None]
 
 
@@ -69,10 +76,17 @@ class MLP(nn.Module):
     sizes: tuple[int, ...]
     activation: str
 
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        for size in self.sizes:
-            x = _ACTIVATIONS[self.activation](Dense(size, math.sqrt(2.0))(x))
+    def setup(self) -> None:
+        for number, size in enumerate(self.sizes):
+            setattr(self, f"Dense_{number}", Dense(size, math.sqrt(2.0)))
+
+    def layers(self) -> list[Dense]:
+        return [getattr(self, f"Dense_{number}") for number in range(len(self.sizes))]
+
+    def __call__(self, x: Array, first: Array | None = None) -> Array:
+        """first: what the first layer makes of x, where that is known already."""
+        for number, layer in enumerate(self.layers()):
+            x = _ACTIVATIONS[self.activation](layer(x) if first is None or number else first)
         return x
 
 
@@ -107,8 +121,17 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: PyTree) -> tuple[Any, Array]:
-        actor = self._torso("shared" if self.shared_torso else "actor", obs)
-        critic = actor if self.shared_torso else self._torso("critic", obs)
+        activation = "relu" if self.kind == "cnn" else self.activation
+        names = ("shared",) if self.shared_torso else ("actor", "critic")
+        torsos = [MLP(self.hidden_sizes, activation, name=name) for name in names]
+        if self.kind == "cnn":
+            outputs = [torso(ConvTorso(name=f"{name}_conv")(obs)) for name, torso in zip(names, torsos, strict=True)]
+        else:
+            leaves = [_flat(leaf) for leaf in jax.tree.leaves(obs)]
+            x = leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
+            firsts = _wide_products(torsos, x)
+            outputs = [torso(x, first) for torso, first in zip(torsos, firsts, strict=True)]
+        actor, critic = outputs[0], outputs[-1]
         value = Dense(1, 1.0, name="value")(critic)[:, 0]
         if self.action.num_actions:
             return Categorical(Dense(self.action.num_actions, 0.01, name="policy")(actor)), value
@@ -116,14 +139,15 @@ class ActorCritic(nn.Module):
         log_std = self.param("log_std", nn.initializers.zeros, (self.action.size,))
         return DiagGaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
 
-    def _torso(self, name: str, obs: PyTree) -> Array:
-        if self.kind == "cnn":
-            x, activation = ConvTorso(name=f"{name}_conv")(obs), "relu"
-        else:
-            leaves = [_flat(leaf) for leaf in jax.tree.leaves(obs)]
-            x = leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
-            activation = self.activation
-        return MLP(self.hidden_sizes, activation, name=name)(x)
+
+def _wide_products(torsos: list[MLP], x: Array) -> list[Array] | list[None]:
+    """What the first layers make of x, by one product, which reads x once. Nones where that would be slower: x is
+    narrow, or has so few rows that putting the kernels side by side is what takes the time."""
+    if min(x.shape) < _WIDE or not torsos[0].sizes:
+        return [None] * len(torsos)
+    weights = [torso.layers()[0].weights(x.shape[-1]) for torso in torsos]
+    kernels, biases = zip(*weights, strict=True)
+    return jnp.split(affine(x, jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)), len(torsos), axis=1)
 
 
 class Policy(NamedTuple):

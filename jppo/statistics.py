@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jppo.types import Array, Moments, PyTree
 
@@ -42,30 +43,27 @@ def pooled(moments: PyTree) -> PyTree:
     """
 
     def pool(sets: Moments) -> Moments:
-        count = sets.count.sum()
-        weight = sets.count.reshape(-1, *(1,) * (sets.mean.ndim - 1))
+        weight = sets.count.reshape(*sets.count.shape, *(1,) * (sets.mean.ndim - sets.count.ndim))
+        count = weight.sum(axis=0)
         mean = jnp.sum(weight * sets.mean, axis=0) / jnp.maximum(count, 1.0)
         delta = sets.mean - mean[None]
-        return Moments(count=count, mean=mean, m2=jnp.sum(sets.m2 + weight * (delta * delta), axis=0))
+        m2 = jnp.sum(sets.m2 + weight * (delta * delta), axis=0)
+        return Moments(count=sets.count.sum(axis=0), mean=mean, m2=m2)
 
     return jax.tree.map(pool, moments, is_leaf=_is_moments)
 
 
 def all_reduce(moments: PyTree, axis_name: str | None) -> PyTree:
-    """Moments of the union of all devices' samples; the identity without an axis name.
+    """Moments of the union of all devices' samples, by one collective; the identity without an axis name.
 
     Takes any pytree whose nodes are `Moments`.
     """
     if axis_name is None:
         return moments
-
-    def reduce(local: Moments) -> Moments:
-        count = jax.lax.psum(local.count, axis_name)
-        mean = jax.lax.psum(local.count * local.mean, axis_name) / jnp.maximum(count, 1.0)
-        delta = local.mean - mean
-        return Moments(count=count, mean=mean, m2=jax.lax.psum(local.m2 + local.count * (delta * delta), axis_name))
-
-    return jax.tree.map(reduce, moments, is_leaf=_is_moments)
+    flat, restore = ravel_pytree(moments)
+    own = jnp.zeros((jax.lax.axis_size(axis_name), len(flat))).at[jax.lax.axis_index(axis_name)].set(flat)
+    everyones = jax.lax.psum(own, axis_name)  # all_gather, but known to check_vma as the same on all
+    return pooled(jax.vmap(restore)(everyones))
 
 
 def normalize(x: Array, stats: Moments) -> Array:

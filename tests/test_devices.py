@@ -87,10 +87,11 @@ def test_parameters_are_on_each_device_and_environments_spread(alone):
 
 
 def test_a_minibatch_has_one_all_reduce_of_all_gradients():
-    """Two more are for the advantage's mean and spread. So XLA merges the leaves' sums into one."""
+    """XLA merges the leaves' sums into one. Two more: moments of an epoch's advantages, and of values and episodes."""
     agent = jppo.make_anakin(lenient_env("CartPole-v1"), SMALL(), num_devices=2)
     state = jax.eval_shape(agent.init, jax.random.key(0), RATE)
     text = jax.jit(agent.step).lower(state).compile().as_text()
+    assert text.count(" all-reduce(") == 3
     wide = [line for line in text.splitlines() if " all-reduce(" in line and "f32[4,8]" in line]
     assert len(wide) == 1, "one leaf is in several sums"
     assert wide[0].split(" all-reduce(")[0].count("f32[") > 12, "leaves are summed apart"

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
+from lenient import lenient_env
 
 from jppo import learner as learner_module
 from jppo.advantages import generalized_advantages
+from jppo.anakin import make_anakin
 from jppo.config import Hyperparams, PPOConfig
 from jppo.learner import make_learner
 from jppo.losses import approx_kl
@@ -488,6 +490,23 @@ def test_minibatches_too_large_for_the_cache_are_cut_into_equal_pieces(monkeypat
         assert 2048 <= rows // pieces <= 5000
     assert pieces_of(65_537, config=wide) == 1, "a prime"
     assert pieces_of(16_384, config=variant(hidden_sizes=(256, 256))) > 2 * pieces_of(16_384, config=wide)
+
+
+def test_devices_of_a_cpu_share_its_cache(monkeypatch):
+    found = []
+
+    def cut(fun, samples, pieces, varying):
+        found.append((len(samples.value), pieces))
+        return fun(samples)
+
+    monkeypatch.setattr(learner_module, "_in_pieces", cut)
+    config = variant(hidden_sizes=(64, 64), num_envs=16_384, num_steps=1, num_minibatches=1, num_epochs=1)
+    for num_devices in (1, 2):
+        agent = make_anakin(lenient_env("CartPole-v1"), config, num_devices=num_devices)
+        jax.eval_shape(agent.step, jax.eval_shape(agent.init, jax.random.key(0)))
+    (rows, pieces), (rows_of_each, pieces_of_each) = dict.fromkeys(found)
+    assert (rows_of_each, pieces_of_each) == (rows // 2, pieces)
+    assert pieces > 1
 
 
 def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):

@@ -112,7 +112,7 @@ def plain_affine(x, kernel, bias):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (4, 64), (64, 2)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (4, 64), (64, 2), (200, 8)])
 def test_the_gradients_of_a_dense_layer_are_those_of_its_plain_form(rows, inputs, outputs):
     keys = jax.random.split(jax.random.key(0), 4)
     x, kernel = jax.random.normal(keys[0], (rows, inputs)), jax.random.normal(keys[1], (inputs, outputs))
@@ -178,6 +178,41 @@ def test_whole_updates_are_those_of_the_plain_form(monkeypatch, env):
     monkeypatch.setattr("jppo.distributions.as_stored", lambda x: x)
     monkeypatch.setattr(Categorical, "log_prob", lambda self, action: plain_log_prob(self.logits, action))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), fast, params_after_three())
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("sizes", [(), (8,), (8, 6)], ids=str)
+def test_first_layers_of_wide_observations_are_one_product_and_the_same_network(monkeypatch, sizes, shared):
+    config = jppo.PPOConfig(hidden_sizes=sizes, shared_torso=shared)
+    network = make_network(config, ObsSpec((13, 10), "float32"), TWO)
+    obs = jax.random.normal(jax.random.key(0), (128, 13, 10))
+    params = network.init(jax.random.key(1), obs)
+
+    def loss(params):
+        distribution, value = network.apply(params, obs)
+        return jnp.sum(distribution.logits**2) + jnp.sum(jnp.tanh(value)), (distribution.logits, value)
+
+    def one_product():
+        def traced_anew(params):
+            return loss(params)
+
+        return "f32[130,16]" in str(jax.make_jaxpr(traced_anew)(params))
+
+    together = jax.value_and_grad(loss, has_aux=True)(params)
+    assert one_product() == (bool(sizes) and not shared)
+    monkeypatch.setattr("jppo.networks._WIDE", 10**9)
+    assert not one_product()
+    jax.tree.map(np.testing.assert_array_equal, params, network.init(jax.random.key(1), obs))
+    apart = jax.value_and_grad(loss, has_aux=True)(params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), together, apart)
+
+
+@pytest.mark.parametrize("rows", [1, 127])
+def test_a_few_rows_do_not_wait_for_kernels_to_be_put_side_by_side(rows):
+    network = make_network(jppo.PPOConfig(hidden_sizes=(8,)), ObsSpec((200,), "float32"), TWO)
+    obs = jnp.ones((rows, 200))
+    params = network.init(jax.random.key(1), obs)
+    assert "concatenate" not in str(jax.make_jaxpr(lambda params: network.apply(params, obs)[1])(params))
 
 
 def plain_log_prob(logits, action):
