@@ -142,8 +142,10 @@ class ActorCritic(nn.Module):
 
 def _wide_products(torsos: list[MLP], x: Array) -> list[Array] | list[None]:
     """What the first layers make of x, by one product, which reads x once. Nones where that would be slower: x is
-    narrow, or has so few rows that putting the kernels side by side is what takes the time."""
-    if min(x.shape) < _WIDE or not torsos[0].sizes:
+    narrow, or has so few rows (a dimension without a number, in exports, counts as few) that putting the kernels side
+    by side is what takes the time."""
+    rows, width = x.shape
+    if width < _WIDE or not isinstance(rows, int) or rows < _WIDE or not torsos[0].sizes:
         return [None] * len(torsos)
     weights = [torso.layers()[0].weights(x.shape[-1]) for torso in torsos]
     kernels, biases = zip(*weights, strict=True)

@@ -215,5 +215,14 @@ def test_a_few_rows_do_not_wait_for_kernels_to_be_put_side_by_side(rows):
     assert "concatenate" not in str(jax.make_jaxpr(lambda params: network.apply(params, obs)[1])(params))
 
 
+def test_a_wide_batch_may_be_of_any_size_in_an_export():
+    network = make_network(jppo.PPOConfig(hidden_sizes=(8,)), ObsSpec((200,), "float32"), TWO)
+    params = network.init(jax.random.key(1), jnp.ones((1, 200)))
+    (rows,) = jax.export.symbolic_shape("rows")
+    obs = jax.ShapeDtypeStruct((rows, 200), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda obs: network.apply(params, obs)[1]))(obs)
+    assert exported.call(jnp.ones((300, 200))).shape == (300,)
+
+
 def plain_log_prob(logits, action):
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
