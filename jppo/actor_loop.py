@@ -11,6 +11,7 @@ from jppo.checkpoints import Checkpoint, Checkpoints
 from jppo.config import Hyperparams, RayConfig
 from jppo.devices import gather
 from jppo.env_runner import ActorsFailed, RunnerSpec, blank_fragment
+from jppo.in_process import InProcess
 from jppo.logbook import Ended, Logbook
 from jppo.loops import POLL_SECONDS
 from jppo.sebulba import Sebulba
@@ -212,9 +213,9 @@ class ActorLoop:
 
 def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:
     """This process's share."""
-    from jppo.actors import Actors, InProcess  # ray takes a second to import
-
     host, envs = jax.process_index(), config.envs_per_actor or 1
     if config.num_actors:
+        from jppo.actors import Actors  # ray takes a second to import
+
         return Actors(spec, config, message, host, jax.process_count())
     return InProcess(spec, host * envs + np.arange(envs))

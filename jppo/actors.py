@@ -9,21 +9,20 @@ import collections
 import dataclasses
 import math
 import pickle
-import re
 import time
-import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.config import RayConfig, num_cores
+from jppo.actor_process import ONE_THREAD, ActorProcess, Trouble, trouble_of
+from jppo.config import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.determinism import inherited_flags
-from jppo.env_runner import ActorsFailed, EnvRunner, Fragment, RunnerSpec
+from jppo.env_runner import ActorsFailed, Fragment, RunnerSpec
 from jppo.types import PolicyState
 
 _START_SECONDS = 300.0  # an actor may take this long to make its environments
@@ -35,44 +34,6 @@ _CLOSE_SECONDS = 2.0  # for environments to be closed, whether or not they are i
 _INLINE_BYTES = 90_000  # of a policy: Ray sends arguments of up to 100 kB with the call, and saves 3 ms
 _LEAST_TURN = 0.05  # seconds: between two turns a core is idle for some milliseconds
 _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for each further one
-_ONE_THREAD = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    **dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-}
-
-
-class InProcess:
-    """One EnvRunner in this process, in the place of `Actors`: for debugging."""
-
-    turns = 1.0
-
-    def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
-        self._runner = EnvRunner(spec, env_index)
-        self._given: tuple[PolicyState, float] | None = None
-
-    def ready(self, timeout: float) -> str | None:
-        """In words what is ready."""
-        return "environments in this process"
-
-    def start(self, policy_state: PolicyState, gamma: float) -> None:
-        """See Actors.start."""
-        self._given = (policy_state, gamma)
-
-    def poll(self, timeout: float) -> list[Fragment] | None:
-        """Collects, however long it takes."""
-        assert self._given is not None, "start() comes first"
-        try:
-            return [self._runner.collect(*self._given)]
-        except Exception as error:
-            raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
-
-    def counts(self) -> dict[str, int]:
-        """See Actors.counts."""
-        return {"lost_fragments": 0, "restarts": 0}
-
-    def close(self) -> None:
-        """Ends the environments."""
-        self._runner.close()
 
 
 class Actors:
@@ -203,7 +164,7 @@ class Actors:
             limit = self._time_limit(slot)
             if slot.pending is not None and self._waited - slot.since > limit:
                 what = "no answer" if slot.started else "not started"
-                self._failed(slot, _Trouble(f"{what} within {limit:.0f} s"))
+                self._failed(slot, Trouble(f"{what} within {limit:.0f} s"))
         self._take_turns()
         self._say_who_waits()
 
@@ -221,8 +182,8 @@ class Actors:
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayError as error:  # the process died
-            answer = _trouble(error, str(error))
-        if isinstance(answer, _Trouble):
+            answer = trouble_of(error, str(error))
+        if isinstance(answer, Trouble):
             self._failed(slot, answer)
         elif slot.node is None:
             (slot.node, slot.cores), slot.since = answer, self._waited
@@ -241,7 +202,7 @@ class Actors:
         known = max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest) if self._longest else _FIRST_TIMEOUT
         return self._config.actor_timeout or known
 
-    def _failed(self, slot: "_Slot", trouble: "_Trouble") -> None:
+    def _failed(self, slot: "_Slot", trouble: "Trouble") -> None:
         """Counts it and lays down when the slot's actor is replaced. Raises ActorsFailed when it was once too often."""
         _kill(slot.handle)
         self._lost += slot.started
@@ -259,7 +220,7 @@ class Actors:
     def _spawn(self, slot: "_Slot") -> None:
         """A replacement's environments count as new ones, with numbers of their own, so that no draw is repeated."""
         config = self._config
-        variables = _ONE_THREAD | (
+        variables = ONE_THREAD | (
             {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if config.actor_gpus else {"JAX_PLATFORMS": "cpu"}
         )
         variables["XLA_FLAGS"] += f" {inherited_flags()}"
@@ -270,7 +231,7 @@ class Actors:
             "scheduling_strategy": self._strategy(),
             "runtime_env": {"env_vars": variables},
         }
-        slot.handle = ray.remote(_Actor).options(**options).remote()
+        slot.handle = ray.remote(ActorProcess).options(**options).remote()
         slot.numbers = slot.env_index + self._num_envs * slot.spawned
         slot.pending, slot.since, slot.retry_at = slot.handle.place.remote(), self._waited, None
         slot.spawned += 1
@@ -290,44 +251,6 @@ class Actors:
             if slot.due and slot.started and not (self._in_turns and at_work[slot.node] >= slot.cores):
                 slot.pending, slot.since, slot.due = slot.handle.collect.remote(self._given), self._waited, False
                 at_work[slot.node] += 1
-
-
-class _Trouble(NamedTuple):
-    """Why an actor failed. Text, because an environment's exception may not survive the way to another process."""
-
-    short: str
-    full: str = ""
-
-
-class _Actor:
-    """Runs in a process of its own. Answers with a _Trouble where its environments raise."""
-
-    _runner: EnvRunner | None = None
-
-    def place(self) -> tuple[str, int]:
-        """The node that this runs on, and how many of its cores may be used."""
-        return ray.get_runtime_context().get_node_id(), num_cores()
-
-    def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> "_Trouble | None":
-        """Makes the environments."""
-        # The policy's calls are too short to be handed to another thread: 16 us instead of 41 (docs/performance.md).
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-        try:
-            self._runner = EnvRunner(spec, env_index)
-        except Exception as error:
-            return _trouble(error, traceback.format_exc())
-        return None
-
-    def collect(self, given: tuple[PolicyState, float]) -> "Fragment | _Trouble":
-        assert self._runner is not None, "begin() comes first"
-        try:
-            return self._runner.collect(*given)
-        except Exception as error:
-            return _trouble(error, traceback.format_exc())
-
-    def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
 
 
 @dataclasses.dataclass
@@ -378,9 +301,3 @@ def _check_resources(config: RayConfig, message: Callable[[str], None]) -> None:
 def _kill(handle: Any) -> None:
     if handle is not None and ray.is_initialized():
         ray.kill(handle)
-
-
-def _trouble(error: Exception, full: str) -> _Trouble:
-    first = (str(error).strip().splitlines() or [""])[0]
-    plain = re.compile(r"\x1b\[\d+m")  # Ray colours
-    return _Trouble(plain.sub("", f"{type(error).__name__}: {first}"), plain.sub("", full).strip())

@@ -12,6 +12,7 @@ from jppo import losses
 from jppo.advantages import generalized_advantages
 from jppo.config import Hyperparams, PPOConfig
 from jppo.networks import ActorCritic, Policy
+from jppo.pieces import in_pieces, pieces_of
 from jppo.shuffle import minibatch_indices
 from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
@@ -20,8 +21,6 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
-_PIECE_BYTES = 16 << 20  # kept for the backward pass at a time, on all devices of a CPU; half of the last cache
-_FEWEST_PIECES = 3  # two gain nothing
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
 
@@ -203,8 +202,8 @@ def _run_epochs(
     def epoch(learnt: _Learnt, epoch_key: Array) -> tuple[_Learnt, Metrics]:
         rows = jax.vmap(functools.partial(rows_of, epoch_key))(jnp.arange(config.num_minibatches, dtype=jnp.int32))
         advantages = batch.advantage[rows]
-        if config.normalize_advantage:
-            advantages = _standardized(advantages, parts.axis_name)
+        if config.normalize_advantage:  # of all minibatches at once: one collective
+            advantages = jax.vmap(functools.partial(_standardized, axis_name=parts.axis_name))(advantages)
 
         def step(learnt: _Learnt, minibatch: tuple[Array, Array]) -> tuple[_Learnt, Metrics]:
             rows, advantage = minibatch
@@ -225,10 +224,10 @@ def _run_epochs(
     return state.replace(policy=state.policy.replace(params=params), opt_state=opt_state), metrics
 
 
-def _standardized(advantages: Array, axis_name: str | None) -> Array:
-    """[M, B] advantages of M minibatches, each minibatch with mean 0 and variance 1 over all devices."""
-    moments = all_reduce(jax.vmap(functools.partial(moments_of, num_batch_dims=1))(advantages), axis_name)
-    return losses.standardize(advantages, moments.mean[:, None], moments.variance[:, None])
+def _standardized(advantage: Array, axis_name: str | None) -> Array:
+    """[B] advantages of a minibatch with mean 0 and variance 1 over all devices."""
+    moments = all_reduce(moments_of(advantage, num_batch_dims=1), axis_name)
+    return losses.standardize(advantage, moments.mean, moments.variance)
 
 
 def _gradient_step(
@@ -246,7 +245,7 @@ def _gradient_step(
 
     # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
     gradient = functools.partial(jax.value_and_grad(loss_of, has_aux=True), varying(params))
-    (total, metrics), grads = _in_pieces(gradient, samples, _num_pieces(parts, loss_of, params, samples), varying)
+    (total, metrics), grads = in_pieces(gradient, samples, _num_pieces(parts, loss_of, params, samples), varying)
     metrics |= {"loss/total": total}
     if parts.axis_name is not None:
         grads, metrics = jax.lax.pmean((grads, metrics), parts.axis_name)
@@ -259,37 +258,11 @@ def _gradient_step(
 
 
 def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, samples: Batch) -> int:
-    """Into how many pieces of equal size a minibatch is cut: 1, or more where what the forward pass keeps for the
-    backward one is too much for a CPU's cache (docs/performance.md).
-
-    Only where the loss is known to be a mean of what each row gives, as it need not be with a network or loss of the
-    user's.
-    """
-    ours = type(parts.policy.network) is ActorCritic and parts.loss is ppo_loss
-    if not ours or jax.default_backend() != "cpu":
+    """Into how many pieces a minibatch is cut: 1 unless the loss is known to be a mean of what each row gives, as it
+    need not be with a network or loss of the user's."""
+    if type(parts.policy.network) is not ActorCritic or parts.loss is not ppo_loss:
         return 1
-    kept = jax.eval_shape(lambda params: jax.vjp(lambda p: loss_of(p, samples), params, has_aux=True)[1], params)
-    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
-    if parts.axis_name is not None:  # those of a host share its cache
-        num_bytes *= max(1, jax.lax.axis_size(parts.axis_name) // jax.process_count())
-    least, rows = -(-num_bytes // _PIECE_BYTES), len(samples.value)
-    return 1 if least < _FEWEST_PIECES else next((n for n in range(least, 2 * least) if rows % n == 0), 1)
-
-
-def _in_pieces(
-    fun: Callable[[Batch], PyTree], samples: Batch, pieces: int, varying: Callable[[PyTree], PyTree]
-) -> PyTree:
-    """fun(samples), as the mean over pieces of the samples, one after the other."""
-    if pieces == 1:
-        return fun(samples)
-    cut = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), samples)
-    shapes = jax.eval_shape(fun, jax.tree.map(lambda x: x[0], cut))
-
-    def add(total: PyTree, piece: Batch) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, total, fun(piece)), None
-
-    total, _ = jax.lax.scan(add, varying(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)), cut)
-    return jax.tree.map(lambda x: x / pieces, total)
+    return pieces_of(lambda params: loss_of(params, samples), params, len(samples.value), parts.axis_name)
 
 
 def _epochs_until_kl(

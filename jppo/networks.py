@@ -147,7 +147,7 @@ def _wide_products(torsos: list[MLP], x: Array) -> list[Array] | list[None]:
     rows, width = x.shape
     if width < _WIDE or not isinstance(rows, int) or rows < _WIDE or not torsos[0].sizes:
         return [None] * len(torsos)
-    weights = [torso.layers()[0].weights(x.shape[-1]) for torso in torsos]
+    weights = [torso.layers()[0].weights(width) for torso in torsos]
     kernels, biases = zip(*weights, strict=True)
     return jnp.split(affine(x, jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)), len(torsos), axis=1)
 

@@ -43,12 +43,11 @@ def pooled(moments: PyTree) -> PyTree:
     """
 
     def pool(sets: Moments) -> Moments:
-        weight = sets.count.reshape(*sets.count.shape, *(1,) * (sets.mean.ndim - sets.count.ndim))
-        count = weight.sum(axis=0)
+        count = sets.count.sum()
+        weight = sets.count.reshape(-1, *(1,) * (sets.mean.ndim - 1))
         mean = jnp.sum(weight * sets.mean, axis=0) / jnp.maximum(count, 1.0)
         delta = sets.mean - mean[None]
-        m2 = jnp.sum(sets.m2 + weight * (delta * delta), axis=0)
-        return Moments(count=sets.count.sum(axis=0), mean=mean, m2=m2)
+        return Moments(count=count, mean=mean, m2=jnp.sum(sets.m2 + weight * (delta * delta), axis=0))
 
     return jax.tree.map(pool, moments, is_leaf=_is_moments)
 

@@ -18,9 +18,9 @@ COMMANDS = [f"commands.{name}" for name in ("bench", "check", "export", "plan", 
 LAYERS = [
     {"config", "types", "spaces", "presets", "compiling", "determinism", "devices"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
-    {"networks", "learner"},
-    {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "collect", "env_runner", "evaluation"},
-    {"anakin", "actors", "connection", "sebulba"},
+    {"networks", "learner", "pieces"},
+    {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "envs.host_spaces", "collect", "env_runner", "evaluation"},
+    {"anakin", "actor_process", "actors", "connection", "in_process", "sebulba"},
     {
         *(
             "actor_loop",
@@ -54,7 +54,19 @@ LAYERS = [
             "plots",
             "policy",
         ),
-        *("population", "progress", "render", "results", "run_writer", "running", "runs", "sweeps", "tasks", "tune"),
+        *(
+            "population",
+            "progress",
+            "render",
+            "results",
+            "run_writer",
+            "running",
+            "runs",
+            "sweeps",
+            "tasks",
+            "trials",
+            "tune",
+        ),
         *("__init__", "__main__"),
     },
 ]
@@ -65,10 +77,10 @@ DOORS = {
     "optax": {"learner"},
     "flax.linen": {"networks"},
     "gymnax": {"envs.gymnax", "render"},  # render: gymnax draws its own environments
-    "gymnasium": {"envs.gymnasium", "render"},
+    "gymnasium": {"envs.gymnasium", "envs.host_spaces", "render"},
     "ale_py": {"envs.gymnasium"},
     "envpool": {"envs.gymnasium"},
-    "ray": {"actors", "connection", "hosts", "tasks", "tune"},  # tune: ray.tune only
+    "ray": {"actor_process", "actors", "connection", "hosts", "tasks", "trials", "tune"},  # trials, tune: Tune
     "matplotlib": {"plots", "render"},
     "PIL": {"render"},
     "orbax": {"checkpoints", "runs"},

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
 
 from jppo import learner as learner_module
+from jppo import pieces as pieces_module
 from jppo.advantages import generalized_advantages
 from jppo.anakin import make_anakin
 from jppo.config import Hyperparams, PPOConfig
@@ -470,7 +471,7 @@ def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
 
     config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner_module, "_in_pieces", cut)
+        patch.setattr(learner_module, "in_pieces", cut)
         learner = make_learner(policy, config, loss=loss)
         state = jax.eval_shape(learner.init, jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
         floats = dict.fromkeys(("log_prob", "value", "next_value", "reward"), jnp.zeros((1, rows)))
@@ -499,7 +500,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch):
         found.append((len(samples.value), pieces))
         return fun(samples)
 
-    monkeypatch.setattr(learner_module, "_in_pieces", cut)
+    monkeypatch.setattr(learner_module, "in_pieces", cut)
     config = variant(hidden_sizes=(64, 64), num_envs=16_384, num_steps=1, num_minibatches=1, num_epochs=1)
     for num_devices in (1, 2):
         agent = make_anakin(lenient_env("CartPole-v1"), config, num_devices=num_devices)
@@ -510,7 +511,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch):
 
 
 def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
-    monkeypatch.setattr(learner_module, "_PIECE_BYTES", 2048)
+    monkeypatch.setattr(pieces_module, "_PIECE_BYTES", 2048)
     network = policy_of(BASE).network
 
     class Own:

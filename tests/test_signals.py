@@ -58,7 +58,7 @@ class Command:
         return of_session(self.process.pid)
 
     def acting(self):
-        return [process.pid for process in self.started() if process.command.startswith("ray::_Actor")]
+        return [process.pid for process in self.started() if process.command.startswith("ray::ActorProcess")]
 
     def signal(self, number):
         """To the process group, as a terminal does. Ray's processes have groups of their own, or block SIGINT."""

@@ -19,7 +19,7 @@ from lenient import lenient, lenient_env
 from ray import tune as ray_tune
 
 import jppo
-from jppo import actor_loop, tune
+from jppo import actor_loop, trials, tune
 from jppo.load import load_run
 from jppo.runs import load_policy_state
 
@@ -30,7 +30,7 @@ SPACE = {"learning_rate": 1e-2, "seed": 5}
 
 def test_a_search_space_overrides_what_was_given():
     space = {"num_envs": np.int64(8), "hidden_sizes": [32], "learning_rate": np.float64(0.1), "seed": 3}
-    config, hyperparams, seed = tune.apply_space(space, CONFIG, jppo.Hyperparams(gamma=0.5), 0)
+    config, hyperparams, seed = trials.apply_space(space, CONFIG, jppo.Hyperparams(gamma=0.5), 0)
     assert config == dataclasses.replace(CONFIG, num_envs=8, hidden_sizes=(32,))
     assert (hyperparams.learning_rate, hyperparams.gamma, seed) == (0.1, 0.5, 3)
 
@@ -49,7 +49,7 @@ def test_a_search_space_overrides_what_was_given():
 )
 def test_a_search_space_is_refused_in_words(space, message):
     with pytest.raises(ValueError, match=message):
-        tune.apply_space(space, CONFIG, jppo.Hyperparams(), 0)
+        trials.apply_space(space, CONFIG, jppo.Hyperparams(), 0)
 
 
 @pytest.mark.parametrize(

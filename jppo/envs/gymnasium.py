@@ -12,9 +12,9 @@ import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
 
-from jppo.spaces import ActionSpec, ObsSpec
+from jppo.envs.host_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
+from jppo.spaces import ActionSpec
 from jppo.types import PyTree
 
 ENVPOOL = "envpool:"
@@ -122,8 +122,8 @@ def make_host_env(env: Any) -> HostEnvironment:
     try:
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         _resetter(name, vector)
-        obs_spec, action_spec = _obs_spec(name, obs_space), _action_spec(name, action_space)
-        _check_obs(name, obs_space, obs_spec, vector)
+        obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
+        check_obs(name, obs_space, obs_spec, vector)
     finally:
         vector.close()
     return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec)
@@ -275,7 +275,7 @@ def _resetter(
     def same_step(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
         if "final_obs" not in infos:
             raise ValueError(f"{name}: an episode ended without final_obs in the infos, which SAME_STEP promises")
-        return obs, {int(i): _as_arrays(space, infos["final_obs"][i]) for i in np.flatnonzero(done)}
+        return obs, {int(i): as_arrays(space, infos["final_obs"][i]) for i in np.flatnonzero(done)}
 
     def by_mask(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
         final = {int(i): jax.tree.map(lambda x, i=i: np.array(x[i]), obs) for i in np.flatnonzero(done)}
@@ -301,70 +301,6 @@ def _resetter(
         "make it with autoreset_mode=AutoresetMode.SAME_STEP (or DISABLED), or give a function that makes one "
         "environment"
     )
-
-
-def _obs_spec(name: str, space: Any) -> PyTree:
-    kind = type(space).__name__
-    if kind == "Dict":
-        return {key: _obs_spec(name, part) for key, part in space.spaces.items()}
-    if kind == "Tuple":
-        return tuple(_obs_spec(name, part) for part in space.spaces)
-    if kind == "Discrete":
-        return ObsSpec((), _jax_dtype(space.dtype), int(space.n), int(space.start))
-    if kind not in ("Box", "MultiBinary") or not space.shape or 0 in space.shape:
-        raise ValueError(
-            f"{name}: observation space {space} is not supported; Box, Discrete, MultiBinary, and Dict and Tuple of "
-            "them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
-        )
-    return ObsSpec(tuple(space.shape), _jax_dtype(space.dtype))
-
-
-def _action_spec(name: str, space: Any) -> ActionSpec:
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return ActionSpec(shape=(), dtype=_jax_dtype(space.dtype), num_actions=int(space.n), start=int(space.start))
-    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"{name}: action space {space} is not supported; Discrete and real-valued Box are")
-    low, high = _inside(space.low, np.inf), _inside(space.high, -np.inf)
-    return ActionSpec(shape=tuple(space.shape), dtype=_jax_dtype(space.dtype), low=low, high=high)
-
-
-def _inside(bound: np.ndarray, inward: float) -> tuple[float, ...]:
-    """The nearest float32 that are not beyond a bound."""
-    with np.errstate(over="ignore"):
-        near = bound.astype(np.float32)
-    beyond = near < bound if inward > 0 else near > bound
-    return tuple(np.where(beyond, np.nextafter(near, np.float32(inward)), near).ravel().tolist())
-
-
-def _check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
-    """The first observation against its space."""
-    if isinstance(vector, SyncVectorEnv):  # whose own words would not say what is wrong
-        obs = vector.envs[0].reset()[0]
-        try:
-            _as_arrays(space, obs)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            shapes = jax.tree.map(lambda x: f"{np.asarray(x).dtype}{list(np.shape(x))}", obs)
-            raise ValueError(
-                f"{name}: reset returned an observation {shapes}, which does not fit its observation_space {space}"
-            ) from error
-        return
-    obs = vector.reset()[0]
-    given: Any = jax.tree.structure(obs)
-    if given != jax.tree.structure(obs_spec):
-        raise ValueError(f"{name}: reset returned {type(obs).__name__}, which is not as its observation space says")
-    for leaf, spec in zip(jax.tree.leaves(obs), jax.tree.leaves(obs_spec), strict=True):
-        if leaf.shape[1:] != spec.shape:
-            raise ValueError(f"{name}: observations have shape {leaf.shape[1:]}; their space says {spec.shape}")
-
-
-def _as_arrays(space: Any, obs: PyTree) -> PyTree:
-    """An observation in arrays, in the dtypes and the order of its space: environments may be less orderly."""
-    return jax.tree.map(lambda leaf: leaf[0], concatenate(space, [obs], create_empty_array(space, 1)))
-
-
-def _jax_dtype(dtype: Any) -> str:
-    return str(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _import_atari(required: bool) -> None:

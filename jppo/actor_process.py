@@ -1,0 +1,65 @@
+"""What runs in an actor's process."""
+
+import re
+import traceback
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import ray
+
+from jppo.config import num_cores
+from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.types import PolicyState
+
+ONE_THREAD = {
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    **dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+}  # environment variables of the process
+
+
+class Trouble(NamedTuple):
+    """Why an actor failed. Text, because an environment's exception may not survive the way to another process."""
+
+    short: str
+    full: str = ""
+
+
+def trouble_of(error: Exception, full: str) -> Trouble:
+    """Args: full: its traceback."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    plain = re.compile(r"\x1b\[\d+m")  # Ray colours
+    return Trouble(plain.sub("", f"{type(error).__name__}: {first}"), plain.sub("", full).strip())
+
+
+class ActorProcess:
+    """Runs in a process of its own. Answers with a Trouble where its environments raise."""
+
+    _runner: EnvRunner | None = None
+
+    def place(self) -> tuple[str, int]:
+        """The node that this runs on, and how many of its cores may be used."""
+        return ray.get_runtime_context().get_node_id(), num_cores()
+
+    def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> Trouble | None:
+        """Makes the environments."""
+        # The policy's calls are too short to be handed to another thread: 16 us instead of 41 (docs/performance.md).
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        try:
+            self._runner = EnvRunner(spec, env_index)
+        except Exception as error:
+            return trouble_of(error, traceback.format_exc())
+        return None
+
+    def collect(self, given: tuple[PolicyState, float]) -> Fragment | Trouble:
+        """See EnvRunner.collect."""
+        assert self._runner is not None, "begin() comes first"
+        try:
+            return self._runner.collect(*given)
+        except Exception as error:
+            return trouble_of(error, traceback.format_exc())
+
+    def close(self) -> None:
+        """Ends the environments."""
+        if self._runner is not None:
+            self._runner.close()
