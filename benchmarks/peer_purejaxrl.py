@@ -46,7 +46,7 @@ def main(clone: str, env: str, lanes: int, num_envs: int, num_steps: int, update
     if not lanes:
         serve(train, jax.random.PRNGKey(0))
         return
-    # With XLA's default schedule it comes to a stop for good on a CPU, see docs/performance.md.
+    # With XLA's default schedule its initial weights wait for each other for ever on a CPU, see docs/performance.md.
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     jit = functools.partial(jax.jit, compiler_options=options if jax.default_backend() == "cpu" else None)
     serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), lanes), jit)

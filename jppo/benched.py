@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jppo.config import LEAST_SHARE
 from jppo.plots import draw_bars
 from jppo.progress import short
 
 CEILINGS = ("environment", "policy", "learner")
 _MUCH = 0.2  # share of an update that is worth hiding
 _SLOW_RUN = 0.8  # of the bare loop's speed
-_LARGE_BATCH = 2**15  # samples, from which on more devices of a CPU may pay
 _WAITS = 0.5  # cores that an environment keeps busy; below, it waits for something
 
 _LEARN = "fewer num_epochs, fewer and larger minibatches (num_minibatches), or a smaller network"
@@ -136,8 +136,11 @@ def _remarks(benched: Benched) -> list[str]:
         ]
     more, batch_size = 2 * benched.num_devices, benched.num_envs * benched.num_steps
     spare = benched.device == "cpu" and more <= benched.cores and benched.num_envs % more == 0
-    if spare and not actors and batch_size >= _LARGE_BATCH:
-        return [f"If minibatches are large, num_devices = {more} is worth a trial."]
+    if spare and not actors and batch_size >= more * LEAST_SHARE:
+        return [
+            f"With num_devices = {more} the cores share the work better; in Python that takes "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={more} from the start."
+        ]
     return []
 
 

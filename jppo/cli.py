@@ -166,10 +166,12 @@ def _is_ours(error: ValueError) -> bool:
 
 
 def _ask_of_jax(command: Any) -> None:
-    """What must be said before JAX starts. Has a CPU without accelerators show as many devices as --num-devices says
-    (hosts have processes of their own), and a GPU compute in the same order each time."""
-    count, flags = getattr(command, "num_devices", None) or 1, os.environ.get("XLA_FLAGS", "")
-    if count > 1 and getattr(command, "num_hosts", 1) == 1 and _HOST_DEVICES not in flags:
+    """What must be said before JAX starts. Has a CPU without accelerators show as many devices as --num-devices says,
+    or as it has cores (hosts and Ray's tasks are processes of their own), and a GPU compute in the same order each
+    time."""
+    count, flags = getattr(command, "num_devices", 1) or num_cores(), os.environ.get("XLA_FLAGS", "")
+    alone = getattr(command, "num_hosts", 1) == 1 and not (isinstance(command, Sweep) and command.address)
+    if count > 1 and alone and _HOST_DEVICES not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, MAX_STRATA)}".strip()
     if getattr(command, "deterministic", False):
         from jppo.determinism import ask_for_determinism

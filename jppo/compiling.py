@@ -13,7 +13,6 @@ import jax
 CACHE = "JPPO_COMPILATION_CACHE"  # the environment variable: a folder, or one of these
 _OFF = ("off", "0", "false", "no", "none")
 _CPU_OPTIONS = {
-    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_cpu_prefer_vector_width": 512,  # bits; on processors with fewer it changes nothing
     "xla_backend_optimization_level": 2,  # of LLVM: compiles a seventh faster than 3, to as fast a program
 }
@@ -27,10 +26,7 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     Compiled programs are kept from one process to the next, in a folder of the user's (`JPPO_COMPILATION_CACHE` names
     another, or "off"), unless JAX has been given a compilation cache already.
 
-    On CPU, XLA's default schedule runs independent operations at once, and in jaxlib 0.10.2 programs of many small ones
-    (a vmapped training run is one) come to a stop for good after some thousand iterations, all of XLA's threads asleep.
-    With the memory-optimised schedule that was seen with hundreds of tiny lanes only, and it is no slower
-    (docs/performance.md). Nor does XLA by itself use the whole width of AVX-512, where there is one.
+    By itself XLA does not use the whole width of a CPU's AVX-512, where there is one (docs/performance.md).
     """
     _keep_programs()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MAX_STRATA = 8
+LEAST_SHARE = 2048  # samples of an update for a device of a CPU: with fewer, devices mostly wait for each other
 
 
 @dataclass(frozen=True)

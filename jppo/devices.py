@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jppo.config import PPOConfig
+from jppo.config import LEAST_SHARE, PPOConfig
 
 AXIS = "devices"
 _POLL_SECONDS = 5e-4
@@ -29,9 +29,12 @@ class HostFailed(RuntimeError):
 
 
 def most_devices(config: PPOConfig) -> int:
-    """The largest number of devices over which the environments can be sharded, of each process as many."""
+    """The largest number of devices over which the environments can be sharded, of each process as many; of a CPU's
+    devices no more than each have enough to do."""
     hosts = _by_process()
     most = len(hosts) * min(map(len, hosts))
+    if jax.default_backend() == "cpu":
+        most = min(most, config.batch_size // LEAST_SHARE)
     fitting = (d for d in range(len(hosts), most + 1, len(hosts)) if config.num_strata % d == 0)
     return max(fitting, default=len(hosts))
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from jppo import losses
 from jppo.advantages import generalized_advantages
@@ -248,7 +249,8 @@ def _gradient_step(
     (total, metrics), grads = in_pieces(gradient, samples, _num_pieces(parts, loss_of, params, samples), varying)
     metrics |= {"loss/total": total}
     if parts.axis_name is not None:
-        grads, metrics = jax.lax.pmean((grads, metrics), parts.axis_name)
+        flat, restore = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
+        grads, metrics = restore(jax.lax.pmean(flat, parts.axis_name))
     norm = optax.tree.norm(grads)
     scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
     clipped = jax.tree.map(lambda grad: grad * scale, grads)

@@ -114,8 +114,8 @@ def _check_alive(before: float) -> float:
     now = time.process_time()
     if jax.default_backend() == "cpu" and jax.process_count() == 1 and now - before < _STALL_CPU_SECONDS:
         raise RuntimeError(
-            "XLA's CPU client does nothing any more: a known stall with many lanes of tiny environments. Run fewer "
-            "lanes at once (lanes_at_once), or larger environments"
+            "XLA's CPU client does nothing any more. Linear algebra of batches (QR, SVD, ... under vmap, in an "
+            "environment or a network) may wait for itself: run one lane (lanes_at_once) on one device (num_devices)"
         )
     return now
 

@@ -177,7 +177,10 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
     def init(key: Array, obs: PyTree) -> PyTree:
         return network.init(key, prepare(obs))
 
-    return Policy(prepare, init, apply, network)
+    # A CPU's QR decomposition of a batch, which orthogonal weights under vmap take, waits for threads of the pool that
+    # it runs on itself: where two run at once, for ever (docs/performance.md).
+    one_by_one = jax.custom_batching.sequential_vmap(init) if jax.default_backend() == "cpu" else init
+    return Policy(prepare, one_by_one, apply, network)
 
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:

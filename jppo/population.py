@@ -24,7 +24,7 @@ from jppo.types import Array, PyTree
 
 _HISTORY_ROWS = 1 << 20  # updates kept of all lanes together
 _EPISODES = ("count", "return_mean", "return_std")
-MOST_LANES_ON_CPU = 64  # per device: with 250 XLA's CPU client may come to a stop (docs/performance.md)
+MOST_LANES_ON_CPU = 64  # per device: more at once take longer (docs/performance.md)
 _SAFETY = 0.9  # share of the free memory that is planned with
 
 

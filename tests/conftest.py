@@ -12,8 +12,8 @@ if OWNS_CACHE:
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jppo-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["JAX_PLATFORMS"] = "cpu"
-one_device = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"  # the other: see jppo/compiling.py
+one_device = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"
 
 import jax
 import optax

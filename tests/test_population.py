@@ -1,6 +1,9 @@
 """Lanes of one program: each is the run it would be alone, on however many devices and in however many pieces."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -199,3 +202,19 @@ def test_progress_is_of_all_lanes():
     assert messages.texts[0] == "6 lanes in 1 program"
     assert "6 lanes: compiled in" in messages.texts[1]
     assert sweeps.INTERRUPTED not in " ".join(messages.texts)
+
+
+MANY_INITS = """
+import jax, numpy as np, jppo
+from jppo.population import begin, compile_population
+agent = jppo.make_anakin("CartPole-v1", jppo.PPOConfig(num_envs=2, num_steps=2, num_minibatches=1), total_steps=8)
+lanes = compile_population(agent, 128, 2)
+for _ in range(10):
+    jax.block_until_ready(begin(lanes, np.arange(128), [jppo.Hyperparams()] * 128).train.step)
+"""
+
+
+def test_initial_weights_of_many_lanes_do_not_wait_for_each_other():
+    """For ever, which jaxlib's QR decompositions of batches do in the second or third start."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    subprocess.run([sys.executable, "-c", MANY_INITS], env=os.environ | flags, check=True, timeout=120)
