@@ -21,7 +21,7 @@ from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, driver, env_runner, evaluation, loops, planning, population, render, sebulba
+from jppo import PRESETS, cli, driver, env_runner, evaluation, loops, planning, population, render, sebulba
 from jppo.cli import main
 from jppo.envs import available
 from jppo.load import load_run, read_summary
@@ -628,3 +628,28 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
     assert load_run(path).settings["total_steps"] == 10**9
     with pytest.raises(ProcessLookupError):  # nothing of it is left
         os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["train", "CartPole-v1"], 4),
+        (["train", "Taxi-v4", "--num-actors", "2"], 4),
+        (["train", "CartPole-v1", "--num-devices", "2"], 2),
+        (["train", "CartPole-v1", "--num-devices", "99"], 8),
+        (["bench", "CartPole-v1"], 4),
+        (["plan", "CartPole-v1"], 4),
+        (["sweep", "CartPole-v1"], 4),
+        (["train", "CartPole-v1", "--num-devices", "1"], None),
+        (["train", "CartPole-v1", "--num-hosts", "2"], None),
+        (["sweep", "CartPole-v1", "--address", "local"], None),
+        (["eval", "runs/x"], None),
+    ],
+)
+def test_a_cpu_shows_as_many_devices_as_cores_or_as_asked(monkeypatch, words, count):
+    monkeypatch.setattr(cli, "num_cores", lambda: 4)
+    option = "--xla_force_host_platform_device_count="
+    for flags in ("", f"{option}3"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        cli._ask_of_jax(cli._parse(words))
+        assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
