@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jppo.config import LEAST_SHARE
+from jppo.config import LEAST_SHARE, MAX_STRATA
 from jppo.plots import draw_bars
 from jppo.progress import short
 
@@ -135,11 +135,11 @@ def _remarks(benched: Benched) -> list[str]:
             "(num_envs, num_steps) logging counts less."
         ]
     more, batch_size = 2 * benched.num_devices, benched.num_envs * benched.num_steps
-    spare = benched.device == "cpu" and more <= benched.cores and benched.num_envs % more == 0
+    spare = benched.device == "cpu" and more <= min(benched.cores, MAX_STRATA) and benched.num_envs % more == 0
     if spare and not actors and batch_size >= more * LEAST_SHARE:
         return [
-            f"With num_devices = {more} the cores share the work better; in Python that takes "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={more} from the start."
+            f"With num_devices = {more} the cores share the work better; a Python program has to be started with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={more} for it."
         ]
     return []
 

@@ -58,7 +58,7 @@ class Train:
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
     num_devices: int | None = None
-    """Devices over which environments and their samples are spread. Default: as many as there are and fit."""
+    """Devices over which environments and their samples are spread. Default: as many as there are (of a CPU, as it has cores) and fit."""  # noqa: E501
     num_hosts: int = 1
     """Ray processes that learn together, one per machine where the cluster at --address has as many."""
     host_cpus: float = 1.0
@@ -171,7 +171,8 @@ def _ask_of_jax(command: Any) -> None:
     time."""
     count, flags = getattr(command, "num_devices", 1) or num_cores(), os.environ.get("XLA_FLAGS", "")
     alone = getattr(command, "num_hosts", 1) == 1 and not (isinstance(command, Sweep) and command.address)
-    if count > 1 and alone and _HOST_DEVICES not in flags:
+    is_file = flags and not flags.lstrip().startswith("-")  # from which XLA reads them
+    if count > 1 and alone and not is_file and _HOST_DEVICES not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, MAX_STRATA)}".strip()
     if getattr(command, "deterministic", False):
         from jppo.determinism import ask_for_determinism
@@ -231,6 +232,7 @@ def _as_before(defaults: Train, argv: list[str]) -> Train:
         total_steps=settings["total_steps"],
         seed=settings["seed"],
         deterministic=settings.get("deterministic", False),
+        num_devices=settings.get("num_devices"),
         actors=RayConfig(**actors),
     )
     if _value(argv, "--preset") is None:

@@ -115,7 +115,7 @@ def _compile(agent: Anakin, group: Group, lanes: int, reporter: Reporter) -> Pop
     many = f"{lanes} lanes" if population.lanes >= lanes else f"{population.lanes} of {lanes} lanes at a time"
     reporter.message(
         f"{group.env.name}, {many}: compiled in {population.compile_seconds:.1f} s; needs "
-        f"{show_bytes(population.bytes)} of {show_bytes(bytes_free())}"
+        f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
     )
     return population
 

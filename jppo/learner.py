@@ -249,6 +249,7 @@ def _gradient_step(
     (total, metrics), grads = in_pieces(gradient, samples, _num_pieces(parts, loss_of, params, samples), varying)
     metrics |= {"loss/total": total}
     if parts.axis_name is not None:
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
         flat, restore = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
         grads, metrics = restore(jax.lax.pmean(flat, parts.axis_name))
     norm = optax.tree.norm(grads)

@@ -70,7 +70,7 @@ def plan(
     chosen = PRESETS[check_preset(preset_for(name) if preset == "auto" else preset)]
     config = chosen.config if config is None else config
     num_devices = most_devices(config) if num_devices is None else num_devices
-    free = bytes_free()
+    free = bytes_free(num_devices)
     agent = make_anakin(env, config, num_devices=num_devices)
     chunk, compile_seconds = _compile(agent)
     needed = bytes_needed(chunk)
@@ -97,7 +97,7 @@ def plan(
         run_steps=chosen.total_steps,
         run_seconds=chosen.total_steps / speed,
         largest_num_envs=largest,
-        largest_population=_largest_population(config, agent, free),
+        largest_population=_largest_population(config, agent),
     )
 
 
@@ -191,9 +191,9 @@ def _largest_num_envs(agent: Anakin, needed: int, free: int) -> int:
     return 0
 
 
-def _largest_population(config: PPOConfig, agent: Anakin, free: int) -> int:
+def _largest_population(config: PPOConfig, agent: Anakin) -> int:
     """Lanes that fit on all devices of this process, from what a program of two needs; on a CPU no more than are run
     at a time."""
-    pair = compile_population(make_anakin(agent.env, config), 2).bytes
-    lanes = max(1, int(free / (pair / 2)))
-    return min(lanes, MOST_LANES_ON_CPU if jax.default_backend() == "cpu" else lanes) * len(jax.local_devices())
+    pair, devices = compile_population(make_anakin(agent.env, config), 2).bytes, len(jax.local_devices())
+    lanes = max(1, int(bytes_free(devices) / (pair / 2)))
+    return min(lanes, MOST_LANES_ON_CPU if jax.default_backend() == "cpu" else lanes) * devices

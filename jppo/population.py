@@ -81,7 +81,7 @@ def fitting_population(agent: Anakin, lanes: int, num_devices: int = 1, at_once:
       ValueError: not even one lane per device fits.
     """
     most = at_once or (num_devices * MOST_LANES_ON_CPU if jax.default_backend() == "cpu" else lanes)
-    free, pieces = bytes_free(), math.ceil(lanes / most)
+    free, pieces = bytes_free(num_devices), math.ceil(lanes / most)
     while True:
         each, devices = shares(math.ceil(lanes / pieces), num_devices)
         population = compile_population(agent, each * devices, devices)
@@ -199,13 +199,12 @@ def bytes_needed(compiled: Any) -> int:
     return held + stats.temp_size_in_bytes
 
 
-def bytes_free() -> int:
-    """Memory that one of the devices may still take; host devices share what the machine has."""
-    devices = jax.local_devices()
-    stats = devices[0].memory_stats()
+def bytes_free(num_devices: int) -> int:
+    """Memory that each of so many devices may still take; host devices share what the machine has."""
+    stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(_SAFETY * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    return int(_SAFETY * _host_memory()) // len(devices)
+    return int(_SAFETY * _host_memory()) // num_devices
 
 
 def _rows(population: Population, first: int, count: int) -> np.ndarray:

@@ -238,7 +238,7 @@ ON_DEVICE = {"environment": 0.05, "policy": 0.1, "learner": 0.82, "rest": 0.03}
         (made_up({"rest": 0.6, "learner": 0.4}), "storing it, takes 60% of an update: more num_envs or num_steps"),
         (
             made_up(ON_DEVICE)._replace(device="cpu", num_envs=2048, num_steps=32),
-            "With num_devices = 2 the cores share the work better; in Python that takes XLA_FLAGS=--xla_force",
+            "With num_devices = 2 the cores share the work better; a Python program has to be started with XLA",
         ),
         (made_up(ON_DEVICE, 63.0), "A whole run is only 63% as fast as its bare updates"),
         (made_up({"environment": 0.9, "learner": 0.1, "transfer": 0.0}, num_actors=0), "num_actors; there are 2 cores"),
@@ -272,7 +272,11 @@ def test_the_advice_names_what_limits_and_its_knobs(benched, said):
     assert advise(benched).count(".") <= 3
 
 
-@pytest.mark.parametrize("other", [{"device": "gpu"}, {"cores": 1}, {"num_envs": 2049}, {"num_steps": 1}], ids=str)
+@pytest.mark.parametrize(
+    "other",
+    [{"device": "gpu"}, {"cores": 1}, {"cores": 16, "num_devices": 8}, {"num_envs": 2049}, {"num_steps": 1}],
+    ids=str,
+)
 def test_more_devices_are_advised_only_where_they_may_help(other):
     large = {"device": "cpu", "num_envs": 2048, "num_steps": 32}
     assert "num_devices" not in advise(made_up(ON_DEVICE)._replace(**(large | other)))

@@ -653,3 +653,11 @@ def test_a_cpu_shows_as_many_devices_as_cores_or_as_asked(monkeypatch, words, co
         monkeypatch.setenv("XLA_FLAGS", flags)
         cli._ask_of_jax(cli._parse(words))
         assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
+
+
+def test_a_run_goes_on_with_the_devices_it_had(tmp_path):
+    path = tmp_path / "run"
+    jppo.train("CartPole-v1", config=jppo.PPOConfig(4, 8, num_minibatches=1), total_steps=32, run_dir=path)
+    for option in ("--resume", "--run-dir"):
+        assert cli._parse(["train", "CartPole-v1", option, str(path)]).num_devices == 1
+        assert cli._parse(["train", "CartPole-v1", option, str(path), "--num-devices", "2"]).num_devices == 2

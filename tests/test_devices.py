@@ -1,5 +1,6 @@
 """One run on 1, 2, 4 or 8 devices is the same run."""
 
+import dataclasses
 import json
 import re
 
@@ -14,6 +15,7 @@ from probes import Counting
 import jppo
 from jppo import devices, loops, running
 from jppo.devices import make_mesh, most_devices, over_devices
+from jppo.learner import ppo_loss
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -97,6 +99,23 @@ def test_a_minibatch_has_one_all_reduce_of_all_gradients():
     (flat,) = re.findall(r" = f32\[(\d+)\]\{0\} all-reduce\(", text)
     num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params))
     assert num_params < int(flat) < num_params + 10, "gradients and metrics are not summed as one array"
+
+
+def test_metrics_that_are_counts_or_truths_are_averaged_over_devices():
+    def counting(distribution, value, batch, hyperparams, config):
+        total, metrics = ppo_loss(distribution, value, batch, hyperparams, config)
+        return total, metrics | {"ones": jnp.sum(batch.action), "many": jnp.sum(batch.action) > 3}
+
+    config = dataclasses.replace(CONFIG, num_epochs=1, num_minibatches=1)
+    found = []
+    for num_devices in (1, 2, 4):
+        agent = jppo.make_anakin(lenient_env("CartPole-v1"), config, loss=counting, num_devices=num_devices)
+        state = quick_jit(agent.init, out_shardings=agent.sharding)(jax.random.key(1), RATE)
+        metrics = quick_jit(agent.step)(state)[1]
+        assert metrics["many"] == 1.0
+        found.append(num_devices * float(metrics["ones"]))
+    assert found[0] % 4, "or every device's mean is a whole number"
+    assert found == [found[0]] * 3
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])

@@ -117,11 +117,11 @@ def test_a_program_is_cut_until_it_fits(together, monkeypatch):
     agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)
     whole, half = (compile_population(agent, lanes).bytes for lanes in (6, 3))
     assert half < whole < 3 * half
-    monkeypatch.setattr(population, "bytes_free", lambda: whole - 1)
+    monkeypatch.setattr(population, "bytes_free", lambda devices: whole - 1)
     assert fitting_population(agent, 6).lanes == 3
-    monkeypatch.setattr(population, "bytes_free", lambda: half - 1)
+    monkeypatch.setattr(population, "bytes_free", lambda devices: half - 1)
     assert fitting_population(agent, 6).lanes < 3
-    monkeypatch.setattr(population, "bytes_free", lambda: half)
+    monkeypatch.setattr(population, "bytes_free", lambda devices: half)
     messages = Messages()
     result = swept(progress=lambda _: messages)
     assert any("3 of 6 lanes at a time" in text for text in messages.texts)
@@ -130,7 +130,7 @@ def test_a_program_is_cut_until_it_fits(together, monkeypatch):
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(population, "bytes_free", lambda: 1000)
+    monkeypatch.setattr(population, "bytes_free", lambda devices: 1000)
     with pytest.raises(
         ValueError, match=r"one run needs .* KiB of device memory and 1000 bytes are free.*num_envs = 8"
     ):

@@ -34,7 +34,7 @@ class Bench:
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
     num_devices: int | None = None
-    """Devices over which environments and their samples are spread. Default: as many as there are and fit."""
+    """Devices over which environments and their samples are spread. Default: as many as there are (of a CPU, as it has cores) and fit."""  # noqa: E501
     actors: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:

@@ -22,7 +22,7 @@ class Plan:
     seconds: float = 2.0
     """How long to try it for."""
     num_devices: int | None = None
-    """Devices over which environments are spread. Default: as many as there are and fit."""
+    """Devices over which environments are spread. Default: as many as there are (of a CPU, as it has cores) and fit."""
     json: bool = False
     """Print one line of JSON instead."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
