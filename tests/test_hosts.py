@@ -36,8 +36,8 @@ IN_PROCESS = {"backend": "ray", "num_actors": 0}
 PATIENCE = 240.0
 QUICKLY = "--xla_backend_optimization_level=0"  # compiles faster
 RUNS = {
-    "device": {"total_steps": STEPS},
-    "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1},
+    "device": {"total_steps": STEPS, "num_devices": 4},
+    "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
     "interrupted": {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
     "actors interrupted": IN_PROCESS | {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
     "tired": IN_PROCESS | {"total_steps": STEPS, "tired": True},
@@ -96,7 +96,7 @@ def outcomes(processes, name):
 @pytest.mark.parametrize("name", ["device", "ray"])
 def test_two_processes_are_one(processes, name):
     """With as many devices in all."""
-    expected = train(**{"num_devices": 4} | RUNS[name])
+    expected = train(**RUNS[name])
     first, second = outcomes(processes, name)
     for number, outcome in enumerate((first, second)):
         summary = outcome["summary"]
