@@ -148,7 +148,8 @@ def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("num_envs", "num_steps", "most"),
     [
-        *((num_envs, 48_000, most) for num_envs, most in ((8, 8), (64, 8), (4, 4), (6, 6), (1, 1), (7, 7), (10, 5))),
+        *((num_envs, 48_000, most) for num_envs, most in ((8, 8), (64, 8), (4, 4), (6, 6), (12, 6), (1, 1), (7, 7))),
+        *((num_envs, 48_000, most) for num_envs, most in ((10, 5), (9, 3))),
         (8, 256 * 8, 8),
         (8, 256 * 8 - 2, 4),
         (8, 256 * 2, 2),
