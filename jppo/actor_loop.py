@@ -1,5 +1,6 @@
 """The Ray mode's loop: actors beside a learner."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from jppo.types import PolicyState, TrainState
 
 _LOG_SECONDS = 0.4  # between two writes
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
+_SHORT_SECONDS = 0.1  # an update that Ctrl-C may wait for
 _ONWARD, _STOP, _FAILED = 0, 1, 2  # what a process says to the others before each update
 
 
@@ -134,7 +136,7 @@ class ActorLoop:
         self._written = time.perf_counter()
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
-        behind = bool(self._behaviour)
+        behind, self._last_update = bool(self._behaviour), math.inf
         self._launch(self._behaviour or jax.device_get(self.state.policy))
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
@@ -150,11 +152,12 @@ class ActorLoop:
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
             self.state, metrics = self.update(self.state, rollout, stats)
-            self._await_update(metrics["finite"])
-            metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            self._await_update(metrics["finite"], self._last_update)
             learnt = time.perf_counter()
+            self._last_update = learnt - placed
             if not lag and number < num_updates and metrics["finite"]:
                 self._launch(jax.device_get(self.state.policy))
+            metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             times = {"time/wait": arrived - begin, "time/transfer": placed - arrived, "time/update": learnt - placed}
             self._rows.append(metrics | times | self._of_actors(fragments, bool(lag) and (behind or number > first)))
             save = self._checkpoints is not None and self._checkpoints.due(number)
@@ -188,13 +191,12 @@ class ActorLoop:
             raise ActorsFailed(f"actors of process {int(np.argmax(rows[:, 0]))} failed; its own error says why")
         return None if rows[:, 0].any() else result
 
-    def _await_update(self, finished: Any) -> None:
-        """By looking, since a blocking fetch would keep Ctrl-C waiting; more and more seldom, since most are short."""
-        pause = 1e-4
-        while not finished.is_ready():
-            time.sleep(pause)
-            pause = min(1.2 * pause, POLL_SECONDS)
+    def _await_update(self, finished: Any, last: float) -> None:
+        """By looking, since a blocking fetch would keep Ctrl-C waiting, unless the last one was short."""
+        while last > _SHORT_SECONDS and not finished.is_ready():
+            time.sleep(POLL_SECONDS)
             self._log.reporter.tick()
+        jax.block_until_ready(finished)
 
     def _of_actors(self, fragments: list[Any], behind: bool) -> dict[str, float]:
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}

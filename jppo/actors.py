@@ -159,6 +159,9 @@ class Actors:
             time.sleep(timeout if retries else 0.0)
         self._waited += time.monotonic() - begin
         for ref in done:
+            waiting[ref].pending = None
+        self._take_turns()  # before it takes time to receive
+        for ref in done:
             self._receive(waiting[ref], ref)
         for slot in waiting.values():
             limit = self._time_limit(slot)
@@ -189,9 +192,9 @@ class Actors:
             (slot.node, slot.cores), slot.since = answer, self._waited
             slot.pending = slot.handle.begin.remote(self._spec, slot.numbers)
         elif not slot.started:
-            slot.started, slot.pending = True, None
+            slot.started = True
         else:
-            slot.result, slot.pending, slot.failures, self._any_success = answer, None, 0, True
+            slot.result, slot.failures, self._any_success = answer, 0, True
             self._longest = max(self._longest, answer.seconds["total"])
 
     def _time_limit(self, slot: "_Slot") -> float:

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.collect import env_keys, episode_stats, rollout_keys, sample_actions
+from jppo.acting import Act, make_acting
+from jppo.collect import env_keys, episode_stats, rollout_keys
 from jppo.compiling import jit
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Network, Policy, make_policy
-from jppo.spaces import to_env_action
 from jppo.statistics import empty_moments
 from jppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
@@ -87,15 +87,16 @@ class EnvRunner:
           gamma: for the discounted returns that scale rewards.
         """
         start, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
+        act = self._programs.act(policy_state)
         policy_state = jax.device_put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
-        self._streams, keys = self._programs.keys(self._streams)
-        self._obs, seconds = self._run(policy_state, np.asarray(keys), steps)
+        self._streams, draws = self._programs.draws(self._streams)
+        self._obs, seconds = self._run(act, np.asarray(draws), policy_state, steps)
         computes = self._warm and _waits() - waits < _FEW_WAITS * self._spec.num_steps
         self._warm = True
         rollout, stats, self._episode = self._programs.review(
             policy_state,
-            *(steps.rollout(), self._obs_row(steps, -1), steps.final_value),
+            *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), steps.final_value),
             *(self._episode, jnp.float32(gamma)),
         )
         rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
@@ -108,15 +109,16 @@ class EnvRunner:
         """Ends the environments."""
         self._envs.close()
 
-    def _run(self, policy_state: PolicyState, keys: np.ndarray, steps: "_Steps") -> tuple[PyTree, dict[str, float]]:
+    def _run(
+        self, act: Act, draws: np.ndarray, policy_state: PolicyState, steps: "_Steps"
+    ) -> tuple[PyTree, dict[str, float]]:
         """Fills `steps`; returns the observations after the last and where the time went."""
-        act, envs, clock = self._programs.act, self._envs, time.perf_counter
+        envs, clock = self._envs, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
         for t in range(self._spec.num_steps):
-            steps.see(t, obs)
+            leaves = steps.see(t, obs)
             begin = clock()
-            outputs = act(policy_state, self._obs_row(steps, t), keys[t])
-            action, env_action = np.asarray(outputs[0]), np.asarray(outputs[-1])
+            action, env_action = act(leaves, draws[t])
             between = clock()
             after = envs.step(env_action)
             end = clock()
@@ -140,12 +142,8 @@ class EnvRunner:
         for i in np.flatnonzero(cut):
             for leaf, final in zip(leaves, jax.tree.leaves(final_obs[int(i)]), strict=True):
                 leaf[i] = final
-        value = self._programs.value(policy_state, jax.tree.unflatten(steps.structure, leaves))
+        value = self._programs.value(policy_state, steps.unflatten(leaves))
         steps.final_value[t] = np.where(cut, np.asarray(value), 0.0)
-
-    @staticmethod
-    def _obs_row(steps: "_Steps", t: int) -> PyTree:
-        return jax.tree.unflatten(steps.structure, [leaf[t] for leaf in steps.obs])
 
 
 def _waits() -> float:
@@ -169,7 +167,11 @@ class _Steps:
 
     def __init__(self, spec: RunnerSpec, num_envs: int) -> None:
         lead = (spec.num_steps, num_envs)
-        specs, self.structure = jax.tree.flatten(spec.env.obs_spec)
+        structure: Any
+        specs, structure = jax.tree.flatten(spec.env.obs_spec)
+        self.unflatten = structure.unflatten
+        # JAX's tree functions take longer than the rest of a small step
+        self._leaves = (lambda obs: [obs]) if jax.tree_util.treedef_is_leaf(structure) else jax.tree.leaves
         # one row more than there are steps: what the last step led to
         self.obs = [np.empty((lead[0] + 1, num_envs, *s.shape), s.dtype) for s in specs]
         dtype = np.int32 if spec.env.action_spec.num_actions else np.float32
@@ -179,9 +181,11 @@ class _Steps:
         self.truncated: Any = np.empty(lead, bool)
         self.final_value = np.zeros(lead, np.float32)
 
-    def see(self, t: int, obs: PyTree) -> None:
-        for buffer, leaf in zip(self.obs, jax.tree.leaves(obs), strict=True):
+    def see(self, t: int, obs: PyTree) -> list[np.ndarray]:
+        """The arrays [n, ...] of the observations before step t, which are kept."""
+        for buffer, leaf in zip(self.obs, self._leaves(obs), strict=True):
             buffer[t] = leaf
+        return [buffer[t] for buffer in self.obs]
 
     def take(self, t: int, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
         self.action[t], self.reward[t] = action, reward
@@ -190,7 +194,7 @@ class _Steps:
     def rollout(self, **values: Any) -> Rollout:
         """The Rollout; without `values`, whatever has a place for them but is still to be computed is ()."""
         return Rollout(
-            obs=jax.tree.unflatten(self.structure, [leaf[:-1] for leaf in self.obs]),
+            obs=self.unflatten(leaf[:-1] for leaf in self.obs),
             action=self.action,
             reward=self.reward,
             terminated=self.terminated,
@@ -202,8 +206,8 @@ class _Steps:
 class _Programs(NamedTuple):
     """Compiled for n environments."""
 
-    keys: Any  # streams [n, ...] -> streams, actions' [T, n, ...]; all as key data
-    act: Any  # policy state, obs, key data [n, ...] -> action, and the environments' form of it where that differs
+    draws: Any  # streams [n, ...] -> streams, what actions are drawn with [T, n, ...]
+    act: Any  # policy state -> a jppo.acting.Act
     value: Any  # policy state, obs -> [n]
     review: Any  # see _review
 
@@ -211,17 +215,11 @@ class _Programs(NamedTuple):
 def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
     """Ahead of time, so that no fragment has to wait for a compiler."""
     policy = make_policy(spec.network, spec.env.obs_spec)
+    acting = make_acting(policy, spec.env.obs_spec, spec.env.action_spec, spec.action_bounds)
 
-    def keys(streams: Array) -> tuple[Array, Array]:
+    def draws(streams: Array) -> tuple[Array, Array]:
         following, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)
-        return jax.random.key_data(following), jax.random.key_data(action_keys)
-
-    def act(policy_state: PolicyState, obs: PyTree, key_data: Array) -> tuple[Array, ...]:
-        distribution, _ = policy.apply(policy_state, obs)
-        action = sample_actions(distribution, jax.random.wrap_key_data(key_data))
-        if spec.env.action_spec.num_actions and not spec.env.action_spec.start:
-            return (action,)
-        return action, to_env_action(spec.env.action_spec, action, spec.action_bounds)
+        return jax.random.key_data(following), acting.draw(action_keys)
 
     def value(policy_state: PolicyState, obs: PyTree) -> Array:
         return policy.apply(policy_state, obs)[1]
@@ -230,14 +228,14 @@ def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
         return _review(policy, *args)
 
     blank = _Steps(spec, num_envs)
-    obs = jax.tree.unflatten(blank.structure, [leaf[0] for leaf in blank.obs])
+    obs = blank.unflatten(leaf[0] for leaf in blank.obs)
     streams = jax.ShapeDtypeStruct((num_envs, *spec.key_data.shape), spec.key_data.dtype)
-    key_data = jax.eval_shape(keys, streams)[1]
+    drawn = jax.eval_shape(draws, streams)[1]
     episode, gamma = Episode.beginning(num_envs), jnp.zeros(())
     shapes = spec.policy_shapes
     return _Programs(
-        jit(keys).lower(streams).compile(),
-        jit(act).lower(shapes, obs, jax.ShapeDtypeStruct(key_data.shape[1:], key_data.dtype)).compile(),
+        jit(draws).lower(streams).compile(),
+        acting.compile(shapes, obs, jax.ShapeDtypeStruct(drawn.shape[1:], drawn.dtype)),
         jit(value).lower(shapes, obs).compile(),
         jit(review).lower(shapes, blank.rollout(), obs, blank.final_value, episode, gamma).compile(),
     )

@@ -5,7 +5,6 @@ as a program, so that it can hold any network.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import itertools
@@ -22,11 +21,11 @@ from jax import export
 
 from jppo import __version__, numpy_policy, runs
 from jppo.compiling import jit
-from jppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
+from jppo.networks import ActorCritic
+from jppo.numpy_form import describe_obs, numpy_form
 from jppo.policy import TrainedPolicy, as_batch
 from jppo.spaces import ObsSpec, to_env_action
-from jppo.statistics import centre_and_scale
-from jppo.types import Array, Moments, PyTree
+from jppo.types import Array, PyTree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1
@@ -130,7 +129,7 @@ def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
         }
         return env_actions | {"value": value}
 
-    _describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
+    describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
     (batch,) = export.symbolic_shape("batch")
     obs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype), policy.obs_spec)
     seed = jax.ShapeDtypeStruct((), np.uint32)
@@ -139,87 +138,15 @@ def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
 
 
 def _as_npz(policy: TrainedPolicy) -> bytes:
-    network, action = policy.policy.network, policy.action_spec
+    network = policy.policy.network
     if type(network) is not ActorCritic:
         raise ValueError(
             f"this policy's network is your own, {type(network).__name__}, which NumPy cannot know; export it as "
             ".stablehlo, which holds any network"
         )
-    params = policy.state.params["params"]
-    arrays = {f"{head}/{name}": array for head in ("policy", "value") for name, array in params[head].items()}
-    for torso in ("shared",) if network.shared_torso else ("actor", "critic"):
-        arrays |= _torso_arrays(torso, network, params)
-    normalizers = jax.tree.leaves(policy.state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
-    for i, moments in enumerate(normalizers):
-        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = centre_and_scale(moments)
-    if not action.num_actions:
-        bounds = {f"action/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
-        arrays |= {"log_std": params["log_std"]} | bounds
-    description = {
-        "format": numpy_policy.FORMAT,
-        "version": numpy_policy.VERSION,
-        "written_by": f"jppo {__version__}",
-        "observation": _describe_obs(policy.obs_spec),
-        "normalized": bool(normalizers),
-        "action": {
-            "shape": action.shape,
-            "dtype": action.dtype,
-            "num_actions": action.num_actions,
-            "start": action.start,
-            "bounds": policy.action_bounds,
-        },
-        "network": _describe_network(network, params, policy.obs_spec),
-    }
-    file = io.BytesIO()
-    floats: dict[str, Any] = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
-    numpy_policy.NumpyPolicy(description, floats)  # raises here what it would raise there
-    np.savez(file, description=np.array(json.dumps(description)), **floats)
+    description, arrays = numpy_form(network, policy.state, policy.obs_spec, policy.action_spec, policy.action_bounds)
+    numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
+    file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})
+    contents: dict[str, Any] = arrays | {"description": np.array(described)}
+    np.savez(file, **contents)
     return file.getvalue()
-
-
-def _torso_arrays(torso: str, network: ActorCritic, params: PyTree) -> dict[str, Any]:
-    """A torso's weights by `numpy_policy`'s names."""
-    arrays: dict[str, Any] = {}
-    if network.kind == "cnn":
-        convolutions = params[f"{torso}_conv"]
-        for i, name in enumerate(sorted(convolutions)):  # conv alone, or Conv_0, Conv_1, Conv_2
-            kernel = convolutions[name]["kernel"]
-            if name == "conv":  # a matrix over patches
-                kernel = kernel.reshape(3, 3, -1, kernel.shape[-1])
-            arrays |= {f"{torso}/conv/{i}/kernel": kernel, f"{torso}/conv/{i}/bias": convolutions[name]["bias"]}
-    for i in range(len(network.hidden_sizes)):
-        layer = params[torso][f"Dense_{i}"]
-        arrays |= {f"{torso}/dense/{i}/{name}": layer[name] for name in ("kernel", "bias")}
-    return arrays
-
-
-def _describe_network(network: ActorCritic, params: PyTree, obs_spec: PyTree) -> dict[str, Any]:
-    description = {
-        "shared_torso": network.shared_torso,
-        "num_layers": len(network.hidden_sizes),
-        "activation": network.activation,
-        "strides": [],
-        "channels_first": False,
-    }
-    if network.kind == "cnn":
-        (spec,) = jax.tree.leaves(obs_spec)
-        small = "conv" in params["shared_conv" if network.shared_torso else "actor_conv"]
-        description |= {
-            "activation": "relu",
-            "strides": [1] if small else [stride for _, _, stride in SCREEN_CONVOLUTIONS],
-            "channels_first": channels_first(spec.feature_shape),
-        }
-    return description
-
-
-def _describe_obs(obs_spec: PyTree) -> dict[str, Any]:
-    """As JSON. Raises ValueError where observations come in containers of other types than dict, tuple and list."""
-    if isinstance(obs_spec, ObsSpec):
-        return dataclasses.asdict(obs_spec)
-    if type(obs_spec) is dict and all(isinstance(name, str) for name in obs_spec):
-        return {"dict": {name: _describe_obs(part) for name, part in obs_spec.items()}}
-    if type(obs_spec) in (tuple, list):
-        return {"tuple": [_describe_obs(part) for part in obs_spec]}
-    raise ValueError(
-        f"observations come as {type(obs_spec).__name__}; what is exported takes arrays, dicts by name, and tuples"
-    )

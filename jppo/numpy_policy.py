@@ -56,6 +56,7 @@ class NumpyPolicy:
 
     Attributes:
       description: what the file says of spaces and network.
+      noise_size: numbers that one draw takes: the number of actions, or of an action's dimensions.
     """
 
     def __init__(self, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -74,12 +75,16 @@ class NumpyPolicy:
         self._critic = self._actor if network["shared_torso"] else _torso(arrays, "critic", network, features)
         self._shape, self._dtype = _shape(action["shape"]), _dtype(action["dtype"])
         self._num_actions, self._start = _whole(action["num_actions"]), _whole(action["start"], -(2**63))
-        outputs = self._num_actions or math.prod(self._shape)
+        self.noise_size = outputs = self._num_actions or math.prod(self._shape)
         self._policy = _layer(arrays, "policy", self._actor.size, outputs)
         self._value = _layer(arrays, "value", self._critic.size, 1)
         if not self._num_actions:
             self._std = np.exp(_take(arrays, "log_std", (outputs,)))
             self._low, self._high = (_take(arrays, f"action/{bound}", (outputs,)) for bound in ("low", "high"))
+            with np.errstate(over="ignore"):
+                self._boxed = np.isfinite(self._high - self._low)  # bounded on both sides
+            self._origin = np.where(self._boxed, self._low, 0)
+            self._half = 0.5 * (np.where(self._boxed, self._high, 0) - self._origin)
             self._bounds = action["bounds"]
             if self._bounds not in ("clip", "tanh"):
                 raise ValueError(f"unknown action bounds {self._bounds!r}")
@@ -94,26 +99,47 @@ class NumpyPolicy:
         Raises:
           ValueError: the observation has another shape than the environment's.
         """
-        features, single = self._features(obs)
-        kernel, bias = self._policy
-        outputs = self._actor(features) @ kernel + bias  # logits, or means [B, A]
-        if self._num_actions:
-            noise = 0.0 if rng is None else rng.gumbel(size=outputs.shape)
-            actions = np.argmax(outputs + noise, axis=-1).astype(self._dtype) + self._start
-        else:
-            noise = 0.0 if rng is None else self._std * rng.standard_normal(outputs.shape, np.float32)
-            actions = self._bounded(outputs + noise)
+        leaves, single = self._leaves(obs)
+        noise: Any = None
+        if rng is not None:
+            shape = (len(leaves[0]), self.noise_size)
+            noise = rng.gumbel(size=shape) if self._num_actions else rng.standard_normal(shape, np.float32)
+        actions = self.to_env(self.choose(leaves, noise))
         return actions[0] if single else actions
+
+    def choose(self, leaves: list[np.ndarray], noise: np.ndarray | None) -> np.ndarray:
+        """The policy's own actions, [B] numbers from 0 on or [B, A]: what `act` has the environment's actions from.
+
+        Args:
+          leaves: the arrays of a batch of observations, [B, *obs] in JAX's order, which are not checked.
+          noise: [B, noise_size], from Gumbel's distribution for numbered actions, else from the normal one; None takes
+            the most likely actions.
+        """
+        kernel, bias = self._policy
+        outputs = self._actor(self._features(leaves)) @ kernel + bias  # logits, or means [B, A]
+        if noise is not None:
+            outputs = outputs + (noise if self._num_actions else self._std * noise)
+        return outputs.argmax(axis=-1) if self._num_actions else outputs
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """As `jppo.spaces.to_env_action`, [B, *shape]: numbers from the space's first on; real numbers scaled where
+        bounded on both sides, clipped to what bound there is elsewhere."""
+        if self._num_actions:
+            return action.astype(self._dtype) + self._start
+        unit = np.tanh(action) if self._bounds == "tanh" else np.clip(action, -1.0, 1.0)
+        scaled = (unit + 1.0) * self._half + self._origin
+        edge = np.clip(np.where(self._boxed, scaled, action), self._low, self._high)
+        return edge.reshape(-1, *self._shape).astype(self._dtype)
 
     def value(self, obs: Any) -> np.ndarray:
         """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
-        features, single = self._features(obs)
+        leaves, single = self._leaves(obs)
         kernel, bias = self._value
-        values = (self._critic(features) @ kernel + bias)[:, 0]
+        values = (self._critic(self._features(leaves)) @ kernel + bias)[:, 0]
         return values[0] if single else values
 
-    def _features(self, obs: Any) -> tuple[list[np.ndarray], bool]:
-        """What the network sees of each observation array, [B, ...] f32, and whether there was but one observation."""
+    def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
+        """The observation's arrays [B, ...], and whether there was but one observation."""
         given = _leaves(self._tree, obs, "the observation")
         leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(given, self._specs, strict=True)]
         single = leaves[0].shape == self._specs[0].shape
@@ -122,21 +148,14 @@ class NumpyPolicy:
             if leaf.shape[1:] != spec.shape or not leaf.ndim or len(leaf) != len(leaves[0]):
                 shape = leaf.shape[1:] if single else leaf.shape
                 raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+        return leaves, single
+
+    def _features(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
+        """What the network sees of each observation array, [B, ...] f32."""
         features = [spec.features(leaf) for leaf, spec in zip(leaves, self._specs, strict=True)]
         for i, (mean, scale) in enumerate(self._normalizers):
             features[i] = np.clip((features[i] - mean) * scale, -_NORMALIZED_BOUND, _NORMALIZED_BOUND)
-        return features, single
-
-    def _bounded(self, action: np.ndarray) -> np.ndarray:
-        """As `jppo.spaces.to_env_action`, [B, *shape]: scaled where bounded on both sides, clipped to what bound there
-        is elsewhere."""
-        with np.errstate(over="ignore"):
-            boxed = np.isfinite(self._high - self._low)
-        low, high = np.where(boxed, self._low, 0), np.where(boxed, self._high, 0)
-        unit = np.tanh(action) if self._bounds == "tanh" else np.clip(action, -1.0, 1.0)
-        scaled = (unit + 1.0) * (0.5 * (high - low)) + low
-        edge = np.clip(np.where(boxed, scaled, action), self._low, self._high)
-        return edge.reshape(-1, *self._shape).astype(self._dtype)
+        return features
 
 
 class _Spec(NamedTuple):
@@ -173,7 +192,8 @@ class _Torso(NamedTuple):
             for (kernel, bias), stride in zip(self.convolutions, self.strides, strict=True):
                 image = _convolve(image, kernel, bias, stride)
             leaves = [image]
-        x = np.concatenate([leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in leaves], axis=-1)
+        flat = [leaf.reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in leaves]
+        x = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
         for kernel, bias in self.layers:
             x = self.activation(x @ kernel + bias)
         return x

@@ -16,10 +16,11 @@ from checks import quick_jit
 from host_probes import Continuous, Counting, Failing, Listing, Parts
 
 import jppo
-from jppo import env_runner
+from jppo import acting, env_runner
 from jppo.collect import env_keys
 from jppo.env_runner import EnvRunner, RunnerSpec, blank_fragment
-from jppo.networks import make_network, make_policy
+from jppo.networks import ActorCritic, make_network, make_policy
+from jppo.statistics import moments_of
 from jppo.types import PolicyState
 
 T, N, GAMMA = 9, 5, 0.9
@@ -91,6 +92,42 @@ def test_actions_are_recorded_as_sampled_and_taken_within_bounds(bounds):
     taken = np.array([-2.0, 0.5]) + (unit + 1.0) / 2.0 * np.array([4.0, 2.5])
     time = 4.0 * rollout.obs[..., 2]
     np.testing.assert_allclose(rollout.reward, time + 0.5 * taken.sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+@pytest.mark.parametrize("source", [Counting, Parts, Continuous])
+def test_numpy_and_a_compiled_program_choose_the_same(source, bounds, normalized):
+    spec, policy, state = make_spec(source, bounds)
+    env, rng = spec.env, np.random.default_rng(1)
+    obs = jax.tree.map(lambda s: rng.integers(0, 2, (T, N, *s.shape)).astype(s.dtype), env.obs_spec)
+    if normalized:
+        state = state.replace(obs_stats=jax.tree.map(lambda x: moments_of(x, num_batch_dims=2), policy.prepare(obs)))
+    keys = jax.random.split(jax.random.key(2), (T, N))
+    chosen = []
+    for make in (acting._by_xla, acting._by_numpy):
+        draw, compile_ = make(policy, env.obs_spec, env.action_spec, bounds)
+        draws, first = np.asarray(draw(keys)), jax.tree.map(lambda x: x[0], obs)
+        act = compile_(jax.eval_shape(lambda: state), first, jax.ShapeDtypeStruct(draws.shape[1:], draws.dtype))(state)
+        steps = [act(jax.tree.leaves(jax.tree.map(lambda x, t=t: x[t], obs)), draws[t]) for t in range(T)]
+        chosen.append(jax.tree.map(lambda *x: np.stack(x), *steps))
+    (by_xla, xla_env), (by_numpy, numpy_env) = chosen
+    assert xla_env.dtype == numpy_env.dtype == env.action_spec.dtype
+    assert len(np.unique(by_xla)) > 1
+    tolerance = 0.0 if env.action_spec.num_actions else 1e-5
+    np.testing.assert_allclose(by_numpy, by_xla, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(numpy_env, xla_env, rtol=tolerance, atol=tolerance)
+
+
+def test_only_networks_that_numpy_knows_are_left_to_it():
+    class Own(ActorCritic):
+        pass
+
+    spec, policy, _ = make_spec(Counting)
+    rest = (spec.env.obs_spec, spec.env.action_spec, "clip")
+    assert acting.make_acting(policy, *rest).draw is not jax.random.key_data
+    for network in (Own(spec.env.action_spec), ActorCritic(spec.env.action_spec, kind="cnn")):
+        assert acting.make_acting(make_policy(network, spec.env.obs_spec), *rest).draw is jax.random.key_data
 
 
 def test_every_environment_starts_from_a_seed_of_its_own():

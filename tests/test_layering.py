@@ -18,8 +18,18 @@ COMMANDS = [f"commands.{name}" for name in ("bench", "check", "export", "plan", 
 LAYERS = [
     {"config", "types", "spaces", "presets", "compiling", "determinism", "devices"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
-    {"networks", "learner", "pieces"},
-    {"envs", "envs.base", "envs.gymnasium", "envs.gymnax", "envs.host_spaces", "collect", "env_runner", "evaluation"},
+    {"networks", "learner", "numpy_form", "numpy_policy", "pieces"},
+    {
+        "acting",
+        "envs",
+        "envs.base",
+        "envs.gymnasium",
+        "envs.gymnax",
+        "envs.host_spaces",
+        "collect",
+        "env_runner",
+        "evaluation",
+    },
     {"anakin", "actor_process", "actors", "connection", "in_process", "sebulba"},
     {
         *(
@@ -48,7 +58,6 @@ LAYERS = [
             "load",
             "logbook",
             "loops",
-            "numpy_policy",
             "parts",
             "planning",
             "plots",

@@ -12,6 +12,7 @@ import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from jppo.envs.host_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
 from jppo.spaces import ActionSpec
@@ -86,16 +87,27 @@ class HostEnvs:
         self._vector.close()
 
 
-class _Bare(gymnasium.Wrapper):
-    """Without infos, which nobody reads here and which take time to merge; with final observations of their own, which
-    an environment that reuses its buffer would overwrite in its reset."""
+class _Vector(SyncVectorEnv):
+    """Steps its environments without what takes SyncVectorEnv's time: infos, which nobody reads here, and other ways
+    to reset (docs/performance.md)."""
 
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        return (copy.deepcopy(obs) if terminated or truncated else obs), reward, terminated, truncated, {}
+    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]]) -> None:
+        super().__init__(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        self._batch = create_empty_array(self.single_observation_space, self.num_envs)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self.env.reset(seed=seed, options=options)[0], {}
+    def step(self, actions: Any) -> Any:
+        """See SyncVectorEnv; of the infos only final_obs, by environment."""
+        reward, (terminated, truncated) = np.empty(self.num_envs), np.zeros((2, self.num_envs), bool)
+        rows, final = [], {}
+        for i, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+            obs, reward[i], over, cut, _ = env.step(action)
+            if over or cut:
+                terminated[i], truncated[i] = over, cut
+                final[i] = copy.deepcopy(obs)  # an environment that reuses its buffer would overwrite it in its reset
+                obs, _ = env.reset()
+            rows.append(obs)
+        self._batch = concatenate(self.single_observation_space, rows, self._batch)
+        return self._batch, reward, terminated, truncated, {"final_obs": final}
 
 
 def make_host_env(env: Any) -> HostEnvironment:
@@ -176,9 +188,7 @@ def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) 
         if vector.num_envs != len(seeds):
             raise ValueError(f"{source} was asked for num_envs = {len(seeds)} and made {vector.num_envs}")
         return vector
-    vector = SyncVectorEnv(
-        [lambda: _bare(make(), source)] * len(seeds), copy=False, autoreset_mode=AutoresetMode.SAME_STEP
-    )
+    vector = _Vector([lambda: _checked(make(), source)] * len(seeds))
     if len({id(env.unwrapped) for env in vector.envs}) < len(seeds):
         raise ValueError(f"{source} gave the same environment twice; it must make a new one each time")
     return vector
@@ -243,13 +253,13 @@ def _make_envpool(task: str, seeds: list[int]) -> Any:
     return envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds)
 
 
-def _bare(env: Any, source: Any) -> gymnasium.Env:
+def _checked(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
         raise ValueError(f"{source} made a {type(env).__name__}; it must make a gymnasium.Env")
     for space in ("observation_space", "action_space"):
         if getattr(env, space, None) is None:
             raise ValueError(f"{type(env).__name__} has no {space}")
-    return _Bare(env)
+    return env
 
 
 def _is_envpool(vector: Any) -> bool:

@@ -1,0 +1,98 @@
+"""Policies with jppo's own networks as arrays that `jppo.numpy_policy` can apply."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jppo import numpy_policy
+from jppo.compiling import jit
+from jppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.statistics import centre_and_scale
+from jppo.types import Moments, PolicyState, PyTree
+
+_centre_and_scale = jit(centre_and_scale)
+
+
+def numpy_form(
+    network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec, action_bounds: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Description and arrays for `numpy_policy.NumpyPolicy`.
+
+    Raises ValueError where observations come in containers of other types than dict, tuple and list.
+    """
+    params = state.params["params"]
+    arrays = {f"{head}/{name}": array for head in ("policy", "value") for name, array in params[head].items()}
+    for torso in ("shared",) if network.shared_torso else ("actor", "critic"):
+        arrays |= _torso_arrays(torso, network, params)
+    normalizers = jax.tree.leaves(state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
+    for i, moments in enumerate(normalizers):
+        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _centre_and_scale(moments)
+    if not action.num_actions:
+        bounds = {f"action/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
+        arrays |= {"log_std": params["log_std"]} | bounds
+    description = {
+        "format": numpy_policy.FORMAT,
+        "version": numpy_policy.VERSION,
+        "observation": describe_obs(obs_spec),
+        "normalized": bool(normalizers),
+        "action": {
+            "shape": action.shape,
+            "dtype": action.dtype,
+            "num_actions": action.num_actions,
+            "start": action.start,
+            "bounds": action_bounds,
+        },
+        "network": _describe_network(network, params, obs_spec),
+    }
+    return description, {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
+
+
+def _torso_arrays(torso: str, network: ActorCritic, params: PyTree) -> dict[str, Any]:
+    """A torso's weights by `numpy_policy`'s names."""
+    arrays: dict[str, Any] = {}
+    if network.kind == "cnn":
+        convolutions = params[f"{torso}_conv"]
+        for i, name in enumerate(sorted(convolutions)):  # conv alone, or Conv_0, Conv_1, Conv_2
+            kernel = convolutions[name]["kernel"]
+            if name == "conv":  # a matrix over patches
+                kernel = kernel.reshape(3, 3, -1, kernel.shape[-1])
+            arrays |= {f"{torso}/conv/{i}/kernel": kernel, f"{torso}/conv/{i}/bias": convolutions[name]["bias"]}
+    for i in range(len(network.hidden_sizes)):
+        layer = params[torso][f"Dense_{i}"]
+        arrays |= {f"{torso}/dense/{i}/{name}": layer[name] for name in ("kernel", "bias")}
+    return arrays
+
+
+def _describe_network(network: ActorCritic, params: PyTree, obs_spec: PyTree) -> dict[str, Any]:
+    description = {
+        "shared_torso": network.shared_torso,
+        "num_layers": len(network.hidden_sizes),
+        "activation": network.activation,
+        "strides": [],
+        "channels_first": False,
+    }
+    if network.kind == "cnn":
+        (spec,) = jax.tree.leaves(obs_spec)
+        small = "conv" in params["shared_conv" if network.shared_torso else "actor_conv"]
+        description |= {
+            "activation": "relu",
+            "strides": [1] if small else [stride for _, _, stride in SCREEN_CONVOLUTIONS],
+            "channels_first": channels_first(spec.feature_shape),
+        }
+    return description
+
+
+def describe_obs(obs_spec: PyTree) -> dict[str, Any]:
+    """As JSON. Raises ValueError where observations come in containers of other types than dict, tuple and list."""
+    if isinstance(obs_spec, ObsSpec):
+        return dataclasses.asdict(obs_spec)
+    if type(obs_spec) is dict and all(isinstance(name, str) for name in obs_spec):
+        return {"dict": {name: describe_obs(part) for name, part in obs_spec.items()}}
+    if type(obs_spec) in (tuple, list):
+        return {"tuple": [describe_obs(part) for part in obs_spec]}
+    raise ValueError(
+        f"observations come as {type(obs_spec).__name__}; what is exported takes arrays, dicts by name, and tuples"
+    )
