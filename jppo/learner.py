@@ -254,10 +254,15 @@ def _gradient_step(
         grads, metrics = restore(jax.lax.pmean(flat, parts.axis_name))
     norm = optax.tree.norm(grads)
     scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
-    clipped = jax.tree.map(lambda grad: grad * scale, grads)
+    clipped = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), grads)
     direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
-    params = jax.tree.map(lambda param, d: param - rate * d, params, direction)
+    params = jax.tree.map(functools.partial(_moved, rate=rate), params, direction)
     return (params, opt_state), metrics | {"grad/norm": norm}
+
+
+def _moved(param: Array, direction: Array, rate: Array) -> Array:
+    """One step against the direction, in float32, of a parameter that may have fewer bits."""
+    return (param.astype(jnp.float32) - rate * direction.astype(jnp.float32)).astype(param.dtype)
 
 
 def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, samples: Batch) -> int:

@@ -172,7 +172,7 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
         if policy.obs_stats != ():
             features = jax.tree.map(normalize, features, policy.obs_stats)
         distribution, value = network.apply(policy.params, features)
-        return distribution, value.astype(jnp.float32)
+        return jax.tree.map(_float32, distribution), value.astype(jnp.float32)
 
     def init(key: Array, obs: PyTree) -> PyTree:
         return network.init(key, prepare(obs))
@@ -269,6 +269,11 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:] if channels_first(shape) else shape[:2]) >= 3
+
+
+def _float32(x: Array) -> Array:
+    """Of a distribution's parameters: ratios of probabilities need more digits than bfloat16 has."""
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _is_spec(node: Any) -> bool:

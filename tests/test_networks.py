@@ -1,18 +1,22 @@
 """What a network must return, and the small convolution."""
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checks import SMALL, quick_jit
+from lenient import lenient
 from probes import BoxTimeLimit, ObsActionReward
 
 import jppo
 from jppo.distributions import Categorical, DiagGaussian
-from jppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network
+from jppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network, make_policy
 from jppo.spaces import ActionSpec, ObsSpec
+from jppo.types import PolicyState
 
 OBS = ObsSpec((3,), "float32")
 BOX = ActionSpec((2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -151,6 +155,38 @@ def test_a_gradient_has_the_dtype_of_what_it_is_of():
     args = (jnp.ones((4, 3), jnp.bfloat16), jnp.ones((3, 2), jnp.bfloat16), jnp.zeros(2, jnp.bfloat16))
     grads = jax.grad(lambda args: jnp.sum(affine(*args)))(args)
     assert [grad.dtype for grad in grads] == [jnp.bfloat16] * 3
+
+
+class Half(nn.Module):
+    dtype: Any = jnp.bfloat16
+
+    @nn.compact
+    def __call__(self, obs):
+        x = obs.astype(self.dtype)
+        dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.dtype)
+        return Categorical(dense(2)(x)), dense(1)(x)[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
+def test_parameters_may_have_16_bits(dtype):
+    agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=Half(dtype))
+    key, hyperparams = jax.random.key(0), jppo.Hyperparams(learning_rate=0.1)  # less than that is lost in rounding
+    before = agent.init(key, hyperparams).train.policy.params
+    with lenient():  # optax
+        state, metrics = quick_jit(agent.train)(key, hyperparams)
+    assert metrics["finite"].all()
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.train.policy.params), strict=True):
+        assert old.dtype == new.dtype == dtype
+        assert (old != new).any()
+
+
+def test_probabilities_of_16_bit_networks_have_32():
+    policy = make_policy(Half(), OBS)
+    obs = jnp.ones((4, 3))
+    state = PolicyState(params=policy.init(jax.random.key(0), obs), obs_stats=())
+    distribution, value = policy.apply(state, obs)
+    arrays = (distribution.logits, distribution.log_prob(jnp.zeros(4, jnp.int32)), value)
+    assert [array.dtype for array in arrays] == [jnp.float32] * 3
 
 
 def test_a_dense_layer_is_flaxs():
