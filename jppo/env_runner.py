@@ -1,4 +1,4 @@
-"""Rollouts on the host: a vector of Gymnasium environments stepped with a compiled policy, in this process."""
+"""Rollouts on the host: a vector of Gymnasium environments stepped with a fixed policy, in this process."""
 
 import math
 import time

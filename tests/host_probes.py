@@ -31,7 +31,7 @@ class Counting(gymnasium.Env):
         if seed is not None:
             self.seed, self.episode = seed % 48, -1
         self.episode, self.time = self.episode + 1, 0
-        return self.see(), {}
+        return self.see(), self.info()
 
     def step(self, action):
         assert self.action_space.contains(action), action
@@ -61,10 +61,13 @@ class Reusing(Counting):
 
 
 class Chatty(Counting):
-    """Tells things of other shapes, types and names from step to step."""
+    """Tells things of other shapes, types and names from step to step, and from seed to seed."""
 
     def info(self):
-        return {"path": np.zeros(self.time), "odd" if self.time % 2 else "even": [str(self.time)] * self.time}
+        return {
+            "path": np.zeros(self.time + self.seed % 5),
+            "odd" if self.time % 2 else "even": [str(self.time)] * self.time,
+        }
 
 
 class Listing(Counting):

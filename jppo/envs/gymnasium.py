@@ -88,12 +88,17 @@ class HostEnvs:
 
 
 class _Vector(SyncVectorEnv):
-    """Steps its environments without what takes SyncVectorEnv's time: infos, which nobody reads here, and other ways
-    to reset (docs/performance.md)."""
+    """Steps its environments without what takes SyncVectorEnv's time, infos, which nobody reads here, and other ways to
+    reset (docs/performance.md)."""
 
     def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]]) -> None:
         super().__init__(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._batch = create_empty_array(self.single_observation_space, self.num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Each environment with its seed of a list."""
+        seeds = [None] * self.num_envs if seed is None else seed
+        return self._joined([env.reset(seed=own)[0] for env, own in zip(self.envs, seeds, strict=True)]), {}
 
     def step(self, actions: Any) -> Any:
         """See SyncVectorEnv; of the infos only final_obs, by environment."""
@@ -106,8 +111,11 @@ class _Vector(SyncVectorEnv):
                 final[i] = copy.deepcopy(obs)  # an environment that reuses its buffer would overwrite it in its reset
                 obs, _ = env.reset()
             rows.append(obs)
+        return self._joined(rows), reward, terminated, truncated, {"final_obs": final}
+
+    def _joined(self, rows: list[Any]) -> Any:
         self._batch = concatenate(self.single_observation_space, rows, self._batch)
-        return self._batch, reward, terminated, truncated, {"final_obs": final}
+        return self._batch
 
 
 def make_host_env(env: Any) -> HostEnvironment:
