@@ -1,13 +1,15 @@
 """How actors choose actions: by NumPy where the network is one of jppo's that it knows, else by a compiled program.
 
-A compiled call of a few rows takes 15 us on a core that does nothing else, but up to 140 between an environment's
-steps, and NumPy's operations 6 to 40 (docs/performance.md).
+A compiled call for a few rows takes 15 us on a core that does nothing else, but up to 140 between an environment's
+steps; NumPy's operations are there quicker by far (docs/performance.md).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jppo.collect import sample_actions
@@ -30,7 +32,7 @@ class Acting(NamedTuple):
 
 
 def make_acting(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_bounds: str) -> Acting:
-    """The faster way for this policy."""
+    """NumPy for jppo's own dense networks where JAX computes on a CPU, else a compiled program."""
     network = policy.network
     known = type(network) is ActorCritic and network.kind == "mlp" and jax.default_backend() == "cpu"
     return (_by_numpy if known else _by_xla)(policy, obs_spec, action_spec, action_bounds)
@@ -42,14 +44,19 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
         noise, size = jax.random.normal, action_spec.size
         if action_spec.num_actions:
             noise, size = jax.random.gumbel, action_spec.num_actions
-        return jax.vmap(jax.vmap(lambda key: noise(key, (size,))))(keys)
+        return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
+
+    leaf_specs = tuple(jax.tree.leaves(obs_spec))  # in whatever containers they come
+    silent = functools.partial(np.errstate, all="ignore")  # as XLA is
 
     def prepare(policy_state: PolicyState) -> Act:
-        by_numpy = NumpyPolicy(*numpy_form(policy.network, policy_state, obs_spec, action_spec, action_bounds))
+        with silent():
+            by_numpy = NumpyPolicy(*numpy_form(policy.network, policy_state, leaf_specs, action_spec, action_bounds))
 
         def act(leaves: list[np.ndarray], noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            action = by_numpy.choose(leaves, noise)
-            return action, by_numpy.to_env(action)
+            with silent():
+                action = by_numpy.choose(leaves, noise)
+                return action, by_numpy.to_env(action)
 
         return act
 

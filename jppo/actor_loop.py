@@ -136,7 +136,7 @@ class ActorLoop:
         self._written = time.perf_counter()
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
-        behind, self._last_update = bool(self._behaviour), math.inf
+        behind, update_seconds = bool(self._behaviour), math.inf
         self._launch(self._behaviour or jax.device_get(self.state.policy))
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
@@ -152,9 +152,9 @@ class ActorLoop:
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
             self.state, metrics = self.update(self.state, rollout, stats)
-            self._await_update(metrics["finite"], self._last_update)
+            self._await_update(metrics["finite"], update_seconds)
             learnt = time.perf_counter()
-            self._last_update = learnt - placed
+            update_seconds = learnt - placed
             if not lag and number < num_updates and metrics["finite"]:
                 self._launch(jax.device_get(self.state.policy))
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}

@@ -31,7 +31,7 @@ _SAY_SECONDS = 60.0
 _LEAST_TIMEOUT, _TIMEOUT_FACTOR = 60.0, 10.0
 _FIRST_TIMEOUT = 1800.0  # while no actor has shown how long a fragment takes
 _CLOSE_SECONDS = 2.0  # for environments to be closed, whether or not they are in a step
-_INLINE_BYTES = 90_000  # of a policy: Ray sends arguments of up to 100 kB with the call, and saves 3 ms
+_INLINE_BYTES = 90_000  # of a policy, sent with each call: any Ray does so up to 100 kB, and it saves 3 ms
 _LEAST_TURN = 0.05  # seconds: between two turns a core is idle for some milliseconds
 _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for each further one
 

@@ -15,7 +15,7 @@ import ray
 from jppo.config import RayConfig, num_cores
 
 _REACH_SECONDS = 5.0
-_MESSAGE_BYTES = 2**20  # fragments up to this come with the answer, not through Ray's object store, and 2 ms sooner
+_MESSAGE_BYTES = 2**20  # fragments up to this come in an answer, 2 ms sooner than through Ray's object store
 
 
 def connect(config: RayConfig) -> bool:

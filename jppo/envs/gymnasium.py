@@ -12,7 +12,7 @@ import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import concatenate, iterate
 
 from jppo.envs.host_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
 from jppo.spaces import ActionSpec
@@ -88,17 +88,14 @@ class HostEnvs:
 
 
 class _Vector(SyncVectorEnv):
-    """Steps its environments without what takes SyncVectorEnv's time, infos, which nobody reads here, and other ways to
-    reset (docs/performance.md)."""
-
-    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]]) -> None:
-        super().__init__(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-        self._batch = create_empty_array(self.single_observation_space, self.num_envs)
+    """SyncVectorEnv with SAME_STEP, but for what takes its time: putting infos together, which nobody reads here, and
+    asking itself for each environment in which of three ways to reset it (docs/performance.md)."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Each environment with its seed of a list."""
         seeds = [None] * self.num_envs if seed is None else seed
-        return self._joined([env.reset(seed=own)[0] for env, own in zip(self.envs, seeds, strict=True)]), {}
+        pairs = zip(self.envs, seeds, strict=True)
+        return self._joined([env.reset(seed=own, options=options)[0] for env, own in pairs]), {}
 
     def step(self, actions: Any) -> Any:
         """See SyncVectorEnv; of the infos only final_obs, by environment."""
@@ -109,13 +106,13 @@ class _Vector(SyncVectorEnv):
             if over or cut:
                 terminated[i], truncated[i] = over, cut
                 final[i] = copy.deepcopy(obs)  # an environment that reuses its buffer would overwrite it in its reset
-                obs, _ = env.reset()
+                obs = env.reset(seed=None, options=None)[0]
             rows.append(obs)
         return self._joined(rows), reward, terminated, truncated, {"final_obs": final}
 
     def _joined(self, rows: list[Any]) -> Any:
-        self._batch = concatenate(self.single_observation_space, rows, self._batch)
-        return self._batch
+        self._observations = concatenate(self.single_observation_space, rows, self._observations)
+        return self._observations
 
 
 def make_host_env(env: Any) -> HostEnvironment:
@@ -196,7 +193,9 @@ def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) 
         if vector.num_envs != len(seeds):
             raise ValueError(f"{source} was asked for num_envs = {len(seeds)} and made {vector.num_envs}")
         return vector
-    vector = _Vector([lambda: _checked(make(), source)] * len(seeds))
+    vector = _Vector(
+        [lambda: _checked(make(), source)] * len(seeds), copy=False, autoreset_mode=AutoresetMode.SAME_STEP
+    )
     if len({id(env.unwrapped) for env in vector.envs}) < len(seeds):
         raise ValueError(f"{source} gave the same environment twice; it must make a new one each time")
     return vector

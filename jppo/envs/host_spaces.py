@@ -48,7 +48,7 @@ def _inside(bound: np.ndarray, inward: float) -> tuple[float, ...]:
 def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
     """The first observation against its space."""
     if isinstance(vector, SyncVectorEnv):  # whose own words would not say what is wrong
-        obs = vector.envs[0].reset()[0]
+        obs = vector.envs[0].reset(seed=None, options=None)[0]
         try:
             as_arrays(space, obs)
         except (ValueError, TypeError, KeyError, IndexError) as error:
