@@ -61,9 +61,8 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
         return act
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
-        prepare(
-            jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy_shapes)
-        )  # has JAX compile what it must
+        blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy_shapes)
+        prepare(blank)  # what JAX has to compile for it
         return prepare
 
     return Acting(draw, compile_)
