@@ -23,6 +23,8 @@ from jppo.types import Array, PolicyState, PyTree
 # (obs leaves [n, ...], a step's draws [n, ...]) -> the policy's actions [n, ...], and what the environments take
 Act = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray, np.ndarray]]
 
+_silently = functools.partial(np.errstate, all="ignore")  # as XLA is
+
 
 class Acting(NamedTuple):
     """One way to choose actions. Both choose the same ones, but for rounding."""
@@ -47,18 +49,11 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
         return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
 
     leaf_specs = tuple(jax.tree.leaves(obs_spec))  # in whatever containers they come
-    silent = functools.partial(np.errstate, all="ignore")  # as XLA is
 
     def prepare(policy_state: PolicyState) -> Act:
-        with silent():
-            by_numpy = NumpyPolicy(*numpy_form(policy.network, policy_state, leaf_specs, action_spec, action_bounds))
-
-        def act(leaves: list[np.ndarray], noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            with silent():
-                action = by_numpy.choose(leaves, noise)
-                return action, by_numpy.to_env(action)
-
-        return act
+        with _silently():
+            form = numpy_form(policy.network, policy_state, leaf_specs, action_spec, action_bounds)
+            return functools.partial(_act_by_numpy, NumpyPolicy(*form))
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy_shapes)
@@ -68,24 +63,29 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
     return Acting(draw, compile_)
 
 
+def _act_by_numpy(policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with _silently():
+        action = policy.choose(leaves, noise)
+        return action, policy.to_env(action)
+
+
 def _by_xla(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_bounds: str) -> Acting:
-    def choose(policy_state: PolicyState, obs: PyTree, key_data: Array) -> tuple[Array, Array]:
-        distribution, _ = policy.apply(policy_state, obs)
+    structure = jax.tree.structure(obs_spec)
+
+    def choose(policy_state: PolicyState, leaves: list[Array], key_data: Array) -> tuple[Array, Array]:
+        distribution, _ = policy.apply(policy_state, jax.tree.unflatten(structure, leaves))
         action = sample_actions(distribution, jax.random.wrap_key_data(key_data))
         return action, to_env_action(action_spec, action, action_bounds)
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
-        compiled, structure = jit(choose).lower(policy_shapes, obs, draws).compile(), jax.tree.structure(obs_spec)
-
-        def prepare(policy_state: PolicyState) -> Act:
-            on_device = jax.device_put(policy_state)
-
-            def act(leaves: list[np.ndarray], key_data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-                action, env_action = compiled(on_device, jax.tree.unflatten(structure, leaves), key_data)
-                return np.asarray(action), np.asarray(env_action)
-
-            return act
-
-        return prepare
+        compiled = jit(choose).lower(policy_shapes, jax.tree.leaves(obs), draws).compile()
+        return lambda policy_state: functools.partial(_act_by_xla, compiled, jax.device_put(policy_state))
 
     return Acting(jax.random.key_data, compile_)
+
+
+def _act_by_xla(
+    compiled: Any, policy_state: PolicyState, leaves: list[np.ndarray], key_data: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    action, env_action = compiled(policy_state, leaves, key_data)
+    return np.asarray(action), np.asarray(env_action)

@@ -252,7 +252,7 @@ def _gradient_step(
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
         flat, restore = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
         grads, metrics = restore(jax.lax.pmean(flat, parts.axis_name))
-    norm = optax.tree.norm(jax.tree.map(lambda grad: grad.astype(jnp.float32), grads))
+    norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
     scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
     clipped = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), grads)
     direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
