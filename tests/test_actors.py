@@ -482,6 +482,16 @@ def test_actors_that_only_compute_take_turns(pretend, busy, cores, lag, together
         assert fleet.turns == (1.0 if together else 2.0)
 
 
+def test_the_next_turn_is_given_before_an_answer_is_unpacked(pretend, monkeypatch):
+    fleet, pretended, _ = pretend(*[(3.0, fragment(3.0, 3.0))] * 4)
+    rollout(fleet, pretended)
+    done, get, collect = [], pretended.get, pretended.behaviour["collect"]
+    monkeypatch.setattr(pretended, "get", lambda call: (done.append("unpack"), get(call))[1])
+    pretended.behaviour["collect"] = lambda: (done.append("turn"), collect())[1]
+    rollout(fleet, pretended)
+    assert done == ["turn", "turn", "unpack", "unpack"]
+
+
 def test_whose_actor_fails_gets_another_turn(pretend):
     fine = (3.0, fragment(3.0, 3.0))
     fleet, pretended, _ = pretend(fine, fine, (1.0, DIED), fine, fine)
