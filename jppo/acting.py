@@ -23,8 +23,6 @@ from jppo.types import Array, PolicyState, PyTree
 # (obs leaves [n, ...], a step's draws [n, ...]) -> the policy's actions [n, ...], and what the environments take
 Act = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray, np.ndarray]]
 
-_silently = functools.partial(np.errstate, all="ignore")  # as XLA is
-
 
 class Acting(NamedTuple):
     """One way to choose actions. Both choose the same ones, but for rounding."""
@@ -51,9 +49,8 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
     leaf_specs = tuple(jax.tree.leaves(obs_spec))  # in whatever containers they come
 
     def prepare(policy_state: PolicyState) -> Act:
-        with _silently():
-            form = numpy_form(policy.network, policy_state, leaf_specs, action_spec, action_bounds)
-            return functools.partial(_act_by_numpy, NumpyPolicy(*form))
+        form = numpy_form(policy.network, policy_state, leaf_specs, action_spec, action_bounds)
+        return functools.partial(_act_by_numpy, NumpyPolicy(*form))
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy_shapes)
@@ -64,9 +61,8 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
 
 
 def _act_by_numpy(policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with _silently():
-        action = policy.choose(leaves, noise)
-        return action, policy.to_env(action)
+    action = policy.choose(leaves, noise)
+    return action, policy.to_env(action)
 
 
 def _by_xla(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_bounds: str) -> Acting:

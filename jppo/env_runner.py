@@ -1,5 +1,6 @@
 """Rollouts on the host: a vector of Gymnasium environments stepped with a fixed policy, in this process."""
 
+import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ except ImportError:  # it is Unix's, and what is asked of it Linux's
     resource = None  # type: ignore[assignment]
 
 _FEW_WAITS = 0.05  # per step
+_silently = functools.partial(np.errstate, all="ignore")  # as XLA is, whatever an environment asks of NumPy
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
 
 
@@ -87,7 +89,8 @@ class EnvRunner:
           gamma: for the discounted returns that scale rewards.
         """
         start, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
-        act = self._programs.act(policy_state)
+        with _silently():
+            act = self._programs.act(policy_state)
         policy_state = jax.device_put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
         self._streams, draws = self._programs.draws(self._streams)
@@ -116,19 +119,22 @@ class EnvRunner:
         envs, clock = self._envs, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
         for t in range(self._spec.num_steps):
-            leaves = steps.see(t, obs)
-            begin = clock()
-            action, env_action = act(leaves, draws[t])
+            with _silently():
+                leaves = steps.see(t, obs)
+                begin = clock()
+                action, env_action = act(leaves, draws[t])
             between = clock()
             after = envs.step(env_action)
             end = clock()
-            steps.take(t, action, after.reward, after.terminated, after.truncated)
             obs = after.obs
-            if after.final_obs:
-                self._value_cut(t, policy_state, steps, obs, after.final_obs)
+            with _silently():
+                steps.take(t, action, after.reward, after.terminated, after.truncated)
+                if after.final_obs:
+                    self._value_cut(t, policy_state, steps, obs, after.final_obs)
             policy_seconds += between - begin
             env_seconds += end - between
-        steps.see(self._spec.num_steps, obs)
+        with _silently():
+            steps.see(self._spec.num_steps, obs)
         return obs, {"policy": policy_seconds, "env": env_seconds}
 
     def _value_cut(

@@ -254,7 +254,7 @@ def _gradient_step(
         grads, metrics = restore(jax.lax.pmean(flat, parts.axis_name))
     norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
     scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
-    clipped = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), grads)
+    clipped = jax.tree.map(lambda grad: (grad.astype(jnp.float32) * scale).astype(grad.dtype), grads)
     direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
     params = jax.tree.map(functools.partial(_moved, rate=rate), params, direction)
     return (params, opt_state), metrics | {"grad/norm": norm}

@@ -145,12 +145,28 @@ def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bou
     np.testing.assert_allclose(numpy_env, xla_env, rtol=tolerance, atol=tolerance)
 
 
-def test_numbers_too_small_do_not_matter_to_a_strict_numpy():
-    spec, _, state = make_spec(Counting)
-    small = jax.tree.map(lambda x: x * np.float32(1e-30), state)
-    runner = EnvRunner(spec, np.arange(N))
-    with np.errstate(all="raise"):
-        assert np.isfinite(runner.collect(small, GAMMA).rollout.value).all()
+class Faint(Counting):
+    """Tells of next to nothing, in 64 bits, and has NumPy raise where digits are lost."""
+
+    action_space = gymnasium.spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([0.0, 1.0], np.float32))
+
+    def __init__(self):
+        super().__init__()
+        np.seterr(all="raise")
+
+    def see(self):
+        return np.full(3, 1e-300)
+
+    def step(self, action):
+        return (self.see(), 1e-300, *super().step(action)[2:])
+
+
+def test_lost_digits_do_not_matter_to_a_strict_numpy():
+    with np.errstate():  # puts back what the environment sets
+        spec, _, state = make_spec(Faint)
+        small = jax.tree.map(lambda x: x * np.float32(1e-30), state)
+        assert np.isfinite(EnvRunner(spec, np.arange(N)).collect(small, GAMMA).rollout.value).all()
+        assert np.geterr()["under"] == "raise"
 
 
 def test_only_networks_that_numpy_knows_are_left_to_it():

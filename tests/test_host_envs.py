@@ -478,3 +478,11 @@ def test_evaluation_sees_parts_and_takes_actions_that_do_not_count_from_0(evalua
     lengths = np.array(lengths_of(0, 3))
     assert played.lengths.tolist() == lengths.tolist()
     assert played.returns.tolist() == (lengths * (lengths - 1) / 2 + 0.5 * 6 * lengths).tolist()
+
+
+def test_names_that_cannot_be_put_in_order_are_refused():
+    class Named(Counting):
+        observation_space = spaces.Dict({1: spaces.Box(0, 1, (2,)), "a": spaces.Discrete(2)})
+
+    with pytest.raises(ValueError, match="Named: names of different types"):
+        make_host_env(Named)

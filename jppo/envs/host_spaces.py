@@ -14,6 +14,8 @@ from jppo.types import PyTree
 def obs_spec_of(name: str, space: Any) -> PyTree:
     kind = type(space).__name__
     if kind == "Dict":
+        if len({type(key) for key in space.spaces}) > 1:
+            raise ValueError(f"{name}: names of different types in {space}, which JAX cannot put in order")
         return {key: obs_spec_of(name, part) for key, part in space.spaces.items()}
     if kind == "Tuple":
         return tuple(obs_spec_of(name, part) for part in space.spaces)
@@ -39,10 +41,10 @@ def action_spec_of(name: str, space: Any) -> ActionSpec:
 
 def _inside(bound: np.ndarray, inward: float) -> tuple[float, ...]:
     """The nearest float32 that are not beyond a bound."""
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         near = bound.astype(np.float32)
-    beyond = near < bound if inward > 0 else near > bound
-    return tuple(np.where(beyond, np.nextafter(near, np.float32(inward)), near).ravel().tolist())
+        beyond = near < bound if inward > 0 else near > bound
+        return tuple(np.where(beyond, np.nextafter(near, np.float32(inward)), near).ravel().tolist())
 
 
 def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
