@@ -10,6 +10,7 @@ import dataclasses
 import math
 import pickle
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,12 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.actor_process import ONE_THREAD, ActorProcess, Trouble, trouble_of
+from jppo.actor_process import ONE_THREAD, TURN_SECONDS, ActorProcess, Trouble, trouble_of
 from jppo.config import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.determinism import inherited_flags
 from jppo.env_runner import ActorsFailed, Fragment, RunnerSpec
+from jppo.turns import Turns
 from jppo.types import PolicyState
 
 _START_SECONDS = 300.0  # an actor may take this long to make its environments
@@ -32,7 +34,6 @@ _LEAST_TIMEOUT, _TIMEOUT_FACTOR = 60.0, 10.0
 _FIRST_TIMEOUT = 1800.0  # while no actor has shown how long a fragment takes
 _CLOSE_SECONDS = 2.0  # for environments to be closed, whether or not they are in a step
 _INLINE_BYTES = 90_000  # of a policy, sent with each call: any Ray does so up to 100 kB, and it saves 3 ms
-_LEAST_TURN = 0.05  # seconds: between two turns a core is idle for some milliseconds
 _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for each further one
 
 
@@ -66,6 +67,7 @@ class Actors:
         self._waited = 0.0  # seconds in poll and ready, by which limits go: neither a long update counts nor a pause
         self._say_at = 0.0
         self._in_turns, self.turns = False, 1.0  # which is not known before the first rollout
+        self._group = uuid.uuid4().hex  # of processes that take turns on a node's cores
         self._given: Any = None
         self._slots: list[_Slot] = []
         self._owns_ray = connect(config)
@@ -98,10 +100,10 @@ class Actors:
         """
         given = (policy_state, gamma)
         small = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_state)) <= _INLINE_BYTES
-        self._given = given if small else ray.put(given)
+        self._given = pickle.dumps(given, pickle.HIGHEST_PROTOCOL) if small else ray.put(given)
         for slot in self._slots:
             slot.due = True
-        self._take_turns()
+        self._call()
 
     def poll(self, timeout: float) -> list[Fragment] | None:
         """The fragments, by actor, once all are there; None where `timeout` seconds were not enough.
@@ -116,8 +118,7 @@ class Actors:
         nodes = collections.Counter((slot.node, slot.cores) for slot in self._slots)
         most = max(math.ceil(count / cores) for (_, cores), count in nodes.items())
         self.turns = float(most) if self._in_turns else 1.0
-        # With a lag nobody would be there to give the next turn while the learner learns.
-        self._in_turns = not self._config.policy_lag and all(fragment.busy > _LEAST_TURN for fragment in fragments)
+        self._in_turns = all(slot.computes for slot in self._slots)
         for slot in self._slots:
             slot.result = None
         return fragments
@@ -138,6 +139,7 @@ class Actors:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
             for slot in self._slots:
                 _kill(slot.handle)
+        Turns(self._group, 0).close()
         if self._owns_ray:
             disconnect()
 
@@ -151,8 +153,9 @@ class Actors:
         retries = [slot.retry_at - self._waited for slot in self._slots if slot.retry_at is not None]
         timeout, begin = min([timeout, *retries]), time.monotonic()
         if waiting:
-            # who starts, or has no turn yet, has another call to come
-            count = len(waiting) if all(slot.started and not slot.due for slot in self._slots) else 1
+            # who starts has another call to come, and who has had its turn an answer to be unpacked meanwhile
+            together = all(slot.started and not slot.computes for slot in self._slots)
+            count = len(waiting) if together else 1
             done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
         else:
             done = []
@@ -160,7 +163,6 @@ class Actors:
         self._waited += time.monotonic() - begin
         for ref in done:
             waiting[ref].pending = None
-        self._take_turns()  # before it takes time to receive
         for ref in done:
             self._receive(waiting[ref], ref)
         for slot in waiting.values():
@@ -168,7 +170,7 @@ class Actors:
             if slot.pending is not None and self._waited - slot.since > limit:
                 what = "no answer" if slot.started else "not started"
                 self._failed(slot, Trouble(f"{what} within {limit:.0f} s"))
-        self._take_turns()
+        self._call()
         self._say_who_waits()
 
     def _say_who_waits(self) -> None:
@@ -189,12 +191,16 @@ class Actors:
         if isinstance(answer, Trouble):
             self._failed(slot, answer)
         elif slot.node is None:
-            (slot.node, slot.cores), slot.since = answer, self._waited
-            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers)
+            node, slot.cores = answer
+            slot.core, slot.node, slot.since = self._free_core(node, slot.cores), node, self._waited
+            turns = Turns(self._group, slot.core)
+            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers, turns)
         elif not slot.started:
             slot.started = True
+        elif answer is None:  # it waits for its turn
+            slot.due = True
         else:
-            slot.result, slot.failures, self._any_success = answer, 0, True
+            slot.result, slot.computes, slot.failures, self._any_success = answer, answer.computes, 0, True
             self._longest = max(self._longest, answer.seconds["total"])
 
     def _time_limit(self, slot: "_Slot") -> float:
@@ -202,8 +208,9 @@ class Actors:
             return math.inf
         if not slot.started:
             return max(_START_SECONDS, self._config.actor_timeout or 0.0)
+        turn = TURN_SECONDS if slot.computes else 0.0
         known = max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest) if self._longest else _FIRST_TIMEOUT
-        return self._config.actor_timeout or known
+        return turn + (self._config.actor_timeout or known)
 
     def _failed(self, slot: "_Slot", trouble: "Trouble") -> None:
         """Counts it and lays down when the slot's actor is replaced. Raises ActorsFailed when it was once too often."""
@@ -245,15 +252,16 @@ class Actors:
         # inside a placement group (a Tune trial's) there is room for the actors already
         return None if ray.util.get_current_placement_group() else "SPREAD"
 
-    def _take_turns(self) -> None:
-        """Has actors collect: all that are due, or, where they do nothing but compute, on each node as many at a time
-        as it has cores. Otherwise those that share a core take it for a millisecond at a time, and find its caches full
-        of another's data (docs/performance.md)."""
-        at_work = collections.Counter(slot.node for slot in self._slots if slot.started and slot.pending is not None)
+    def _call(self) -> None:
+        """Has those collect that are due and ready."""
         for slot in self._slots:
-            if slot.due and slot.started and not (self._in_turns and at_work[slot.node] >= slot.cores):
+            if slot.due and slot.started:
                 slot.pending, slot.since, slot.due = slot.handle.collect.remote(self._given), self._waited, False
-                at_work[slot.node] += 1
+
+    def _free_core(self, node: str | None, cores: int) -> int:
+        """One of a node's cores that the fewest actors are to use."""
+        used = collections.Counter(slot.core for slot in self._slots if slot.node == node)
+        return min(range(cores), key=used.__getitem__)
 
 
 @dataclasses.dataclass
@@ -267,7 +275,9 @@ class _Slot:
     node: str | None = None  # where its actor runs; None until it has been placed
     started: bool = False  # whether its environments are made
     cores: int = 1  # of that node
+    core: int = 0  # the one that its actor is to use
     due: bool = False  # whether it is to collect, and has not begun
+    computes: bool = False  # whether it takes turns with others on its core
     pending: Any = None  # the call that is waited for
     since: float = 0.0  # when that was made
     result: Fragment | None = None

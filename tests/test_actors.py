@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import itertools
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from processes import descendants, left_of, running
 
 import jppo
 from jppo import actors, connection, loops, sebulba
+from jppo.actor_process import TURN_SECONDS
 from jppo.actors import Actors
 from jppo.cli import main
 from jppo.config import RayConfig
@@ -300,7 +302,7 @@ class PretendRay:
     util = types.SimpleNamespace(get_current_placement_group=lambda: None)
 
     def __init__(self, behaviour):
-        ready = {"place": lambda: (0.0, ("node", 1)), "begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
+        ready = {"begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
         self.behaviour, self.now = ready | behaviour, 0.0
         self.began, self.killed = [], []  # (when, environments), when
 
@@ -347,8 +349,8 @@ class PretendRay:
         self.killed.append(self.now)
 
 
-def fragment(seconds, busy=0.0):
-    return types.SimpleNamespace(seconds={"total": seconds}, busy=busy)
+def fragment(seconds, computes=False):
+    return types.SimpleNamespace(seconds={"total": seconds}, computes=computes)
 
 
 DIED = ray.exceptions.RayError("gone")
@@ -358,13 +360,13 @@ DIED = ray.exceptions.RayError("gone")
 def pretend(monkeypatch):
     """Makes two actors of two environments, which are ready; and the Ray they live in, and what they said."""
 
-    def make(*collects, **config):
+    def make(*collects, nodes=itertools.repeat(("node", 1)), **config):
         rest = iter(collects)
-        pretended, said = PretendRay({"collect": lambda: next(rest)}), []
+        pretended, said = PretendRay({"collect": lambda: next(rest), "place": lambda: (0.0, next(nodes))}), []
         monkeypatch.setattr(actors, "ray", pretended)
         monkeypatch.setattr(connection, "ray", pretended)
         monkeypatch.setattr(actors, "time", pretended)
-        fleet = Actors(None, RayConfig(num_actors=2, envs_per_actor=2, **config), said.append)
+        fleet = Actors(None, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
         while fleet.ready(0.2) is None:
             pass
         return fleet, pretended, said
@@ -372,7 +374,7 @@ def pretend(monkeypatch):
     return make
 
 
-def rollout(fleet, pretended):
+def rollout(fleet, pretended, num_actors=2):
     """Has one collected; returns how long it took."""
     fleet.start(None, 0.9)
     begin = pretended.now
@@ -381,7 +383,7 @@ def rollout(fleet, pretended):
         fragments = fleet.poll(0.2)
         assert pretended.now - before <= 0.2 + 1e-9, "poll takes longer than it may"
         if fragments is not None:
-            assert len(fragments) == 2
+            assert len(fragments) == num_actors
             return pretended.now - begin
 
 
@@ -467,37 +469,44 @@ def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
 
 
 @pytest.mark.parametrize(
-    ("busy", "cores", "lag", "together"),
-    [(3.0, 1, 0, False), (3.0, 2, 0, True), (0.0, 1, 0, True), (0.04, 1, 0, True), (3.0, 1, 1, True)],
-    ids=["as many as cores", "more cores", "waiting", "short", "nobody gives turns"],
+    ("computes", "cores", "turns"), [(True, 1, 2.0), (True, 2, 1.0), (False, 1, 1.0)], ids=["few", "enough", "waiting"]
 )
-def test_actors_that_only_compute_take_turns(pretend, busy, cores, lag, together):
-    fleet, pretended, _ = pretend(*[(3.0, fragment(3.0, busy))] * 6, policy_lag=lag)
+def test_turns_are_told(pretend, computes, cores, turns):
+    fleet, pretended, _ = pretend(*[(3.0, fragment(3.0, computes))] * 6)
     for slot in fleet._slots:
         slot.cores = cores
-    assert rollout(fleet, pretended) == pytest.approx(3.0), "the first shows how they are"
-    assert fleet.turns == 1.0
+    rollout(fleet, pretended)
+    assert fleet.turns == 1.0, "the first shows how they are"
     for _ in range(2):
-        assert rollout(fleet, pretended) == pytest.approx(3.0 if together else 6.0)
-        assert fleet.turns == (1.0 if together else 2.0)
+        rollout(fleet, pretended)
+        assert fleet.turns == turns
 
 
-def test_the_next_turn_is_given_before_an_answer_is_unpacked(pretend, monkeypatch):
-    fleet, pretended, _ = pretend(*[(3.0, fragment(3.0, 3.0))] * 4)
+def test_who_has_had_no_turn_is_asked_again_and_not_taken_for_hung(pretend):
+    fine, no_turn = (3.0, fragment(3.0, computes=True)), (TURN_SECONDS, None)
+    fleet, pretended, said = pretend(fine, fine, fine, *[no_turn] * 30, fine)
     rollout(fleet, pretended)
-    done, get, collect = [], pretended.get, pretended.behaviour["collect"]
-    monkeypatch.setattr(pretended, "get", lambda call: (done.append("unpack"), get(call))[1])
-    pretended.behaviour["collect"] = lambda: (done.append("turn"), collect())[1]
-    rollout(fleet, pretended)
-    assert done == ["turn", "turn", "unpack", "unpack"]
+    assert rollout(fleet, pretended) == pytest.approx(30 * TURN_SECONDS + 3.0)
+    assert said == []
 
 
-def test_whose_actor_fails_gets_another_turn(pretend):
-    fine = (3.0, fragment(3.0, 3.0))
-    fleet, pretended, _ = pretend(fine, fine, (1.0, DIED), fine, fine)
+def test_who_hangs_in_its_turn_is_found(pretend):
+    fine = (3.0, fragment(3.0, computes=True))
+    fleet, pretended, said = pretend(fine, fine, NEVER, fine, fine)
     rollout(fleet, pretended)
-    assert rollout(fleet, pretended) == pytest.approx(1.0 + 3.0 + 3.0, abs=1.0), "it starts anew in the other's turn"
-    assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + TURN_SECONDS + 0.5 + 3.0 + 3.0, abs=1.0)
+    assert said == ["actor 0 (environments 0 to 1) failed (no answer within 65 s); a new one starts in 0.5 s"]
+
+
+def test_actors_are_spread_over_the_cores_of_their_node(pretend):
+    fine = (3.0, fragment(3.0))
+    nodes = iter([("a", 2), ("a", 2), ("b", 3), ("a", 2), ("a", 2), ("b", 3), ("a", 2)])
+    fleet, pretended, _ = pretend(*[fine] * 4, (1.0, DIED), *[fine] * 8, num_actors=6, nodes=nodes)
+    assert [(slot.node, slot.core) for slot in fleet._slots] == [
+        *(("a", 0), ("a", 1), ("b", 0), ("a", 0), ("a", 1), ("b", 1))
+    ]
+    assert rollout(fleet, pretended, 6) > 3.0
+    assert (fleet._slots[4].node, fleet._slots[4].core) == ("a", 1), "in the place of the one that died"
 
 
 def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):

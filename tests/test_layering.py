@@ -30,7 +30,7 @@ LAYERS = [
         "env_runner",
         "evaluation",
     },
-    {"anakin", "actor_process", "actors", "connection", "in_process", "sebulba"},
+    {"anakin", "actor_process", "actors", "connection", "in_process", "sebulba", "turns"},
     {
         *(
             "actor_loop",
