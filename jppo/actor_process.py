@@ -14,13 +14,12 @@ from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.turns import Turns
 from jppo.types import PolicyState
 
-TURN_SECONDS = 5.0  # an actor waits so long for its turn, before it says that it still does
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     **dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }  # environment variables of the process
 
-Given = tuple[PolicyState, float]  # that EnvRunner.collect takes
+Given = tuple[PolicyState, float]  # what EnvRunner.collect takes
 
 
 class Trouble(NamedTuple):
@@ -42,19 +41,19 @@ class ActorProcess:
 
     _runner: EnvRunner | None = None
     _turns: Turns | None = None
-    _computes = False  # whether its last rollout did nothing else
+    _patience = 0.0  # see Fragment
 
     def place(self) -> tuple[str, int]:
         """The node that this runs on, and how many of its cores may be used."""
         return ray.get_runtime_context().get_node_id(), num_cores()
 
-    def begin(self, spec: RunnerSpec, env_index: np.ndarray, turns: Turns) -> Trouble | None:
+    def begin(self, spec: RunnerSpec, env_index: np.ndarray, group: int, core: int) -> Trouble | None:
         """Makes the environments.
 
         Args:
-          turns: on the core that this actor is to use.
+          group, core: see Turns.
         """
-        self._turns = turns
+        self._turns = Turns(group, core)
         # The policy's calls are too short to be handed to another thread: 16 us instead of 41 (docs/performance.md).
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         try:
@@ -63,29 +62,26 @@ class ActorProcess:
             return trouble_of(error, traceback.format_exc())
         return None
 
-    def collect(self, given: bytes | Given) -> Fragment | Trouble | None:
-        """See EnvRunner.collect. Where the last rollout did nothing but compute, once it is this actor's turn on its
-        core; None where that did not come within TURN_SECONDS.
+    def collect(self, given: bytes | Given) -> Fragment | Trouble:
+        """See EnvRunner.collect; where the last rollout did nothing but compute, once it is this actor's turn.
 
         Args:
           given: may be pickled.
         """
         assert self._runner is not None, "begin() comes first"
         assert self._turns is not None
-        if self._computes and not self._turns.take(TURN_SECONDS):
-            return None
+        if self._patience:
+            self._turns.take(self._patience)
         try:
             fragment = self._runner.collect(*(pickle.loads(given) if isinstance(given, bytes) else given))
         except Exception as error:
             return trouble_of(error, traceback.format_exc())
         finally:
             self._turns.give()
-        self._computes = fragment.computes
+        self._patience = fragment.patience
         return fragment
 
     def close(self) -> None:
         """Ends the environments."""
-        if self._turns is not None:
-            self._turns.close()
         if self._runner is not None:
             self._runner.close()

@@ -19,12 +19,11 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.actor_process import ONE_THREAD, TURN_SECONDS, ActorProcess, Trouble, trouble_of
+from jppo.actor_process import ONE_THREAD, ActorProcess, Trouble, trouble_of
 from jppo.config import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.determinism import inherited_flags
 from jppo.env_runner import ActorsFailed, Fragment, RunnerSpec
-from jppo.turns import Turns
 from jppo.types import PolicyState
 
 _START_SECONDS = 300.0  # an actor may take this long to make its environments
@@ -66,8 +65,8 @@ class Actors:
         self._lost, self._restarts, self._longest, self._any_success = 0, 0, 0.0, False
         self._waited = 0.0  # seconds in poll and ready, by which limits go: neither a long update counts nor a pause
         self._say_at = 0.0
-        self._in_turns, self.turns = False, 1.0  # which is not known before the first rollout
-        self._group = uuid.uuid4().hex  # of processes that take turns on a node's cores
+        self.turns = 1.0
+        self._group = uuid.uuid4().int >> 80  # of processes that take turns on a node's cores
         self._given: Any = None
         self._slots: list[_Slot] = []
         self._owns_ray = connect(config)
@@ -100,7 +99,7 @@ class Actors:
         """
         given = (policy_state, gamma)
         small = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_state)) <= _INLINE_BYTES
-        self._given = pickle.dumps(given, pickle.HIGHEST_PROTOCOL) if small else ray.put(given)
+        self._given = ray.cloudpickle.dumps(given) if small else ray.put(given)  # once, not for each
         for slot in self._slots:
             slot.due = True
         self._call()
@@ -115,10 +114,8 @@ class Actors:
         fragments = [slot.result for slot in self._slots if slot.result is not None]
         if len(fragments) < len(self._slots):
             return None
-        nodes = collections.Counter((slot.node, slot.cores) for slot in self._slots)
-        most = max(math.ceil(count / cores) for (_, cores), count in nodes.items())
-        self.turns = float(most) if self._in_turns else 1.0
-        self._in_turns = all(slot.computes for slot in self._slots)
+        sharing = collections.Counter((slot.node, slot.core) for slot in self._slots if slot.in_turn)
+        self.turns = float(max(sharing.values(), default=1))
         for slot in self._slots:
             slot.result = None
         return fragments
@@ -139,7 +136,6 @@ class Actors:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
             for slot in self._slots:
                 _kill(slot.handle)
-        Turns(self._group, 0).close()
         if self._owns_ray:
             disconnect()
 
@@ -154,7 +150,7 @@ class Actors:
         timeout, begin = min([timeout, *retries]), time.monotonic()
         if waiting:
             # who starts has another call to come, and who has had its turn an answer to be unpacked meanwhile
-            together = all(slot.started and not slot.computes for slot in self._slots)
+            together = all(slot.started and not slot.patience for slot in self._slots)
             count = len(waiting) if together else 1
             done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
         else:
@@ -193,14 +189,11 @@ class Actors:
         elif slot.node is None:
             node, slot.cores = answer
             slot.core, slot.node, slot.since = self._free_core(node, slot.cores), node, self._waited
-            turns = Turns(self._group, slot.core)
-            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers, turns)
+            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers, self._group, slot.core)
         elif not slot.started:
             slot.started = True
-        elif answer is None:  # it waits for its turn
-            slot.due = True
         else:
-            slot.result, slot.computes, slot.failures, self._any_success = answer, answer.computes, 0, True
+            slot.result, slot.patience, slot.failures, self._any_success = answer, answer.patience, 0, True
             self._longest = max(self._longest, answer.seconds["total"])
 
     def _time_limit(self, slot: "_Slot") -> float:
@@ -208,15 +201,15 @@ class Actors:
             return math.inf
         if not slot.started:
             return max(_START_SECONDS, self._config.actor_timeout or 0.0)
-        turn = TURN_SECONDS if slot.computes else 0.0
         known = max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest) if self._longest else _FIRST_TIMEOUT
-        return turn + (self._config.actor_timeout or known)
+        return slot.patience + (self._config.actor_timeout or known)
 
     def _failed(self, slot: "_Slot", trouble: "Trouble") -> None:
         """Counts it and lays down when the slot's actor is replaced. Raises ActorsFailed when it was once too often."""
         _kill(slot.handle)
         self._lost += slot.started
         slot.failures, slot.pending, slot.node, slot.started = slot.failures + 1, None, None, False
+        slot.patience = 0.0
         slot.due = self._given is not None and slot.result is None
         first, last = int(slot.env_index[0]), int(slot.env_index[-1])
         who = f"actor {slot.number} (environments {first} to {last})"
@@ -257,6 +250,7 @@ class Actors:
         for slot in self._slots:
             if slot.due and slot.started:
                 slot.pending, slot.since, slot.due = slot.handle.collect.remote(self._given), self._waited, False
+                slot.in_turn = slot.patience > 0.0
 
     def _free_core(self, node: str | None, cores: int) -> int:
         """One of a node's cores that the fewest actors are to use."""
@@ -277,7 +271,8 @@ class _Slot:
     cores: int = 1  # of that node
     core: int = 0  # the one that its actor is to use
     due: bool = False  # whether it is to collect, and has not begun
-    computes: bool = False  # whether it takes turns with others on its core
+    patience: float = 0.0  # seconds for which its actor waits for a turn on its core, where it takes turns
+    in_turn: bool = False  # whether it does so in the last call
     pending: Any = None  # the call that is waited for
     since: float = 0.0  # when that was made
     result: Fragment | None = None

@@ -24,6 +24,7 @@ except ImportError:  # it is Unix's, and what is asked of it Linux's
 
 _FEW_WAITS = 0.05  # per step
 _LEAST_TURN = 0.05  # seconds: shorter turns gain nothing (docs/performance.md)
+_PATIENCE = 20.0  # rollouts: others' turns, or one of them hangs
 _silently = functools.partial(np.errstate, all="ignore")  # as XLA is, whatever an environment asks of NumPy
 _put = putting()
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
@@ -39,9 +40,9 @@ class Fragment(NamedTuple):
     busy: float = 0.0  # seconds of a core that it took, if it never waited for anything else, else 0, as in the first
 
     @property
-    def computes(self) -> bool:
-        """Whether its maker does nothing but compute, for long enough to take turns with others on the same core."""
-        return self.busy > _LEAST_TURN
+    def patience(self) -> float:
+        """Seconds for which its maker, where it does nothing but compute, waits for a turn on its core; else 0."""
+        return _PATIENCE * self.busy if self.busy > _LEAST_TURN else 0.0
 
 
 class ActorsFailed(RuntimeError):

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from jppo import losses
 from jppo.advantages import generalized_advantages
+from jppo.compiling import as_stored
 from jppo.config import Hyperparams, PPOConfig
 from jppo.networks import ActorCritic, Policy
 from jppo.pieces import in_pieces, pieces_of
@@ -327,7 +328,10 @@ def _adapted(state: TrainState, kl: Array) -> Array:
 
 
 def _all_finite(tree: Any) -> Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+    flags = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)])
+    return as_stored(
+        flags
+    ).all()  # else all of them become operands of whatever depends on it, and compiling takes longer
 
 
 def _is_moments(node: Any) -> bool:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 try:
@@ -16,55 +15,62 @@ try:
 except ImportError:  # it is Unix's
     fcntl: Any = None  # type: ignore[no-redef]
 
+_CORES = 2**12  # more than a machine has
+
 
 class Turns:
     """A process's turns on one core of its machine. Of one that dies the kernel takes the turn back."""
 
-    def __init__(self, group: str, core: int) -> None:
+    def __init__(self, group: int, core: int) -> None:
         """
         Args:
-          group: the name of those that share cores.
+          group: of processes that share cores, less than 2^48.
           core: the one that this process is to use, from 0.
         """
-        self._group, self._core = group, core
-        self._file: Any = None
-        self._given: threading.Event | None = None  # set once the turn asked for has come
+        self._byte, self._file = group * _CORES + core, _open()
+        self._mutex, self._asking, self._wanted = threading.Lock(), False, False
+        self._mine = threading.Event()
 
     def take(self, seconds: float) -> bool:
-        """Waits for the turn, but no longer than this. Where that is not enough, the next call goes on waiting."""
-        if self._file is None and not self._open():
-            return True
-        if self._given is None:
-            self._given = threading.Event()
-            threading.Thread(target=self._ask, args=(self._given,), daemon=True).start()
-        return self._given.wait(seconds)
+        """Waits for the turn, but no longer than this; returns whether it has come. Where locks cannot be had, it has
+        not, at once."""
+        if self._file is None:
+            return False
+        with self._mutex:
+            self._wanted = True
+            if not self._asking:
+                self._asking = True
+                threading.Thread(target=self._ask, daemon=True).start()  # a call for a lock knows no time limit
+        return self._mine.wait(seconds)
 
     def give(self) -> None:
-        """Ends the turn, where there is one."""
-        if self._given is not None:
-            self._given = None
-            self._lock(fcntl.LOCK_UN)
+        """Ends the turn, or that it is wanted."""
+        with self._mutex:
+            self._wanted = False
+            if self._mine.is_set():
+                self._mine.clear()
+                self._lock(fcntl.LOCK_UN)
 
-    def close(self) -> None:
-        """Leaves no file behind."""
-        self._path.unlink(missing_ok=True)
-
-    @property
-    def _path(self) -> Path:
-        return Path(tempfile.gettempdir()) / f"jppo-turns-{self._group}"
-
-    def _open(self) -> bool:
-        """Whether there are locks. Without, all compute at once."""
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        return self._file is not None
-
-    def _ask(self, given: threading.Event) -> None:
+    def _ask(self) -> None:
         self._lock(fcntl.LOCK_EX)
-        given.set()
+        with self._mutex:
+            self._asking = False
+            if self._wanted:
+                self._mine.set()
+            else:
+                self._lock(fcntl.LOCK_UN)
 
     def _lock(self, what: int) -> None:
         """Of a byte: a lock of the whole file would be shared by children that an environment forks."""
-        with contextlib.suppress(OSError):
-            fcntl.lockf(self._file, what, 1, self._core)
+        with contextlib.suppress(OSError):  # then all compute at once
+            fcntl.lockf(self._file, what, 1, self._byte)
+
+
+def _open() -> Any:
+    """The one file of all of a user's locks (a descriptor), or None where there can be none."""
+    if fcntl is None:
+        return None
+    with contextlib.suppress(OSError):
+        path = os.path.join(tempfile.gettempdir(), f"jppo-turns-{os.getuid()}")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return None

@@ -13,6 +13,7 @@ import time
 import types
 import warnings
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,11 +25,11 @@ from processes import descendants, left_of, running
 
 import jppo
 from jppo import actors, connection, loops, sebulba
-from jppo.actor_process import TURN_SECONDS
 from jppo.actors import Actors
 from jppo.cli import main
 from jppo.config import RayConfig
 from jppo.env_runner import ActorsFailed
+from jppo.networks import make_network
 from jppo.progress import Silent
 from jppo.runs import load_policy_state, read_metrics
 
@@ -158,6 +159,26 @@ def test_a_lag_of_one_is_deterministic(local_ray, tmp_path):
     alone = train(env, tmp_path, policy_lag=1, num_actors=0)
     assert_same_run(lagging, alone)
     assert lagging.metrics["actors/policy_lag"].tolist() == [0.0, *[1.0] * (UPDATES - 1)]
+
+
+def test_parameters_may_be_of_a_class_that_actors_cannot_import(local_ray, tmp_path):
+    class Params(NamedTuple):
+        inner: Any
+
+    class Wrapped:
+        def __init__(self, network):
+            self.network = network
+
+        def init(self, key, obs):
+            return Params(self.network.init(key, obs))
+
+        def apply(self, params, obs):
+            return self.network.apply(params.inner, obs)
+
+    env = functools.partial(Healthy, notes=tmp_path)
+    host_env = jppo.make_host_env(env)
+    network = Wrapped(make_network(CONFIG, host_env.obs_spec, host_env.action_spec))
+    assert isinstance(train(env, tmp_path, network=network).policy.state.params, Params)
 
 
 def test_whatever_happens_to_actors_costs_a_fragment(local_ray, tmp_path):
@@ -315,6 +336,8 @@ class PretendRay:
     def is_initialized(self):
         return True
 
+    cloudpickle = ray.cloudpickle
+
     def cluster_resources(self):
         return {"CPU": 99.0}
 
@@ -349,8 +372,8 @@ class PretendRay:
         self.killed.append(self.now)
 
 
-def fragment(seconds, computes=False):
-    return types.SimpleNamespace(seconds={"total": seconds}, computes=computes)
+def fragment(seconds, patience=0.0):
+    return types.SimpleNamespace(seconds={"total": seconds}, patience=patience)
 
 
 DIED = ray.exceptions.RayError("gone")
@@ -469,12 +492,13 @@ def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
 
 
 @pytest.mark.parametrize(
-    ("computes", "cores", "turns"), [(True, 1, 2.0), (True, 2, 1.0), (False, 1, 1.0)], ids=["few", "enough", "waiting"]
+    ("patience", "cores", "turns"),
+    [((9.0, 9.0), 1, 2.0), ((9.0, 9.0), 2, 1.0), ((0.0, 0.0), 1, 1.0), ((9.0, 0.0), 1, 1.0)],
+    ids=["few", "enough", "waiting", "one waits"],
 )
-def test_turns_are_told(pretend, computes, cores, turns):
-    fleet, pretended, _ = pretend(*[(3.0, fragment(3.0, computes))] * 6)
-    for slot in fleet._slots:
-        slot.cores = cores
+def test_turns_are_told(pretend, patience, cores, turns):
+    answers = [(3.0, fragment(3.0, each)) for each in patience]
+    fleet, pretended, _ = pretend(*answers * 3, nodes=itertools.repeat(("node", cores)))
     rollout(fleet, pretended)
     assert fleet.turns == 1.0, "the first shows how they are"
     for _ in range(2):
@@ -482,20 +506,26 @@ def test_turns_are_told(pretend, computes, cores, turns):
         assert fleet.turns == turns
 
 
-def test_who_has_had_no_turn_is_asked_again_and_not_taken_for_hung(pretend):
-    fine, no_turn = (3.0, fragment(3.0, computes=True)), (TURN_SECONDS, None)
-    fleet, pretended, said = pretend(fine, fine, fine, *[no_turn] * 30, fine)
+@pytest.mark.parametrize(("patience", "first"), [(9.0, 3.0), (0.0, 6.0)])
+def test_answers_that_come_in_turns_are_unpacked_meanwhile(pretend, monkeypatch, patience, first):
+    early, late = (3.0, fragment(3.0, patience)), (6.0, fragment(3.0, patience))
+    fleet, pretended, _ = pretend(early, late, early, late)
     rollout(fleet, pretended)
-    assert rollout(fleet, pretended) == pytest.approx(30 * TURN_SECONDS + 3.0)
-    assert said == []
+    begin, times, get = pretended.now, [], pretended.get
+    monkeypatch.setattr(pretended, "get", lambda call: (times.append(pretended.now - begin), get(call))[1])
+    fleet.start(None, 0.9)
+    while fleet.poll(60.0) is None:
+        pass
+    assert times == [first, 6.0]
 
 
-def test_who_hangs_in_its_turn_is_found(pretend):
-    fine = (3.0, fragment(3.0, computes=True))
+def test_who_hangs_is_found_once_others_may_have_had_their_turns(pretend):
+    fine = (3.0, fragment(3.0, 50.0))
     fleet, pretended, said = pretend(fine, fine, NEVER, fine, fine)
     rollout(fleet, pretended)
-    assert rollout(fleet, pretended) == pytest.approx(60.0 + TURN_SECONDS + 0.5 + 3.0 + 3.0, abs=1.0)
-    assert said == ["actor 0 (environments 0 to 1) failed (no answer within 65 s); a new one starts in 0.5 s"]
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + 50.0 + 0.5 + 3.0 + 3.0, abs=1.0)
+    assert said == ["actor 0 (environments 0 to 1) failed (no answer within 110 s); a new one starts in 0.5 s"]
+    assert fleet.turns == 1.0, "the new one did not wait"
 
 
 def test_actors_are_spread_over_the_cores_of_their_node(pretend):

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from jppo import compiling
@@ -81,3 +82,14 @@ def test_a_second_process_does_not_compile(tmp_path):
     assert (first, second) == ("0", "1")
     assert any(path.name.endswith("-cache") for path in Path(folder).iterdir())
     assert [done.stderr for done in said] == ["", ""]
+
+
+@pytest.mark.parametrize("size", [4, 2**20])
+def test_arrays_are_put_as_they_are_whatever_their_size(size):
+    device = jax.devices()[3]
+    tree = {"many": np.arange(size, dtype=np.float32), "few": (np.ones((2, 3), np.float16), np.array(True), ())}
+    there = compiling.putting(jax.sharding.SingleDeviceSharding(device))(tree)
+    assert jax.tree.structure(there) == jax.tree.structure(tree)
+    for given, expected in zip(jax.tree.leaves(there), jax.tree.leaves(tree), strict=True):
+        assert (given.dtype, given.devices()) == (expected.dtype, {device})
+        np.testing.assert_array_equal(given, expected)

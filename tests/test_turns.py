@@ -19,7 +19,7 @@ from checks import SMALL
 
 import jppo
 from jppo import turns
-from jppo.actor_process import TURN_SECONDS, ActorProcess, Trouble
+from jppo.actor_process import ActorProcess, Trouble
 from jppo.env_runner import Fragment
 from jppo.turns import Turns
 
@@ -27,7 +27,7 @@ from jppo.turns import Turns
 TAKER = """
 import os, sys, time
 from jppo.turns import Turns
-turns = Turns(sys.argv[1], int(sys.argv[2]))
+turns = Turns(int(sys.argv[1]), int(sys.argv[2]))
 for line in sys.stdin:
     what, *words = line.split()
     if what == "fork":
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 class Taker:
     def __init__(self, group, core=0):
-        words = [sys.executable, "-c", TAKER, group, str(core)]
+        words = [sys.executable, "-c", TAKER, str(group), str(core)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __call__(self, line):
@@ -55,7 +55,7 @@ class Taker:
 @pytest.fixture
 def taker():
     """Makes processes with turns in one group."""
-    group, started = uuid.uuid4().hex, []
+    group, started = uuid.uuid4().int >> 80, []
 
     def make(core=0):
         started.append(Taker(group, core))
@@ -65,7 +65,6 @@ def taker():
     for one in started:
         one.process.kill()
         one.process.communicate()
-    Turns(group, 0).close()
 
 
 def test_one_at_a_time_has_a_core(taker):
@@ -83,14 +82,26 @@ def test_one_at_a_time_has_a_core(taker):
     assert not second.take(0.1)
 
 
-def test_a_turn_that_comes_late_is_kept_for_who_asked(taker):
-    first, second = taker(), taker()
+def test_a_turn_that_comes_after_the_wait_is_not_lost(taker):
+    first, second, third = taker(), taker(), taker()
     assert first.take(30.0)
     assert not second.take(0.1)
     first("give")
-    time.sleep(0.2)
-    assert not first.take(0.1)
-    assert second.take(0.0)
+    assert not third.take(0.5), "it is the second's, who has not said that it does without"
+    second("give")
+    assert third.take(30.0)
+
+
+def test_who_does_without_does_not_keep_it(taker):
+    first, second, third = taker(), taker(), taker()
+    assert first.take(30.0)
+    assert not second.take(0.1)
+    second("give")
+    first("give")
+    assert third.take(30.0), "the kernel gave it to the second, who gave it on"
+    assert not second.take(0.1)
+    third("give")
+    assert second.take(30.0)
 
 
 @pytest.mark.parametrize("forks", [False, True])
@@ -105,16 +116,12 @@ def test_who_dies_gives_its_turn_back(taker, forks):
         os.kill(child, signal.SIGKILL)
 
 
-def test_no_file_is_left(tmp_path, monkeypatch):
+def test_a_user_has_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
-    one = Turns("a", 0)
-    one.close()
-    assert one.take(1.0)
-    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
-    one.close()
-    assert not list(tmp_path.iterdir())
-    one.give()
-    one.close()
+    for group in range(3):
+        assert Turns(group, 1).take(30.0)
+    (file,) = tmp_path.iterdir()
+    assert (file.name, file.stat().st_mode & 0o777, file.stat().st_size) == (f"jppo-turns-{os.getuid()}", 0o600, 0)
 
 
 def without(monkeypatch, tmp_path, what):
@@ -122,7 +129,7 @@ def without(monkeypatch, tmp_path, what):
         monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
     elif what == "trust":
         monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
-        (tmp_path / "jppo-turns-a").symlink_to(tmp_path / "precious")
+        (tmp_path / f"jppo-turns-{os.getuid()}").symlink_to(tmp_path / "precious")
     elif what == "locks":
         monkeypatch.setattr(turns, "fcntl", None)
     else:
@@ -137,10 +144,11 @@ def no_locks_left(*_):
 def test_where_there_are_no_turns_all_compute_at_once(monkeypatch, tmp_path, what):
     monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
     without(monkeypatch, tmp_path, what)
-    one = Turns("a", 0)
-    assert one.take(5.0)
-    one.give()
-    one.close()
+    one, begin = Turns(1, 0), time.monotonic()
+    for _ in range(2):
+        one.take(60.0)
+        one.give()
+    assert time.monotonic() - begin < 30.0
     assert not (tmp_path / "precious").exists()
 
 
@@ -148,7 +156,7 @@ class Script:
     """A runner and its turns in one: notes what is asked of it."""
 
     def __init__(self, *busy):
-        self.notes, self.busy, self.comes = [], iter(busy), True
+        self.notes, self.busy = [], iter(busy)
 
     def collect(self, policy_state, gamma):
         self.notes.append((policy_state, gamma))
@@ -157,9 +165,7 @@ class Script:
         return Fragment(None, None, {}, None, next(self.busy))
 
     def take(self, seconds):
-        assert seconds == TURN_SECONDS
-        self.notes.append("take")
-        return self.comes
+        self.notes.append(("take", seconds))
 
     def give(self):
         self.notes.append("give")
@@ -175,19 +181,10 @@ def test_an_actor_takes_turns_when_its_last_rollout_only_computed():
     actor, script = scripted(0.0, 0.04, 1.0, 0.0, 0.0)
     for number in range(5):
         assert actor.collect((number, 0.5)).busy in (0.0, 0.04, 1.0)
-    taken = [note for note in script.notes if note != "give"]
-    assert taken == [(0, 0.5), (1, 0.5), (2, 0.5), "take", (3, 0.5), (4, 0.5)]
-
-
-def test_without_its_turn_an_actor_collects_nothing():
-    actor, script = scripted(1.0, 1.0)
-    actor.collect((0, 0.5))
-    script.comes = False
-    assert actor.collect((1, 0.5)) is None
-    assert script.notes[-1] == "take", "and it goes on waiting"
-    script.comes = True
-    assert actor.collect((1, 0.5)).busy == 1.0
-    assert script.notes[-3:] == ["take", (1, 0.5), "give"]
+    assert script.notes == [
+        *((0, 0.5), "give", (1, 0.5), "give", (2, 0.5), "give"),
+        *(("take", 20.0), (3, 0.5), "give", (4, 0.5), "give"),
+    ]
 
 
 def test_an_actor_whose_environment_raises_gives_its_turn_back():
@@ -218,14 +215,14 @@ class Busy(gymnasium.Env):
 def collect(spec, number, group, given, barrier, results):
     """In a process of its own: when each rollout began and ended, and whether it took turns."""
     actor = ActorProcess()
-    assert actor.begin(spec, np.arange(number, number + 1), Turns(group, 0)) is None
-    blocks, computes = [], False
+    assert actor.begin(spec, np.arange(number, number + 1), group, 0) is None
+    blocks, takes_turns = [], False
     for _ in range(5):
         barrier.wait()
         Busy.steps.clear()
         fragment = actor.collect(given)
-        blocks.append((Busy.steps[0], Busy.steps[-1], computes))
-        computes = fragment.computes
+        blocks.append((Busy.steps[0], Busy.steps[-1], takes_turns))
+        takes_turns = fragment.patience > 0.0
     actor.close()
     results.put(blocks)
 
@@ -236,7 +233,7 @@ def test_actors_on_one_core_collect_one_after_the_other():
     spec = agent.runner_spec(key)
     given = pickle.dumps((jax.device_get(agent.init(key, jppo.Hyperparams()).policy), 0.9))
     barrier, results = context.Barrier(2), context.Queue()
-    common = (uuid.uuid4().hex, given, barrier, results)
+    common = (uuid.uuid4().int >> 80, given, barrier, results)
     actors = [context.Process(target=collect, args=(spec, number, *common)) for number in range(2)]
     for actor in actors:
         actor.start()
