@@ -187,8 +187,8 @@ class Actors:
         if isinstance(answer, Trouble):
             self._failed(slot, answer)
         elif slot.node is None:
-            node, slot.cores = answer
-            slot.core, slot.node, slot.since = self._free_core(node, slot.cores), node, self._waited
+            node, cores = answer
+            slot.core, slot.node, slot.since = self._free_core(node, cores), node, self._waited
             slot.pending = slot.handle.begin.remote(self._spec, slot.numbers, self._group, slot.core)
         elif not slot.started:
             slot.started = True
@@ -268,8 +268,7 @@ class _Slot:
     numbers: Any = None  # of the environments that its actor has
     node: str | None = None  # where its actor runs; None until it has been placed
     started: bool = False  # whether its environments are made
-    cores: int = 1  # of that node
-    core: int = 0  # the one that its actor is to use
+    core: int = 0  # of that node, which its actor is to use
     due: bool = False  # whether it is to collect, and has not begun
     patience: float = 0.0  # seconds for which its actor waits for a turn on its core, where it takes turns
     in_turn: bool = False  # whether it does so in the last call

@@ -43,13 +43,17 @@ def as_stored(x: Any) -> Any:
 def putting(sharding: Any = None) -> Callable[[Any], Any]:
     """What puts a pytree of NumPy arrays on the device.
 
-    Small ones in one call, which takes a third of `jax.device_put`'s time but makes a copy more (docs/performance.md).
+    Small ones in one call, which takes a third of `jax.device_put`'s time but makes a copy more (docs/performance.md),
+    and which `jax_debug_nans` checks.
     """
-    small = jax.jit(lambda tree: tree, out_shardings=sharding)
+
+    @functools.partial(jax.jit, out_shardings=sharding)
+    def put_small(tree: Any) -> Any:
+        return tree
 
     def put(tree: Any) -> Any:
         if sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) <= _SMALL_BYTES:
-            return small(tree)
+            return put_small(tree)
         return jax.device_put(tree, sharding)
 
     return put

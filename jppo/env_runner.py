@@ -24,7 +24,7 @@ except ImportError:  # it is Unix's, and what is asked of it Linux's
 
 _FEW_WAITS = 0.05  # per step
 _LEAST_TURN = 0.05  # seconds: shorter turns gain nothing (docs/performance.md)
-_PATIENCE = 20.0  # rollouts: others' turns, or one of them hangs
+_PATIENCE = 20.0  # in rollouts: whoever waits longer for its turn takes another actor to hang
 _silently = functools.partial(np.errstate, all="ignore")  # as XLA is, whatever an environment asks of NumPy
 _put = putting()
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit

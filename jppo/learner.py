@@ -329,9 +329,8 @@ def _adapted(state: TrainState, kl: Array) -> Array:
 
 def _all_finite(tree: Any) -> Array:
     flags = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)])
-    return as_stored(
-        flags
-    ).all()  # else all of them become operands of whatever depends on it, and compiling takes longer
+    # stored, or XLA has whatever depends on them compute their conjunction anew, and compiles longer
+    return as_stored(flags).all()
 
 
 def _is_moments(node: Any) -> bool:

@@ -95,7 +95,8 @@ def _place(mesh: Mesh, put_whole: Any, fragments: Sequence[Fragment]) -> tuple[R
     hosts, host, num_actors = jax.process_count(), jax.process_index(), len(fragments)
     rollouts, statistics = zip(*((fragment.rollout, fragment.stats) for fragment in fragments), strict=True)
     if mesh.size == 1:
-        whole = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *rollouts)
+        several = num_actors > 1
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1) if several else parts[0], *rollouts)
         return put_whole((whole, jax.tree.map(lambda *leaves: np.stack(leaves), *statistics)))
 
     def join(*parts: np.ndarray) -> Array:

@@ -19,7 +19,7 @@ _CORES = 2**12  # more than a machine has
 
 
 class Turns:
-    """A process's turns on one core of its machine. Of one that dies the kernel takes the turn back."""
+    """A process's turns on one core of its machine. If it dies, the kernel frees its turn."""
 
     def __init__(self, group: int, core: int) -> None:
         """
@@ -32,19 +32,21 @@ class Turns:
         self._mine = threading.Event()
 
     def take(self, seconds: float) -> bool:
-        """Waits for the turn, but no longer than this; returns whether it has come. Where locks cannot be had, it has
-        not, at once."""
+        """Waits for the turn, but no longer than this; returns whether it has come."""
         if self._file is None:
             return False
         with self._mutex:
             self._wanted = True
             if not self._asking:
+                try:
+                    threading.Thread(target=self._ask, daemon=True).start()  # a call for a lock knows no time limit
+                except RuntimeError:  # too many threads
+                    return False
                 self._asking = True
-                threading.Thread(target=self._ask, daemon=True).start()  # a call for a lock knows no time limit
         return self._mine.wait(seconds)
 
     def give(self) -> None:
-        """Ends the turn, or that it is wanted."""
+        """Ends the turn, or the wait for it."""
         with self._mutex:
             self._wanted = False
             if self._mine.is_set():
@@ -61,16 +63,21 @@ class Turns:
                 self._lock(fcntl.LOCK_UN)
 
     def _lock(self, what: int) -> None:
-        """Of a byte: a lock of the whole file would be shared by children that an environment forks."""
-        with contextlib.suppress(OSError):  # then all compute at once
+        """Locks or unlocks one byte by fcntl, since children that an environment forks would share flock's lock.
+
+        While a thread waits here, a lock that its environments wait for may fail with EDEADLK where who holds it waits
+        for its turn: the kernel takes them for one. Only locks by fcntl, and only after a wait in vain.
+        """
+        with contextlib.suppress(OSError):  # without it, all compute at once
             fcntl.lockf(self._file, what, 1, self._byte)
 
 
 def _open() -> Any:
-    """The one file of all of a user's locks (a descriptor), or None where there can be none."""
+    """The one file of all of a user's locks on this machine (a descriptor), or None where there can be none."""
     if fcntl is None:
         return None
     with contextlib.suppress(OSError):
-        path = os.path.join(tempfile.gettempdir(), f"jppo-turns-{os.getuid()}")
+        name = f"jppo-turns-{os.getuid()}-{os.uname().nodename}"  # machines may share the folder
+        path = os.path.join(tempfile.gettempdir(), name)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return None

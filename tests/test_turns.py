@@ -23,7 +23,7 @@ from jppo.actor_process import ActorProcess, Trouble
 from jppo.env_runner import Fragment
 from jppo.turns import Turns
 
-# does what it is told, line by line: `take SECONDS`, `give`, `fork`, which answers with the child's number
+# does what it is told, line by line: `take SECONDS`, `wait`, `give`, `fork`, which answers with the child's number
 TAKER = """
 import os, sys, time
 from jppo.turns import Turns
@@ -35,8 +35,14 @@ for line in sys.stdin:
         if not child:
             os.close(1)
             time.sleep(100)
+    if what == "wait":
+        print(turns._mine.wait(30.0), flush=True)
+        continue
     print(turns.take(float(words[0])) if what == "take" else turns.give() if what == "give" else child, flush=True)
 """
+
+
+NAME = f"jppo-turns-{os.getuid()}-{os.uname().nodename}"
 
 
 class Taker:
@@ -87,6 +93,7 @@ def test_a_turn_that_comes_after_the_wait_is_not_lost(taker):
     assert first.take(30.0)
     assert not second.take(0.1)
     first("give")
+    assert second("wait") == "True"
     assert not third.take(0.5), "it is the second's, who has not said that it does without"
     second("give")
     assert third.take(30.0)
@@ -98,7 +105,7 @@ def test_who_does_without_does_not_keep_it(taker):
     assert not second.take(0.1)
     second("give")
     first("give")
-    assert third.take(30.0), "the kernel gave it to the second, who gave it on"
+    assert third.take(30.0), "the second, who has waited longer, gives it on"
     assert not second.take(0.1)
     third("give")
     assert second.take(30.0)
@@ -109,11 +116,13 @@ def test_who_dies_gives_its_turn_back(taker, forks):
     first, second = taker(), taker()
     assert first.take(30.0)
     child = int(first("fork")) if forks else None
-    assert not second.take(0.1)
-    first.process.kill()
-    assert second.take(30.0)
-    if child:
-        os.kill(child, signal.SIGKILL)
+    try:
+        assert not second.take(0.1)
+        first.process.kill()
+        assert second.take(30.0)
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_user_has_one_file(tmp_path, monkeypatch):
@@ -121,7 +130,7 @@ def test_a_user_has_one_file(tmp_path, monkeypatch):
     for group in range(3):
         assert Turns(group, 1).take(30.0)
     (file,) = tmp_path.iterdir()
-    assert (file.name, file.stat().st_mode & 0o777, file.stat().st_size) == (f"jppo-turns-{os.getuid()}", 0o600, 0)
+    assert (file.name, file.stat().st_mode & 0o777, file.stat().st_size) == (NAME, 0o600, 0)
 
 
 def without(monkeypatch, tmp_path, what):
@@ -129,24 +138,30 @@ def without(monkeypatch, tmp_path, what):
         monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
     elif what == "trust":
         monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
-        (tmp_path / f"jppo-turns-{os.getuid()}").symlink_to(tmp_path / "precious")
+        (tmp_path / NAME).symlink_to(tmp_path / "precious")
     elif what == "locks":
         monkeypatch.setattr(turns, "fcntl", None)
-    else:
+    elif what == "room":
         monkeypatch.setattr(turns.fcntl, "lockf", no_locks_left)
+    else:
+        monkeypatch.setattr(turns.threading.Thread, "start", no_threads_left)
 
 
 def no_locks_left(*_):
     raise OSError(errno.ENOLCK, "No locks available")
 
 
-@pytest.mark.parametrize("what", ["place", "trust", "locks", "room"])
+def no_threads_left(_):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("what", ["place", "trust", "locks", "room", "threads"])
 def test_where_there_are_no_turns_all_compute_at_once(monkeypatch, tmp_path, what):
     monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
     without(monkeypatch, tmp_path, what)
     one, begin = Turns(1, 0), time.monotonic()
     for _ in range(2):
-        one.take(60.0)
+        assert one.take(60.0) == (what == "room")
         one.give()
     assert time.monotonic() - begin < 30.0
     assert not (tmp_path / "precious").exists()
@@ -232,9 +247,9 @@ def test_actors_on_one_core_collect_one_after_the_other():
     key, context = jax.random.key(0), multiprocessing.get_context("spawn")
     spec = agent.runner_spec(key)
     given = pickle.dumps((jax.device_get(agent.init(key, jppo.Hyperparams()).policy), 0.9))
-    barrier, results = context.Barrier(2), context.Queue()
+    barrier, results = context.Barrier(2, timeout=60.0), context.Queue()
     common = (uuid.uuid4().int >> 80, given, barrier, results)
-    actors = [context.Process(target=collect, args=(spec, number, *common)) for number in range(2)]
+    actors = [context.Process(target=collect, args=(spec, number, *common), daemon=True) for number in range(2)]
     for actor in actors:
         actor.start()
     pairs = list(zip(results.get(timeout=120.0), results.get(timeout=120.0), strict=True))
