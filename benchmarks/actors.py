@@ -2,6 +2,7 @@
 
     python benchmarks/actors.py
     python benchmarks/actors.py --envs waiting --actors 1 8 --seeds 1
+    python benchmarks/actors.py --num-steps 1024  # updates of 8,192 steps
 
 The number of environments is the same for every number of actors, and so, in synchronous mode, are all samples: what
 differs is time and nothing else. Each run has a process of its own; seed by seed, one run per number of actors.
@@ -31,34 +32,33 @@ NUM_ENVS = 8
 HYPERPARAMS = jppo.Hyperparams(learning_rate=1e-3)
 PARTS = ("env", "policy", "rest", "transfer", "wait", "update")
 _CEILING_SECONDS = 3.0
+_LEAST_UPDATES = 10
 
 
 class Task(NamedTuple):
     """What is trained on each environment."""
 
-    num_steps: int
     total_steps: int
     meaning: str
 
 
 TASKS = {
-    "cartpole": Task(256, 102_400, "CartPole-v1"),
-    "waiting": Task(256, 40_960, "CartPole-v1 that waits 2 ms a step"),
-    "burning": Task(256, 40_960, "CartPole-v1 that burns 0.5 ms of CPU a step"),
+    "cartpole": Task(102_400, "CartPole-v1"),
+    "waiting": Task(40_960, "CartPole-v1 that waits 2 ms a step"),
+    "burning": Task(40_960, "CartPole-v1 that burns 0.5 ms of CPU a step"),
 }
 
 
-def train(env: str, num_actors: int, seed: int, policy_lag: int) -> dict[str, Any]:
+def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int) -> dict[str, Any]:
     """One run, in this process."""
-    task = TASKS[env]
     result = jppo.train(
         f"host_envs:{env}",
         backend="ray",
         num_actors=num_actors,
         policy_lag=policy_lag,
-        total_steps=task.total_steps,
+        total_steps=max(TASKS[env].total_steps, _LEAST_UPDATES * NUM_ENVS * num_steps),
         seed=seed,
-        config=jppo.PPOConfig(num_envs=NUM_ENVS, num_steps=task.num_steps),
+        config=jppo.PPOConfig(num_envs=NUM_ENVS, num_steps=num_steps),
         hyperparams=HYPERPARAMS,
     )
     columns = {name: values[1:] for name, values in result.metrics.items()}  # the first update warms up
@@ -136,9 +136,10 @@ def report(env: str, runs: dict[int, list[dict[str, Any]]], ceilings: dict[int, 
     return rows
 
 
-def show(rows: list[dict[str, Any]], policy_lag: int) -> None:
+def show(rows: list[dict[str, Any]], policy_lag: int, num_steps: int) -> None:
     """Prints the table."""
-    table = Table(title=f"policy_lag = {policy_lag}; parts in ms per update (env, policy, rest: mean over actors)")
+    setting = f"policy_lag = {policy_lag}, {NUM_ENVS} environments x {num_steps} steps"
+    table = Table(title=f"{setting}; parts in ms per update (env, policy, rest: mean over actors)")
     for name in ("environment", "actors", "steps/s", "speed-up", "ceiling", "of it", *PARTS, "return"):
         table.add_column(name, justify="left" if name == "environment" else "right")
     for row in rows:
@@ -184,6 +185,7 @@ def main(
     actors: tuple[int, ...] = (1, 2, 4, 8),
     seeds: int = 3,
     policy_lag: int = 0,
+    num_steps: int = 256,
     output: Path = RESULTS / "actors.json",
 ) -> None:
     """Runs everything and writes JSON and a picture.
@@ -193,6 +195,7 @@ def main(
       actors: numbers of actors; each must divide 8, the number of environments.
       seeds: of each number of actors.
       policy_lag: 0 or 1.
+      num_steps: of a rollout, per environment.
       output: JSON; the picture goes beside it as PNG.
     """
     if unknown := [env for env in envs if env not in TASKS]:
@@ -203,15 +206,15 @@ def main(
         runs: dict[int, list[dict[str, Any]]] = {num_actors: [] for num_actors in actors}
         for seed in range(seeds):
             for num_actors in actors:
-                runs[num_actors].append(apart(train, env, num_actors, seed, policy_lag))
+                runs[num_actors].append(apart(train, env, num_actors, seed, policy_lag, num_steps))
                 last = runs[num_actors][-1]
                 print(f"{env}, {num_actors} actors, seed {seed}: {last['steps_per_second']:,.0f} steps/s", flush=True)
         rows += report(env, runs, ceilings)
     output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"rows": rows, "policy_lag": policy_lag, "num_envs": NUM_ENVS, "date": datetime.date.today().isoformat()}
-    write_json(output, content | hardware())
+    setting = {"policy_lag": policy_lag, "num_envs": NUM_ENVS, "num_steps": num_steps}
+    write_json(output, {"rows": rows, **setting, "date": datetime.date.today().isoformat()} | hardware())
     draw(rows, output.with_suffix(".png"))
-    show(rows, policy_lag)
+    show(rows, policy_lag, num_steps)
     print(f"wrote {output} and {output.with_suffix('.png')}; {os.cpu_count()} cores")
 
 

@@ -23,6 +23,7 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
+_SMALL_SIZE = 2**16
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
 
@@ -106,7 +107,8 @@ def make_learner(
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
         finite = _all_finite((after.policy, after.opt_state, after.reward_stats, metrics["loss/total"]))
-        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+        # no selections: those are a kernel for each array
+        after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
         return after.replace(step=state.step + 1), metrics
 
@@ -328,9 +330,12 @@ def _adapted(state: TrainState, kl: Array) -> Array:
 
 
 def _all_finite(tree: Any) -> Array:
-    flags = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)])
-    # stored, or XLA has whatever depends on them compute their conjunction anew, and compiles longer
-    return as_stored(flags).all()
+    """Small arrays as one, since each by itself is two kernels to compile and to run (docs/performance.md)."""
+    flat = [leaf.astype(jnp.float32).ravel() for leaf in jax.tree.leaves(tree)]
+    # stored, or XLA looks at each by itself, and at all anew for whatever depends on them
+    small = as_stored(jnp.concatenate([x for x in flat if x.size <= _SMALL_SIZE]))
+    large = [x for x in flat if x.size > _SMALL_SIZE]
+    return as_stored(jnp.stack([jnp.isfinite(x).all() for x in [small, *large]])).all()
 
 
 def _is_moments(node: Any) -> bool:
