@@ -37,7 +37,7 @@ class Fragment(NamedTuple):
     stats: EpisodeStats
     seconds: dict[str, float]  # in which the environments stepped ("env"), the policy was called ("policy"), and in all
     streams: np.ndarray  # [n, ...] key data of what the environments draw from next
-    busy: float = 0.0  # seconds of a core that it took, if it never waited for anything else, else 0, as in the first
+    busy: float = 0.0  # seconds of a core that it took, if it never waited for anything else, else 0
 
     @property
     def patience(self) -> float:
@@ -88,7 +88,6 @@ class EnvRunner:
         self._obs = self._envs.reset()
         self._episode = Episode.beginning(num_envs)
         self._num_envs = num_envs
-        self._warm = False  # the first rollout takes longer
 
     def collect(self, policy_state: PolicyState, gamma: float) -> Fragment:
         """`num_steps` steps of every environment.
@@ -103,8 +102,7 @@ class EnvRunner:
         steps = _Steps(self._spec, self._num_envs)
         self._streams, draws = self._programs.draws(self._streams)
         self._obs, seconds = self._run(act, np.asarray(draws), policy_state, steps)
-        computes = self._warm and _waits() - waits < _FEW_WAITS * self._spec.num_steps
-        self._warm = True
+        computes = _waits() - waits < _FEW_WAITS * self._spec.num_steps
         rollout, stats, self._episode = self._programs.review(
             policy_state,
             *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), steps.final_value),

@@ -12,7 +12,7 @@ import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, iterate
+from gymnasium.vector.utils import concatenate
 
 from jppo.envs.host_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
 from jppo.spaces import ActionSpec
@@ -70,7 +70,7 @@ class HostEnvs:
         obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
         done = terminated | truncated
         final: dict[int, PyTree] = {}
-        if done.any():
+        if np.count_nonzero(done):  # a third of any()'s time
             obs, final = self._reset_done(obs, infos, done)
         return HostStep(obs, reward, terminated, truncated, final)
 
@@ -88,8 +88,8 @@ class HostEnvs:
 
 
 class _Vector(SyncVectorEnv):
-    """SyncVectorEnv with SAME_STEP, but for what takes its time: putting infos together, which nobody reads here, and
-    asking itself for each environment in which of three ways to reset it (docs/performance.md)."""
+    """SyncVectorEnv with SAME_STEP, for actions in arrays, but for what takes its time: putting infos together, which
+    nobody reads here, and asking itself for each environment in which of three ways to reset it (docs/performance.md)."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Each environment with its seed of a list."""
@@ -101,7 +101,7 @@ class _Vector(SyncVectorEnv):
         """See SyncVectorEnv; of the infos only final_obs, by environment."""
         reward, (terminated, truncated) = np.empty(self.num_envs), np.zeros((2, self.num_envs), bool)
         rows, final = [], {}
-        for i, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+        for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
             obs, reward[i], over, cut, _ = env.step(action)
             if over or cut:
                 terminated[i], truncated[i] = over, cut
@@ -111,7 +111,11 @@ class _Vector(SyncVectorEnv):
         return self._joined(rows), reward, terminated, truncated, {"final_obs": final}
 
     def _joined(self, rows: list[Any]) -> Any:
-        self._observations = concatenate(self.single_observation_space, rows, self._observations)
+        space, obs = self.single_observation_space, self._observations
+        if isinstance(space, gymnasium.spaces.Box) and space.shape:
+            np.concatenate(rows, out=obs.reshape(-1, *space.shape[1:]))  # Gymnasium's takes three times as long
+        else:
+            self._observations = concatenate(space, rows, obs)
         return self._observations
 
 
