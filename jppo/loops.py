@@ -168,7 +168,8 @@ def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -
     Returns:
       the state, whether all went well, and metrics in the first rows of buffers [CHUNK_CAPACITY].
     """
-    shapes = jax.eval_shape(agent.step, state)[1]
+    step = jax.jit(agent.step)  # traced once for both
+    shapes = jax.eval_shape(step, state)[1]
     buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
 
     def go_on(loop: tuple[Array, Array, AnakinState, Metrics]) -> Array:
@@ -177,7 +178,7 @@ def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -
 
     def body(loop: tuple[Array, Array, AnakinState, Metrics]) -> tuple[Array, Array, AnakinState, Metrics]:
         done, _, state, buffers = loop
-        state, metrics = agent.step(state)
+        state, metrics = step(state)
         buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
         return done + 1, metrics["finite"], state, buffers
 
