@@ -379,6 +379,25 @@ def test_what_is_not_installed_is_named(monkeypatch, package, name, message):
         make_host_env(name)
 
 
+class Changing(Counting):
+    """Its observations have another shape, or dtype, from the first step on."""
+
+    shown = np.zeros(2)
+
+    def see(self):
+        return self.shown if self.time else super().see()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("shown", [np.zeros(2), np.zeros(6), np.zeros((3, 1)), np.zeros(()), np.zeros(3, complex)])
+def test_observations_that_change_are_an_error(monkeypatch, shown, num_envs):
+    monkeypatch.setattr(Changing, "shown", shown)
+    envs = make_host_env(Changing).make(list(range(num_envs)))
+    envs.reset()
+    with pytest.raises((ValueError, TypeError)):
+        envs.step(np.zeros(num_envs, np.int32))
+
+
 def test_errors_of_the_environment_stay_its_own():
     with pytest.raises(ZeroDivisionError):
         make_host_env(lambda: 1 / 0)

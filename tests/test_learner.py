@@ -418,6 +418,23 @@ def test_one_bad_number_leaves_the_state_as_it_was(field, value):
     assert largest_difference(recovered.policy, after.policy) > 0
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["scalar", "small", "large", "half"])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(name, bad):
+    tree = {
+        "scalar": np.float32(1.0),
+        "small": np.ones((3, 5), np.float32),
+        "large": np.ones((2, learner_module._SMALL_SIZE), np.float32),
+        "half": np.ones(4, jnp.bfloat16),
+        "count": np.full(2, 2**31 - 1, np.int32),
+    }
+    all_finite = quick_jit(learner_module._all_finite)
+    assert bool(all_finite(tree))
+    tree[name] = np.where(np.arange(tree[name].size).reshape(tree[name].shape) == tree[name].size - 1, bad, tree[name])
+    tree[name] = tree[name].astype(jnp.bfloat16 if name == "half" else np.float32)
+    assert not bool(all_finite(tree))
+
+
 def test_a_bad_return_does_not_poison_the_reward_scale():
     """An episode that once had a NaN reward has a NaN return for as long as it goes on, with finite rewards."""
     config, kind = NORMALISED, "continuous"

@@ -88,8 +88,8 @@ class HostEnvs:
 
 
 class _Vector(SyncVectorEnv):
-    """SyncVectorEnv with SAME_STEP, for actions in arrays, but for what takes its time: putting infos together, which
-    nobody reads here, and asking itself for each environment in which of three ways to reset it (docs/performance.md)."""
+    """SyncVectorEnv with SAME_STEP, for actions in arrays, but for what takes its time (docs/performance.md): infos put
+    together, which nobody reads here, and the question for each environment in which of three ways to reset it."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Each environment with its seed of a list."""
