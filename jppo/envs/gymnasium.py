@@ -111,11 +111,11 @@ class _Vector(SyncVectorEnv):
         return self._joined(rows), reward, terminated, truncated, {"final_obs": final}
 
     def _joined(self, rows: list[Any]) -> Any:
-        space, obs = self.single_observation_space, self._observations
-        if isinstance(space, gymnasium.spaces.Box) and space.shape:
-            np.concatenate(rows, out=obs.reshape(-1, *space.shape[1:]))  # Gymnasium's takes three times as long
+        space, into = self.single_observation_space, self._observations
+        if isinstance(into, np.ndarray) and space.shape:
+            np.concatenate(rows, out=into.reshape(-1, *space.shape[1:]))  # Gymnasium's takes twice as long
         else:
-            self._observations = concatenate(space, rows, obs)
+            self._observations = concatenate(space, rows, into)
         return self._observations
 
 
