@@ -23,7 +23,7 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
-_SMALL_SIZE = 2**16
+_SMALL_SIZE = 2**16  # numbers
 _ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
 
 
@@ -107,7 +107,7 @@ def make_learner(
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
         finite = _all_finite((after.policy, after.opt_state, after.reward_stats, metrics["loss/total"]))
-        # no selections: those are a kernel for each array
+        # no selections, as it is under vmap: those are a kernel for each array
         after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
         return after.replace(step=state.step + 1), metrics
@@ -331,11 +331,12 @@ def _adapted(state: TrainState, kl: Array) -> Array:
 
 def _all_finite(tree: Any) -> Array:
     """Small arrays as one, since each by itself is two kernels to compile and to run (docs/performance.md)."""
-    flat = [leaf.astype(jnp.float32).ravel() for leaf in jax.tree.leaves(tree)]
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    small = [leaf for leaf in leaves if leaf.size <= _SMALL_SIZE and jnp.isrealobj(leaf)]
+    others = [leaf for leaf in leaves if leaf.size > _SMALL_SIZE or jnp.iscomplexobj(leaf)]
     # stored, or XLA looks at each by itself, and at all anew for whatever depends on them
-    small = as_stored(jnp.concatenate([x for x in flat if x.size <= _SMALL_SIZE]))
-    large = [x for x in flat if x.size > _SMALL_SIZE]
-    return as_stored(jnp.stack([jnp.isfinite(x).all() for x in [small, *large]])).all()
+    joined = as_stored(jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in small]))
+    return as_stored(jnp.stack([jnp.isfinite(x).all() for x in [joined, *others]])).all()
 
 
 def _is_moments(node: Any) -> bool:

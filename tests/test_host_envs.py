@@ -398,6 +398,20 @@ def test_observations_that_change_are_an_error(monkeypatch, shown, num_envs):
         envs.step(np.zeros(num_envs, np.int32))
 
 
+class Uneven(Counting):
+    """From the first step on its observations have as many numbers as it says, of which all together have enough."""
+
+    def see(self):
+        return np.zeros((2, 4, 3)[self.seed]) if self.time else super().see()
+
+
+def test_observations_of_one_environment_are_never_cut_from_anothers():
+    envs = make_host_env(Uneven).make([0, 1, 2])
+    envs.reset()
+    with pytest.raises(ValueError, match="3"):
+        envs.step(np.zeros(3, np.int32))
+
+
 def test_errors_of_the_environment_stay_its_own():
     with pytest.raises(ZeroDivisionError):
         make_host_env(lambda: 1 / 0)

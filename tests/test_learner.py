@@ -419,19 +419,21 @@ def test_one_bad_number_leaves_the_state_as_it_was(field, value):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["scalar", "small", "large", "half"])
+@pytest.mark.parametrize("name", ["scalar", "small", "large", "half", "complex"])
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(name, bad):
     tree = {
-        "scalar": np.float32(1.0),
-        "small": np.ones((3, 5), np.float32),
-        "large": np.ones((2, learner_module._SMALL_SIZE), np.float32),
-        "half": np.ones(4, jnp.bfloat16),
-        "count": np.full(2, 2**31 - 1, np.int32),
+        "scalar": jnp.ones(()),
+        "small": jnp.ones((3, 5)),
+        "large": jnp.ones((2, learner_module._SMALL_SIZE)),
+        "half": jnp.ones(4, jnp.bfloat16),
+        "complex": jnp.ones(2, jnp.complex64),
+        "count": jnp.full(2, 2**31 - 1, jnp.int32),
+        "key": jax.random.key(0),
     }
     all_finite = quick_jit(learner_module._all_finite)
     assert bool(all_finite(tree))
-    tree[name] = np.where(np.arange(tree[name].size).reshape(tree[name].shape) == tree[name].size - 1, bad, tree[name])
-    tree[name] = tree[name].astype(jnp.bfloat16 if name == "half" else np.float32)
+    bad = complex(0.0, bad) if name == "complex" else bad
+    tree[name] = tree[name].at[(-1,) * tree[name].ndim].set(bad)
     assert not bool(all_finite(tree))
 
 

@@ -113,6 +113,8 @@ class _Vector(SyncVectorEnv):
     def _joined(self, rows: list[Any]) -> Any:
         space, into = self.single_observation_space, self._observations
         if isinstance(into, np.ndarray) and space.shape:
+            if (lengths := set(map(len, rows))) != {space.shape[0]}:
+                raise ValueError(f"observations are {sorted(lengths)} long; those of {space} are {space.shape[0]}")
             np.concatenate(rows, out=into.reshape(-1, *space.shape[1:]))  # Gymnasium's takes twice as long
         else:
             self._observations = concatenate(space, rows, into)
