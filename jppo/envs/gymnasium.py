@@ -70,7 +70,7 @@ class HostEnvs:
         obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
         done = terminated | truncated
         final: dict[int, PyTree] = {}
-        if np.count_nonzero(done):  # a third of any()'s time
+        if np.count_nonzero(done):  # a quarter of any()'s time
             obs, final = self._reset_done(obs, infos, done)
         return HostStep(obs, reward, terminated, truncated, final)
 
