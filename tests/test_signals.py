@@ -67,9 +67,15 @@ class Command:
     def ended(self, everything, seconds=15.0):
         """Its exit code, once all of `everything` and whatever came after it is gone."""
         code = self.process.wait(seconds)
-        left = left_of([*everything, *self.started()], seconds)
-        assert not left
+        everything = [*everything, *self.started()]
+        assert not left_of(without_agents(everything), seconds)
+        assert not left_of(everything, PATIENCE)
         return code
+
+
+def without_agents(processes):
+    """Two of Ray's agents try for a minute to tell the vanished driver that its raylet is gone."""
+    return [process for process in processes if not process.command.endswith("Agent")]
 
 
 @pytest.fixture
@@ -114,8 +120,7 @@ def test_two_ctrl_c_while_actors_start_end_it_at_once(command):
 
 def test_a_killed_driver_takes_its_processes_along(command):
     command.await_(lambda: "ready" in command.out.read_text())
-    # Two of Ray's agents try for a minute to tell the vanished driver that its raylet is gone.
-    everything = [process for process in command.started() if not process.command.endswith("Agent")]
+    everything = without_agents(command.started())
     assert len(command.acting()) == 2
     assert len(everything) >= 7
     os.kill(command.process.pid, signal.SIGKILL)
