@@ -14,7 +14,7 @@ from jppo.advantages import generalized_advantages
 from jppo.compiling import as_stored
 from jppo.config import Hyperparams, PPOConfig
 from jppo.networks import ActorCritic, Policy
-from jppo.pieces import in_pieces, pieces_of
+from jppo.pieces import bytes_kept, in_pieces, pieces_of
 from jppo.shuffle import minibatch_indices
 from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
@@ -248,8 +248,8 @@ def _gradient_step(
         return tree if parts.axis_name is None else jax.lax.pcast(tree, parts.axis_name, to="varying")
 
     # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
-    gradient = functools.partial(jax.value_and_grad(loss_of, has_aux=True), varying(params))
-    (total, metrics), grads = in_pieces(gradient, samples, _num_pieces(parts, loss_of, params, samples), varying)
+    gradient, pieces = jax.value_and_grad(loss_of, has_aux=True), _num_pieces(parts, loss_of, params, samples)
+    (total, metrics), grads = in_pieces(gradient, varying(params), samples, pieces, varying)
     metrics |= {"loss/total": total}
     if parts.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
@@ -269,11 +269,17 @@ def _moved(param: Array, direction: Array, rate: Array) -> Array:
 
 
 def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, samples: Batch) -> int:
-    """Into how many pieces a minibatch is cut: 1 unless the loss is known to be a mean of what each row gives, as it
-    need not be with a network or loss of the user's."""
-    if type(parts.policy.network) is not ActorCritic or parts.loss is not ppo_loss:
+    """Into how many pieces a minibatch is cut: 1 off a CPU, and unless the loss is known to be a mean of what each row
+    gives, as it need not be with a network or loss of the user's."""
+    network, rows = parts.policy.network, len(samples.value)
+    if jax.default_backend() != "cpu" or type(network) is not ActorCritic or parts.loss is not ppo_loss:
         return 1
-    return pieces_of(lambda params: loss_of(params, samples), params, len(samples.value), parts.axis_name)
+    if network.kind == "mlp":
+        features = jax.tree.leaves(jax.eval_shape(parts.policy.prepare, samples.obs))
+        num_bytes = rows * network.bytes_kept(sum(leaf.size for leaf in features) // rows)
+    else:
+        num_bytes = bytes_kept(lambda params: loss_of(params, samples), params)
+    return pieces_of(num_bytes, rows, parts.axis_name)
 
 
 def _epochs_until_kl(

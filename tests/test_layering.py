@@ -18,7 +18,7 @@ COMMANDS = [f"commands.{name}" for name in ("bench", "check", "export", "plan", 
 LAYERS = [
     {"config", "types", "spaces", "presets", "compiling", "determinism", "devices"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
-    {"networks", "learner", "numpy_form", "numpy_policy", "pieces"},
+    {"initial", "networks", "learner", "numpy_form", "numpy_policy", "pieces"},
     {
         "acting",
         "envs",

@@ -484,9 +484,9 @@ def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
     """Into how many pieces a minibatch of so many rows would be cut."""
     policy, found = policy or policy_of(config), []
 
-    def cut(fun, samples, pieces, varying):
+    def cut(gradient, params, samples, pieces, varying):
         found.append(pieces)
-        return fun(samples)
+        return gradient(params, samples)
 
     config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -515,9 +515,9 @@ def test_minibatches_too_large_for_the_cache_are_cut_into_equal_pieces(monkeypat
 def test_devices_of_a_cpu_share_its_cache(monkeypatch):
     found = []
 
-    def cut(fun, samples, pieces, varying):
+    def cut(gradient, params, samples, pieces, varying):
         found.append((len(samples.value), pieces))
-        return fun(samples)
+        return gradient(params, samples)
 
     monkeypatch.setattr(learner_module, "in_pieces", cut)
     config = variant(hidden_sizes=(64, 64), num_envs=16_384, num_steps=1, num_minibatches=1, num_epochs=1)

@@ -1,0 +1,78 @@
+"""Initial weights of jppo's own networks."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jppo.types import Array, PyTree
+
+_SMALL = (128, 512)  # kernels with at most so many rows and columns are made as one, however their shapes differ
+_TINY = 1e-30
+
+
+def orthogonal_params(key: Array, shapes: PyTree, gains: Mapping[str, float]) -> PyTree:
+    """Arrays of these shapes: a layer's "kernel" [..., outputs] is orthogonal, all else is zero.
+
+    Saxe, McClelland and Ganguli (2014), "Exact solutions to the nonlinear dynamics of learning in deep linear neural
+    networks". By flax each kernel is a draw and a QR decomposition of its own, which are a fifth of what there is to
+    compile, take importing scipy.linalg, and of batches can wait for themselves (docs/performance.md). Here they are
+    one draw and one loop, or a few.
+
+    Args:
+      gains: by the name of a layer; sqrt(2) for those that it does not name.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    params = [jnp.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves]
+    groups: dict[tuple[int, int] | None, list[int]] = {}
+    for number, (path, leaf) in enumerate(leaves):
+        if path[-1].key == "kernel":
+            groups.setdefault(_group(_matrix(leaf.shape)), []).append(number)
+    for group_key, numbers in zip(jax.random.split(key, len(groups)), groups.values(), strict=True):
+        matrices = [_matrix(leaves[number][1].shape) for number in numbers]
+        for number, basis in zip(numbers, _bases(group_key, matrices), strict=True):
+            path, leaf = leaves[number]
+            kernel = basis if leaf.shape[-1] > math.prod(leaf.shape[:-1]) else basis.T
+            params[number] = (gains.get(path[-2].key, math.sqrt(2.0)) * kernel).reshape(leaf.shape).astype(leaf.dtype)
+    return jax.tree.unflatten(structure, params)
+
+
+def orthonormal(rows: Array) -> Array:
+    """Orthonormal bases of the spaces that rows [K, N, M] span, N <= M; each row's direction without those before it.
+    Zeros for rows of zeros.
+
+    Gram and Schmidt's process, each row projected twice, which is as good as Householder's whatever the rows' condition
+    (Giraud, Langou and Rozloznik 2005, "The loss of orthogonality in the Gram-Schmidt orthogonalization process"). Of
+    normal rows the result is uniformly distributed (Mezzadri 2007, "How to generate random matrices from the classical
+    compact groups").
+    """
+
+    def add(number: Array, bases: Array) -> Array:
+        row = rows[:, number]
+        for _ in range(2):
+            along = jnp.einsum("knm,km->kn", bases, row, precision="highest")
+            row -= jnp.einsum("kn,knm->km", along, bases, precision="highest")
+        return bases.at[:, number].set(row / jnp.maximum(_TINY, jnp.linalg.norm(row, axis=1, keepdims=True)))
+
+    return jax.lax.fori_loop(0, rows.shape[1], add, jnp.zeros_like(rows))
+
+
+def _bases(key: Array, matrices: list[tuple[int, int]]) -> list[Array]:
+    """Random orthonormal rows, [n, m] for each of these, by one loop over the largest shape."""
+    sizes = np.array(matrices)
+    most, longest = sizes.max(axis=0)
+    inside = (np.arange(most)[:, None] < sizes[:, :1, None]) & (np.arange(longest) < sizes[:, 1:, None])
+    bases = orthonormal(jnp.where(inside, jax.random.normal(key, inside.shape), 0.0))
+    return [basis[:n, :m] for basis, (n, m) in zip(bases, matrices, strict=True)]
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(n, m), n <= m, of a kernel [..., outputs]."""
+    inputs, outputs = math.prod(shape[:-1]), shape[-1]
+    return min(inputs, outputs), max(inputs, outputs)
+
+
+def _group(matrix: tuple[int, int]) -> tuple[int, int] | None:
+    return None if matrix[0] <= _SMALL[0] and matrix[1] <= _SMALL[1] else matrix

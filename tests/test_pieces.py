@@ -1,0 +1,37 @@
+"""How much a minibatch's forward pass keeps for its backward one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jppo
+from jppo.learner import Batch, ppo_loss
+from jppo.networks import make_network, make_policy
+from jppo.pieces import bytes_kept
+from jppo.spaces import ActionSpec, ObsSpec
+from jppo.types import PolicyState
+
+ROWS = 2048
+ACTIONS = [ActionSpec((), "int32", num_actions=2), ActionSpec((), "int32", num_actions=18), ActionSpec((6,), "float32")]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "swish"])
+@pytest.mark.parametrize(("inputs", "sizes"), [(4, (64, 64)), (400, (64, 64)), (17, (256, 32, 64)), (100, (64,))])
+@pytest.mark.parametrize("action", ACTIONS, ids=["2", "18", "box"])
+def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, sizes, activation, shared):
+    config, obs_spec = (
+        jppo.PPOConfig(hidden_sizes=sizes, activation=activation, shared_torso=shared),
+        ObsSpec((inputs,), "float32"),
+    )
+    network = make_network(config, obs_spec, action)
+    policy, numbers = make_policy(network, obs_spec), jnp.zeros(ROWS)
+    actions = jnp.zeros((ROWS, *action.policy_shape), jnp.int32 if action.num_actions else jnp.float32)
+    batch = Batch(jnp.zeros((ROWS, inputs)), actions, *[numbers] * 4)
+
+    def loss(params):
+        outputs = policy.apply(PolicyState(params=params, obs_stats=()), batch.obs)
+        return ppo_loss(*outputs, batch, jppo.Hyperparams(), config)
+
+    params = jax.eval_shape(policy.init, jax.random.key(0), batch.obs)
+    assert ROWS * network.bytes_kept(inputs) == pytest.approx(bytes_kept(loss, params), rel=0.1)
