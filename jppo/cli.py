@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import gc
 import itertools
 import json
 import os
@@ -128,6 +129,8 @@ def main(argv: list[str] | None = None) -> int:
         command = _parse(argv)
         if whole_process:
             _ask_of_jax(command)
+            if isinstance(command, Train):
+                _import_for_good()
         if isinstance(command, Sweep):
             command.check(argv)
         return (_spread(command, argv) if isinstance(command, Train | Bench) else command).run()
@@ -178,6 +181,13 @@ def _ask_of_jax(command: Any) -> None:
         from jppo.determinism import ask_for_determinism
 
         ask_for_determinism()
+
+
+def _import_for_good() -> None:
+    """What training takes. Garbage is not looked for in it any more, which is a tenth of the start."""
+    import jppo.driver  # noqa: F401
+
+    gc.freeze()
 
 
 def _quit(signum: int, frame: Any) -> None:
