@@ -274,7 +274,7 @@ def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, s
     network, rows = parts.policy.network, len(samples.value)
     if jax.default_backend() != "cpu" or type(network) is not ActorCritic or parts.loss is not ppo_loss:
         return 1
-    if network.kind == "mlp":
+    if network.kind == "mlp" and network.hidden_sizes:
         features = jax.tree.leaves(jax.eval_shape(parts.policy.prepare, samples.obs))
         num_bytes = rows * network.bytes_kept(sum(leaf.size for leaf in features) // rows)
     else:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import importlib.metadata
 import io
 import json
@@ -521,6 +522,7 @@ def shell(monkeypatch):
 
     yield run
     signal.signal(signal.SIGINT, before)
+    gc.unfreeze()
     sys.modules.pop("corridors", None)
 
 

@@ -28,7 +28,7 @@ def initial(shape, action, **options):
     [
         ((4,), DISCRETE, {}),
         ((1,), BOX, {"shared_torso": True, "hidden_sizes": (7,)}),
-        ((600,), BOX, {"hidden_sizes": (130, 64), "activation": "relu"}),
+        ((600,), BOX, {"hidden_sizes": (300, 64), "activation": "relu"}),
         ((10, 10, 4), DISCRETE, {"network": "cnn"}),
         ((40, 40, 3), DISCRETE, {"network": "cnn", "shared_torso": True}),
     ],
@@ -49,10 +49,13 @@ def test_weights_are_orthogonal_with_the_gains_of_the_flax_module(shape, action,
         assert kernel.size < 8 or np.unique(np.abs(kernel)).size > kernel.size // 2
 
 
-def test_every_layer_and_every_key_has_weights_of_its_own():
-    (one, _), (same, _) = initial((64,), DISCRETE), initial((64,), DISCRETE)
-    torsos = [layer["kernel"] for torso in ("actor", "critic") for layer in one["params"][torso].values()]
-    assert all(np.abs(a - b).max() > 0.1 for i, a in enumerate(torsos) for b in torsos[:i])
+@pytest.mark.parametrize("sizes", [(64, 64), (300, 64), (300, 300)], ids=["together", "apart", "two large"])
+def test_every_layer_has_weights_of_its_own(sizes):
+    (one, _), (same, _) = initial((600,), DISCRETE, hidden_sizes=sizes), initial((600,), DISCRETE, hidden_sizes=sizes)
+    layers = [layer["kernel"] for torso in ("actor", "critic") for layer in one["params"][torso].values()]
+    corners = [kernel[:64, :64] / np.linalg.norm(kernel[:64, :64]) for kernel in layers]
+    alike = [abs(float((a * b).sum())) for i, a in enumerate(corners) for b in corners[:i]]
+    assert max(alike) < 0.1
     jax.tree.map(np.testing.assert_array_equal, one, same)
 
 
