@@ -27,14 +27,13 @@ SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
 
 def epoch_rows(config: PPOConfig, key: Array) -> Array:
     """The rows of all minibatches of an epoch, one minibatch after the other; [num_minibatches, B/num_minibatches]."""
-    rows_of = functools.partial(
-        minibatch_indices,
+    return minibatch_indices(
+        key,
         num_steps=config.num_steps,
         num_envs=config.num_envs,
         num_minibatches=config.num_minibatches,
         strata=jnp.arange(config.num_strata, dtype=jnp.int32),
     )
-    return jax.lax.map(lambda number: rows_of(key, number), jnp.arange(config.num_minibatches, dtype=jnp.int32))
 
 
 def measure(num_envs: int, num_steps: int, repeats: int, max_others: float) -> dict[str, Any]:

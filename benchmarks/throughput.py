@@ -180,22 +180,22 @@ def advantages(train: TrainState, rollout: Rollout) -> Array:
 def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
     """The shuffle and gather of every epoch and minibatch; the last minibatch."""
     config = agent.config
-    strata = jnp.arange(config.num_strata, dtype=jnp.int32)
+    rows_of = functools.partial(
+        minibatch_indices,
+        num_steps=config.num_steps,
+        num_envs=config.num_envs,
+        num_minibatches=config.num_minibatches,
+        strata=jnp.arange(config.num_strata, dtype=jnp.int32),
+    )
 
-    def gather(_: Batch, keyed: tuple[Array, Array]) -> tuple[Batch, None]:
-        rows = minibatch_indices(
-            *keyed,
-            num_steps=config.num_steps,
-            num_envs=config.num_envs,
-            num_minibatches=config.num_minibatches,
-            strata=strata,
-        )
+    def gather(_: Batch, rows: Array) -> tuple[Batch, None]:
         return jax.tree.map(lambda x: x[rows], batch), None
 
-    keys = jnp.repeat(jax.random.split(key, config.num_epochs), config.num_minibatches)
-    numbers = jnp.tile(jnp.arange(config.num_minibatches, dtype=jnp.int32), config.num_epochs)
+    def epoch(last: Batch, key: Array) -> tuple[Batch, None]:
+        return jax.lax.scan(gather, last, rows_of(key))
+
     first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
-    return jax.lax.scan(gather, first, (keys, numbers))[0]
+    return jax.lax.scan(epoch, first, jax.random.split(key, config.num_epochs))[0]
 
 
 def descend(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:

@@ -21,7 +21,7 @@ from jppo.config import Hyperparams, PPOConfig
 from jppo.run_writer import SAVE_ERRORS, in_short
 from jppo.types import PyTree
 
-FORMAT = 2
+FORMAT = 3  # 2 kept the moments of Adam array by array
 FOLDER = "checkpoints"
 _REMOVED = ".removed"
 DEFAULT_SECONDS = 60.0

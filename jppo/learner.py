@@ -15,7 +15,7 @@ from jppo.compiling import as_stored
 from jppo.config import Hyperparams, PPOConfig
 from jppo.networks import ActorCritic, Policy
 from jppo.pieces import bytes_kept, in_pieces, pieces_of
-from jppo.shuffle import minibatch_indices
+from jppo.shuffle import local_strata, minibatch_indices
 from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
@@ -46,8 +46,16 @@ class Batch(NamedTuple):
 
 
 def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
-    """The default optimiser: Adam's direction, which the learner scales by -learning_rate."""
-    return optax.scale_by_adam(eps=hyperparams.adam_eps)
+    """The default optimiser: Adam's direction, which the learner scales by -learning_rate. Its moments are vectors, as
+    `optax.flatten` makes them, which takes no network without parameters (docs/performance.md says why vectors)."""
+    inner = optax.scale_by_adam(eps=hyperparams.adam_eps)
+
+    def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        vector, restore = ravel_pytree(grads)
+        direction, state = inner.update(vector, state)
+        return restore(direction), state
+
+    return optax.GradientTransformation(lambda params: inner.init(ravel_pytree(params)[0]), update)
 
 
 class _Parts(NamedTuple):
@@ -200,11 +208,11 @@ def _run_epochs(
         num_steps=num_steps,
         num_envs=num_envs,
         num_minibatches=config.num_minibatches,
-        strata=_local_strata(config, num_envs, parts.axis_name),
+        strata=local_strata(config, num_envs, parts.axis_name),
     )
 
     def epoch(learnt: _Learnt, epoch_key: Array) -> tuple[_Learnt, Metrics]:
-        rows = jax.vmap(functools.partial(rows_of, epoch_key))(jnp.arange(config.num_minibatches, dtype=jnp.int32))
+        rows = rows_of(epoch_key)
         advantages = batch.advantage[rows]
         if config.normalize_advantage:  # of all minibatches at once: one collective
             advantages = jax.vmap(functools.partial(_standardized, axis_name=parts.axis_name))(advantages)
@@ -247,17 +255,21 @@ def _gradient_step(
     def varying(tree: PyTree) -> PyTree:
         return tree if parts.axis_name is None else jax.lax.pcast(tree, parts.axis_name, to="varying")
 
-    # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
-    gradient, pieces = jax.value_and_grad(loss_of, has_aux=True), _num_pieces(parts, loss_of, params, samples)
-    (total, metrics), grads = in_pieces(gradient, varying(params), samples, pieces, varying)
-    metrics |= {"loss/total": total}
+    def gradient(samples: Batch) -> tuple[Metrics, Array]:
+        # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
+        (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(varying(params), samples)
+        return metrics | {"loss/total": total}, ravel_pytree(grads)[0]
+
+    vector, restore = ravel_pytree(params)  # arrays one by one are kernels each (docs/performance.md)
+    pieces = _num_pieces(parts, loss_of, params, samples)
+    metrics, grads = in_pieces(gradient, samples, pieces, varying(jnp.zeros_like(vector)))
     if parts.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
-        flat, restore = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
-        grads, metrics = restore(jax.lax.pmean(flat, parts.axis_name))
-    norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
+        joined, parted = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
+        grads, metrics = parted(jax.lax.pmean(joined, parts.axis_name))
+    norm = jnp.linalg.norm(grads.astype(jnp.float32))
     scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
-    clipped = jax.tree.map(lambda grad: (grad.astype(jnp.float32) * scale).astype(grad.dtype), grads)
+    clipped = restore((grads.astype(jnp.float32) * scale).astype(grads.dtype))
     direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
     params = jax.tree.map(functools.partial(_moved, rate=rate), params, direction)
     return (params, opt_state), metrics | {"grad/norm": norm}
@@ -313,18 +325,6 @@ def _update_statistics(parts: _Parts, state: TrainState, rollout: Rollout, stats
     if parts.config.normalize_reward:
         state = state.replace(reward_stats=state.reward_stats + stats.discounted)
     return state
-
-
-def _local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Array:
-    """Global numbers of the shards that this device's `num_envs` environments make up, [S] i32."""
-    if config.num_strata * num_envs % config.num_envs:
-        raise ValueError(
-            f"{num_envs} of num_envs = {config.num_envs} environments per device do not make whole shards of the "
-            f"shuffle, of which there are {config.num_strata}; use a number of devices that divides {config.num_strata}"
-        )
-    count = config.num_strata * num_envs // config.num_envs
-    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * count
-    return first + jnp.arange(count, dtype=jnp.int32)
 
 
 def _adapted(state: TrainState, kl: Array) -> Array:

@@ -194,7 +194,7 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
     # A CPU's QR decomposition of a batch, which flax's orthogonal weights under vmap take, waits for threads of the
     # pool that it runs on itself: where two run at once, for ever (docs/performance.md).
     one_by_one = jax.custom_batching.sequential_vmap(init) if jax.default_backend() == "cpu" else init
-    return Policy(prepare, one_by_one, apply, network)
+    return Policy(prepare, one_by_one, jax.jit(apply), network)  # so that the same shapes are traced once
 
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jppo.types import PyTree
+from jppo.types import Array, PyTree
 
 _PIECE_BYTES = 16 << 20  # kept for the backward pass at a time, on all devices of a CPU; half of the last cache
 _FEWEST_PIECES = 3  # two gain nothing
@@ -33,21 +33,16 @@ def bytes_kept(loss: Callable[[PyTree], Any], params: PyTree) -> int:
 
 
 def in_pieces(
-    gradient: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    params: PyTree,
-    samples: PyTree,
-    pieces: int,
-    varying: Callable[[PyTree], PyTree],
-) -> tuple[PyTree, PyTree]:
-    """gradient(params, samples), scalars and what is like params, as the mean over pieces of the samples, one after the
-    other."""
+    gradient: Callable[[PyTree], tuple[PyTree, Array]], samples: PyTree, pieces: int, zero: Array
+) -> tuple[PyTree, Array]:
+    """gradient(samples), scalars and a vector like zero, as the mean over pieces of the samples, one after another."""
     if pieces == 1:
-        return gradient(params, samples)
+        return gradient(samples)
     cut = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), samples)
 
-    def add(total: PyTree, piece: PyTree) -> tuple[PyTree, PyTree]:
-        scalars, grads = gradient(params, piece)
-        return jax.tree.map(jnp.add, total, grads), scalars
+    def add(total: Array, piece: PyTree) -> tuple[Array, PyTree]:
+        scalars, vector = gradient(piece)
+        return total + vector, scalars
 
-    total, scalars = jax.lax.scan(add, varying(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)), cut)
-    return jax.tree.map(jnp.mean, scalars), jax.tree.map(lambda x: x / pieces, total)
+    total, scalars = jax.lax.scan(add, zero, cut)
+    return jax.tree.map(jnp.mean, scalars), total / pieces

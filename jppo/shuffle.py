@@ -20,6 +20,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jppo.config import PPOConfig
 from jppo.types import Array
 
 _SMALLEST_FACTOR = 4
@@ -61,14 +62,12 @@ def permuted(key: Array, index: Array, size: int) -> Array:
     return (left * jnp.uint32(b) + right).astype(jnp.int32)
 
 
-def minibatch_indices(
-    key: Array, minibatch: Array, *, num_steps: int, num_envs: int, num_minibatches: int, strata: Array
-) -> Array:
-    """Rows of one minibatch in a rollout flattened from [T, N] to [T*N]; [S * T*N/S/num_minibatches] i32.
+def minibatch_indices(key: Array, *, num_steps: int, num_envs: int, num_minibatches: int, strata: Array) -> Array:
+    """Rows of an epoch's minibatches in a rollout flattened from [T, N] to [T*N]; [num_minibatches, rows] i32, each row
+    once.
 
     Args:
       key: one per epoch, the same on every device.
-      minibatch: [] i32 in 0..num_minibatches-1; together they visit every row once.
       num_steps, num_envs: T and N of the rollout at hand (of this device).
       num_minibatches: divides T*N/S.
       strata: [S] i32, global numbers of the shards that make up this rollout, in the order of its environments.
@@ -76,14 +75,30 @@ def minibatch_indices(
     num_strata = strata.shape[0]
     envs = num_envs // num_strata
     size = num_steps * envs
-    length = size // num_minibatches
-    position = minibatch * length + jnp.arange(length, dtype=jnp.int32)
+    position = jnp.arange(size, dtype=jnp.int32).reshape(num_minibatches, -1)
 
     def rows_of(stratum: Array, place: Array) -> Array:
         sample = permuted(jax.random.fold_in(key, stratum), position, size)
         return sample // envs * num_envs + place * envs + sample % envs
 
-    return jax.vmap(rows_of)(strata, jnp.arange(num_strata, dtype=jnp.int32)).reshape(-1)
+    rows = jax.vmap(rows_of, out_axes=1)(strata, jnp.arange(num_strata, dtype=jnp.int32))
+    return rows.reshape(num_minibatches, -1)
+
+
+def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Array:
+    """Global numbers of the shards that this device's `num_envs` environments make up, [S] i32.
+
+    Raises:
+      ValueError: they make up no whole number of them.
+    """
+    if config.num_strata * num_envs % config.num_envs:
+        raise ValueError(
+            f"{num_envs} of num_envs = {config.num_envs} environments per device do not make whole shards of the "
+            f"shuffle, of which there are {config.num_strata}; use a number of devices that divides {config.num_strata}"
+        )
+    count = config.num_strata * num_envs // config.num_envs
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * count
+    return first + jnp.arange(count, dtype=jnp.int32)
 
 
 def _double_rounds(a: int, b: int) -> int:

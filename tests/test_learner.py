@@ -200,8 +200,7 @@ class Reference:
         sizes = {"num_steps": T, "num_envs": N, "num_minibatches": config.num_minibatches}
         strata = jnp.arange(config.num_strata, dtype=jnp.int32)
         for key in jax.random.split(jax.random.fold_in(self.key, self.updates), config.num_epochs):
-            for number in range(config.num_minibatches):
-                yield np.asarray(minibatch_indices(key, jnp.asarray(number, jnp.int32), strata=strata, **sizes))
+            yield from np.asarray(minibatch_indices(key, strata=strata, **sizes))
 
     def step(self, batch, rate):
         if self.config.normalize_advantage:
@@ -484,9 +483,9 @@ def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
     """Into how many pieces a minibatch of so many rows would be cut."""
     policy, found = policy or policy_of(config), []
 
-    def cut(gradient, params, samples, pieces, varying):
+    def cut(gradient, samples, pieces, zero):
         found.append(pieces)
-        return gradient(params, samples)
+        return gradient(samples)
 
     config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -515,9 +514,9 @@ def test_minibatches_too_large_for_the_cache_are_cut_into_equal_pieces(monkeypat
 def test_devices_of_a_cpu_share_its_cache(monkeypatch):
     found = []
 
-    def cut(gradient, params, samples, pieces, varying):
+    def cut(gradient, samples, pieces, zero):
         found.append((len(samples.value), pieces))
-        return gradient(params, samples)
+        return gradient(samples)
 
     monkeypatch.setattr(learner_module, "in_pieces", cut)
     config = variant(hidden_sizes=(64, 64), num_envs=16_384, num_steps=1, num_minibatches=1, num_epochs=1)

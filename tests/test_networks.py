@@ -180,6 +180,49 @@ def test_parameters_may_have_16_bits(dtype):
         assert (old != new).any()
 
 
+class Given:
+    """A network made of two functions of its parameters."""
+
+    def __init__(self, params, logits, value):
+        self.params, self.logits, self.value, self.traced = params, logits, value, 0
+
+    def init(self, key, obs):
+        return self.params
+
+    def apply(self, params, obs):
+        self.traced += 1
+        return Categorical(self.logits(params, obs)), self.value(params, obs)
+
+
+def test_parameters_may_differ_in_dtype():
+    params = {"half": jnp.ones((1, 2), jnp.bfloat16), "full": jnp.ones(1)}
+    network = Given(params, lambda p, obs: obs @ p["half"].astype(jnp.float32), lambda p, obs: obs @ p["full"])
+    agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=network)
+    with lenient():  # of one vector
+        state, metrics = quick_jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=0.1))
+    assert metrics["finite"].all()
+    after = state.train.policy.params
+    assert {name: leaf.dtype for name, leaf in after.items()} == {"half": jnp.bfloat16, "full": jnp.float32}
+    assert all((after[name] != params[name]).any() for name in params)
+
+
+def test_a_network_may_have_no_parameters():
+    network = Given((), lambda _, obs: jnp.zeros((len(obs), 2)), lambda _, obs: jnp.zeros(len(obs)))
+    agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=network)
+    state, metrics = quick_jit(agent.train)(jax.random.key(0))
+    assert state.train.policy.params == ()
+    np.testing.assert_array_equal(metrics["grad/norm"], 0.0)
+
+
+def test_a_network_is_traced_once_for_rollouts_and_once_for_gradients():
+    network = Given(jnp.ones((1, 2)), lambda params, obs: obs @ params, lambda params, obs: (obs @ params)[:, 0])
+    agent = jppo.make_anakin(ObsActionReward(), SMALL(), network=network)
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    network.traced = 0
+    jax.eval_shape(agent.step, state)
+    assert network.traced == 2
+
+
 def test_probabilities_of_16_bit_networks_have_32():
     policy = make_policy(Half(), OBS)
     obs = jnp.ones((4, 3))

@@ -229,18 +229,15 @@ def test_the_network_mixes_narrow_grids(size):
 
 def rows_of_epoch(seed, num_steps, num_envs, num_minibatches, strata):
     """[M, rows] of every minibatch."""
-    minibatches = jnp.arange(num_minibatches, dtype=jnp.int32)
-    rows = jax.vmap(
-        lambda m: minibatch_indices(
+    return np.asarray(
+        minibatch_indices(
             jax.random.key(seed),
-            m,
             num_steps=num_steps,
             num_envs=num_envs,
             num_minibatches=num_minibatches,
             strata=jnp.asarray(strata, jnp.int32),
         )
-    )(minibatches)
-    return np.asarray(rows)
+    )
 
 
 @st.composite
