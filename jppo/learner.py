@@ -46,16 +46,16 @@ class Batch(NamedTuple):
 
 
 def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
-    """The default optimiser: Adam's direction, which the learner scales by -learning_rate. Its moments are vectors, as
-    `optax.flatten` makes them, which takes no network without parameters (docs/performance.md says why vectors)."""
+    """The default optimiser: Adam's direction, which the learner scales by -learning_rate. Its moments are one float32
+    vector each (docs/performance.md), whatever the parameters' shapes and dtypes."""
     inner = optax.scale_by_adam(eps=hyperparams.adam_eps)
 
     def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        vector, restore = ravel_pytree(grads)
+        vector, restore = _as_vector(grads)
         direction, state = inner.update(vector, state)
         return restore(direction), state
 
-    return optax.GradientTransformation(lambda params: inner.init(ravel_pytree(params)[0]), update)
+    return optax.GradientTransformation(lambda params: inner.init(_as_vector(params)[0]), update)
 
 
 class _Parts(NamedTuple):
@@ -258,21 +258,26 @@ def _gradient_step(
     def gradient(samples: Batch) -> tuple[Metrics, Array]:
         # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
         (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(varying(params), samples)
-        return metrics | {"loss/total": total}, ravel_pytree(grads)[0]
+        return metrics | {"loss/total": total}, _as_vector(grads)[0]
 
-    vector, restore = ravel_pytree(params)  # arrays one by one are kernels each (docs/performance.md)
+    like, restore = _as_vector(params)
     pieces = _num_pieces(parts, loss_of, params, samples)
-    metrics, grads = in_pieces(gradient, samples, pieces, varying(jnp.zeros_like(vector)))
+    metrics, grads = in_pieces(gradient, samples, pieces, varying(jnp.zeros_like(like)))
     if parts.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
         joined, parted = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
         grads, metrics = parted(jax.lax.pmean(joined, parts.axis_name))
-    norm = jnp.linalg.norm(grads.astype(jnp.float32))
-    scale = jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12))
-    clipped = restore((grads.astype(jnp.float32) * scale).astype(grads.dtype))
+    norm = jnp.linalg.norm(grads)
+    scaled = restore(grads * jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12)))
+    clipped = jax.tree.map(lambda grad, param: grad.astype(param.dtype), scaled, params)
     direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
     params = jax.tree.map(functools.partial(_moved, rate=rate), params, direction)
     return (params, opt_state), metrics | {"grad/norm": norm}
+
+
+def _as_vector(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
+    """All numbers as one float32 vector, and what makes a float32 tree of such a vector."""
+    return ravel_pytree(optax.tree.cast(tree, jnp.float32))
 
 
 def _moved(param: Array, direction: Array, rate: Array) -> Array:
