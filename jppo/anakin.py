@@ -14,8 +14,9 @@ from jppo.collect import collect, init_collect
 from jppo.config import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.envs import Environment, make_env
-from jppo.learner import Loss, Optimizer, adam, make_learner
+from jppo.learner import Loss, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.optimizers import Optimizer, adam
 from jppo.types import Array, CollectState, Metrics, TrainState
 
 

@@ -16,10 +16,11 @@ from jppo.benched import CEILINGS, Benched, Speed
 from jppo.config import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices import AXIS
 from jppo.interrupts import stop_on_interrupt
-from jppo.learner import Learner, Loss, Optimizer, adam, make_learner
+from jppo.learner import Learner, Loss, make_learner
 from jppo.logbook import Ended, Logbook
 from jppo.loops import AnakinLoop
 from jppo.networks import Network
+from jppo.optimizers import Optimizer, adam
 from jppo.parts import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.progress import Silent
 from jppo.run_writer import RunWriter

@@ -16,8 +16,9 @@ from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import check_preset, check_run_dir
 from jppo.interrupts import stop_on_interrupt
-from jppo.learner import Loss, Optimizer, adam
+from jppo.learner import Loss
 from jppo.networks import Network
+from jppo.optimizers import Optimizer, adam
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import Reporter, make_reporter

@@ -10,7 +10,7 @@ import jax
 from jppo.config import PPOConfig
 from jppo.envs import available
 from jppo.envs.gymnasium import is_host_env, nearest_host_envs
-from jppo.learner import adam
+from jppo.optimizers import adam
 from jppo.presets import PRESETS
 from jppo.runs import read_config
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 
 from jppo import losses
@@ -14,12 +13,12 @@ from jppo.advantages import generalized_advantages
 from jppo.compiling import as_stored
 from jppo.config import Hyperparams, PPOConfig
 from jppo.networks import ActorCritic, Policy
+from jppo.optimizers import Optimizer, adam, as_vector, descend
 from jppo.pieces import bytes_kept, in_pieces, pieces_of
 from jppo.shuffle import local_strata, minibatch_indices
 from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
-Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
 
@@ -43,19 +42,6 @@ class Batch(NamedTuple):
     value: Array
     advantage: Array
     target: Array
-
-
-def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
-    """The default optimiser: Adam's direction, which the learner scales by -learning_rate. Its moments are one float32
-    vector each (docs/performance.md), whatever the parameters' shapes and dtypes."""
-    inner = optax.scale_by_adam(eps=hyperparams.adam_eps)
-
-    def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        vector, restore = _as_vector(grads)
-        direction, state = inner.update(vector, state)
-        return restore(direction), state
-
-    return optax.GradientTransformation(lambda params: inner.init(_as_vector(params)[0]), update)
 
 
 class _Parts(NamedTuple):
@@ -258,31 +244,18 @@ def _gradient_step(
     def gradient(samples: Batch) -> tuple[Metrics, Array]:
         # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
         (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(varying(params), samples)
-        return metrics | {"loss/total": total}, _as_vector(grads)[0]
+        return metrics | {"loss/total": total}, as_vector(grads)[0]
 
-    like, restore = _as_vector(params)
+    zero = varying(jnp.zeros_like(as_vector(params)[0]))
     pieces = _num_pieces(parts, loss_of, params, samples)
-    metrics, grads = in_pieces(gradient, samples, pieces, varying(jnp.zeros_like(like)))
+    metrics, grads = in_pieces(gradient, samples, pieces, zero)
     if parts.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
         joined, parted = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
         grads, metrics = parted(jax.lax.pmean(joined, parts.axis_name))
-    norm = jnp.linalg.norm(grads)
-    scaled = restore(grads * jnp.minimum(1.0, hyperparams.max_grad_norm / jnp.maximum(norm, 1e-12)))
-    clipped = jax.tree.map(lambda grad, param: grad.astype(param.dtype), scaled, params)
-    direction, opt_state = parts.optimizer(hyperparams).update(clipped, opt_state, params)
-    params = jax.tree.map(functools.partial(_moved, rate=rate), params, direction)
+    optimizer, max_norm = parts.optimizer(hyperparams), hyperparams.max_grad_norm
+    params, opt_state, norm = descend(optimizer, params, opt_state, grads, max_norm, rate)
     return (params, opt_state), metrics | {"grad/norm": norm}
-
-
-def _as_vector(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
-    """All numbers as one float32 vector, and what makes a float32 tree of such a vector."""
-    return ravel_pytree(optax.tree.cast(tree, jnp.float32))
-
-
-def _moved(param: Array, direction: Array, rate: Array) -> Array:
-    """One step against the direction, in float32, of a parameter that may have fewer bits."""
-    return (param.astype(jnp.float32) - rate * direction.astype(jnp.float32)).astype(param.dtype)
 
 
 def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, samples: Batch) -> int:

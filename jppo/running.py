@@ -24,11 +24,12 @@ from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import check_preset, check_sizes, choose_backend, own_parts
 from jppo.interrupts import never, stop_on_interrupt
-from jppo.learner import Loss, Optimizer
+from jppo.learner import Loss
 from jppo.load import read_summary
 from jppo.logbook import Ended, Logbook
 from jppo.loops import AnakinLoop
 from jppo.networks import Network, hint
+from jppo.optimizers import Optimizer
 from jppo.policy import TrainedPolicy
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter

@@ -15,8 +15,9 @@ from jppo.config import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.env_runner import Fragment, RunnerSpec
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
-from jppo.learner import Loss, Optimizer, adam, make_learner
+from jppo.learner import Loss, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.optimizers import Optimizer, adam
 from jppo.statistics import pooled
 from jppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
 

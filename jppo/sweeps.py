@@ -27,8 +27,9 @@ from jppo.lanes import (
     identity,
     lay_out,
 )
-from jppo.learner import Loss, Optimizer, adam
+from jppo.learner import Loss
 from jppo.networks import Network
+from jppo.optimizers import Optimizer, adam
 from jppo.population import Total
 from jppo.progress import Reporter, Silent, make_reporter
 from jppo.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane

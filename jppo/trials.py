@@ -22,9 +22,10 @@ from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import choose_backend, own_parts
 from jppo.history import RecentEpisodes
-from jppo.learner import Loss, Optimizer
+from jppo.learner import Loss
 from jppo.logbook import Ended, Logbook
 from jppo.networks import Network
+from jppo.optimizers import Optimizer
 from jppo.presets import PRESETS, preset_for
 from jppo.progress import Silent
 from jppo.sebulba import Sebulba, make_sebulba

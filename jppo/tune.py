@@ -15,8 +15,9 @@ from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_ste
 from jppo.given import BACKENDS, check_preset
 from jppo.groups import run_group
 from jppo.lanes import check_seeds, check_settings, lay_out
-from jppo.learner import Loss, Optimizer, adam
+from jppo.learner import Loss
 from jppo.networks import Network
+from jppo.optimizers import Optimizer, adam
 from jppo.plots import interquartile_mean
 from jppo.population import Total
 from jppo.tasks import limit_process

@@ -18,7 +18,7 @@ COMMANDS = [f"commands.{name}" for name in ("bench", "check", "export", "plan", 
 LAYERS = [
     {"config", "types", "spaces", "presets", "compiling", "determinism", "devices"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
-    {"initial", "networks", "learner", "numpy_form", "numpy_policy", "pieces"},
+    {"initial", "networks", "learner", "numpy_form", "numpy_policy", "optimizers", "pieces"},
     {
         "acting",
         "envs",
@@ -83,7 +83,7 @@ LAYER = {module: number for number, layer in enumerate(LAYERS) for module in lay
 
 EVERYWHERE = {"jax", "numpy", "flax.struct"}
 DOORS = {
-    "optax": {"learner"},
+    "optax": {"optimizers"},
     "flax.linen": {"networks"},
     "gymnax": {"envs.gymnax", "render"},  # render: gymnax draws its own environments
     "gymnasium": {"envs.gymnasium", "envs.host_spaces", "render"},
