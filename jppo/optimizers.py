@@ -15,7 +15,8 @@ Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 
 def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
     """The default optimiser: Adam's direction, which the learner scales by -learning_rate. Its moments are one float32
-    vector each (docs/performance.md), whatever the parameters' shapes and dtypes."""
+    vector each (docs/performance.md), whatever the parameters' shapes and dtypes; `optax.flatten` would make
+    them of the parameters' dtypes, and refuses a network without any."""
     inner = optax.scale_by_adam(eps=hyperparams.adam_eps)
 
     def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
@@ -27,7 +28,8 @@ def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
 
 
 def as_vector(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
-    """All numbers as one float32 vector, and what makes a float32 tree of such a vector."""
+    """All numbers as one float32 vector, and what makes a float32 tree of such a vector. Arrays one by one are kernels
+    each (docs/performance.md)."""
     return ravel_pytree(optax.tree.cast(tree, jnp.float32))
 
 
