@@ -198,7 +198,7 @@ def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
     return jax.lax.scan(epoch, first, jax.random.split(key, config.num_epochs))[0]
 
 
-def descend(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
+def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
     """As many gradients as an update takes, all on the first minibatch; no shuffle, no Adam."""
     config = agent.config
     minibatch = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
@@ -239,7 +239,7 @@ def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
         "learner, 1 epoch": bound(learner_of(agent, num_epochs=1).update, train, rollout, stats),
         "advantages": bound(advantages, train, rollout),
         "shuffle and gather": bound(functools.partial(gather_minibatches, agent), batch, key),
-        "gradients": bound(functools.partial(descend, agent), train, batch),
+        "gradients": bound(functools.partial(gradient_steps, agent), train, batch),
     }
 
 

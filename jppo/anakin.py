@@ -16,7 +16,7 @@ from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.envs import Environment, make_env
 from jppo.learner import Loss, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
-from jppo.optimizers import Optimizer, adam
+from jppo.optimizers import Optimizer, adam, check_optimizer
 from jppo.types import Array, CollectState, Metrics, TrainState
 
 
@@ -63,11 +63,11 @@ def make_anakin(
       num_devices: of each process as many; must divide `config.num_strata`.
 
     Raises:
-      ValueError: an unknown or unfit environment, a network whose outputs do not fit it, or devices there are not.
+      ValueError: an unknown or unfit environment, a network or optimizer that cannot be, or devices there are not.
     """
     env = make_env(env)
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
-    check_network(network, env.obs_spec, env.action_spec)
+    check_optimizer(optimizer, check_network(network, env.obs_spec, env.action_spec))
     policy = make_policy(network, env.obs_spec)
     mesh = make_mesh(config, num_devices)
     learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)

@@ -158,6 +158,7 @@ def print_bench(benched: Benched) -> None:
             table.add_row(part, "", "", f"{1e3 * benched.seconds[part]:,.2f}", _share(benched, part))
     console, start = Console(), "starting" if benched.actors else "compiling"
     console.print(table)
+    console.print("end to end is the mean of a whole run, beside the quartiles of its updates", highlight=False)
     console.print(f"{start}: {benched.compile_seconds:.1f} s", highlight=False)
     console.print(benched.advice, highlight=False, markup=False)
 

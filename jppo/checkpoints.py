@@ -199,7 +199,11 @@ def read(path: Path, run: str) -> Checkpoint:
                 return Checkpoint(path, header["update"], header["seconds"], header["counts"], leaves)
     except _READ_ERRORS as error:
         raise _Damaged(in_short(error)) from error
-    age, advice = ("newer", "update jppo") if number > FORMAT else ("older", "go on with it there")
+    age, advice = (
+        ("newer", "update jppo")
+        if number > FORMAT
+        else ("older", "go on with it there, or begin anew in another run_dir")
+    )
     raise ValueError(
         f"{path} has format {number}, {age} than this jppo's {FORMAT}; it was written by jppo {header.get('jppo')}: "
         f"{advice}"
@@ -230,7 +234,7 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
         raise ValueError(f"{run} of total_steps = {old}; it can get more, not {new}")
     if finished and new == old:
         more = "" if now["config"]["anneal_learning_rate"] else ", or give more total_steps"
-        raise ValueError(f"{run}, which is finished; name another{more}")
+        raise ValueError(f"{run}, which is finished; name another run_dir{more}")
 
 
 def identity(settings: dict[str, Any]) -> str:

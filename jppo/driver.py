@@ -138,7 +138,7 @@ def _train_on_hosts(
     name = given.env if isinstance(given.env, str) else ""
     chosen = PRESETS[check_preset(preset_for(name) if given.preset == "auto" else given.preset)]
     total_steps = check_total_steps(chosen.total_steps if given.total_steps is None else given.total_steps)
-    reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
+    reporter = make_reporter(progress, total_steps)
     actors = given.actors
     run_dir = None if given.run_dir is None else given.run_dir.absolute()
     on_host = given._replace(actors=dataclasses.replace(actors, address=None), run_dir=run_dir)

@@ -100,7 +100,9 @@ def make_learner(
         after = _update_statistics(parts, after, rollout, stats)
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
-        finite = _all_finite((after.policy, after.opt_state, after.reward_stats, metrics["loss/total"]))
+        finite = _all_finite(
+            (after.policy, after.opt_state, after.reward_stats, metrics["loss/total"], metrics["grad/norm"])
+        )
         # no selections, as it is under vmap: those are a kernel for each array
         after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
@@ -231,7 +233,7 @@ def _standardized(advantage: Array, axis_name: str | None) -> Array:
 def _gradient_step(
     parts: _Parts, learnt: _Learnt, samples: Batch, obs_stats: PyTree, hyperparams: Hyperparams, rate: Array
 ) -> tuple[_Learnt, Metrics]:
-    """One minibatch: gradient, all-reduce, clip, Adam."""
+    """One minibatch: gradient, all-reduce, clip, optimiser."""
     params, opt_state = learnt
 
     def loss_of(params: PyTree, samples: Batch) -> tuple[Array, Metrics]:

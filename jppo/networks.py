@@ -197,15 +197,27 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
     return Policy(prepare, one_by_one, jax.jit(apply), network)  # so that the same shapes are traced once
 
 
-def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> None:
-    """Raises ValueError where a network's outputs do not fit the environment. Traces, computes nothing."""
+def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyTree:
+    """The shapes of a network's parameters. Traces, computes nothing.
+
+    Raises:
+      ValueError: it fails, its parameters are not real floats, or its outputs do not fit the environment.
+    """
+    if isinstance(network, type):
+        raise ValueError(f"network = {network.__name__} is a class; give an instance, {network.__name__}(...)")
     if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
         raise ValueError(f"{type(network).__name__} is no network: it has no {', '.join(missing)}")
-    policy, batch = make_policy(network, obs_spec), 7
+    batch = 7
     obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    params = jax.eval_shape(policy.init, key, obs)
-    returned = jax.eval_shape(network.apply, params, jax.eval_shape(policy.prepare, obs))
+    features = jax.eval_shape(make_policy(network, obs_spec).prepare, obs)
+    params = _shapes_of("init", network.init, jax.eval_shape(lambda: jax.random.key(0)), features)
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be real floats: keep "
+                "what is not learnt out of what init returns"
+            )
+    returned = _shapes_of("apply", network.apply, params, features)
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise ValueError(f"the network returned {type(returned).__name__}; it must return (distribution, value)")
     value = returned[1]
@@ -233,6 +245,17 @@ def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> Non
     logits = getattr(distribution, "logits", None)
     if action.num_actions and logits is not None and logits.shape[-1] != action.num_actions:
         raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {action.num_actions} actions")
+    return params
+
+
+def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any:
+    """Of what a network's function returns. Raises ValueError where it fails."""
+    try:
+        return jax.eval_shape(function, first, features)
+    except Exception as error:
+        shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {said}") from error
 
 
 def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[Array, Array]:

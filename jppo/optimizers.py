@@ -33,6 +33,42 @@ def as_vector(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
     return ravel_pytree(optax.tree.cast(tree, jnp.float32))
 
 
+def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
+    """Raises ValueError where `optimizer` fails, or what it makes of a gradient is not a direction to go against.
+
+    Args:
+      params: the parameters' shapes.
+    """
+    if optimizer is adam:
+        return
+
+    def first(hyperparams: Hyperparams) -> PyTree:
+        """The direction of a first step for a gradient of ones."""
+        zeros, ones = (jax.tree.map(lambda x, y=y: jnp.full(x.shape, y, x.dtype), params) for y in (0, 1))
+        made = optimizer(hyperparams)
+        return made.update(ones, made.init(zeros), zeros)[0]
+
+    try:
+        direction = jax.jit(first)(jax.tree.map(jnp.float32, Hyperparams()))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(
+            "optimizer must be a function of the hyperparameters that returns an optax transformation, such as "
+            f"lambda h: optax.scale_by_adam(); what was given fails: {said}"
+        ) from error
+    if _shapes(direction) != _shapes(params):
+        raise ValueError(f"optimizer made {_shapes(direction)} of a gradient of {_shapes(params)}")
+    if as_vector(direction)[0].sum() < 0:
+        raise ValueError(
+            "optimizer goes uphill: the learner subtracts learning_rate times what it makes of a gradient. Give "
+            "optax.scale_by_adam(), for example, and not optax.adam(...), whose output is to be added"
+        )
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.shape, tree)
+
+
 def descend(
     optimizer: optax.GradientTransformation,
     params: PyTree,

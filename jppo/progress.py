@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _PLAIN_SECONDS = 5.0
 _REDRAW_SECONDS = 0.5
+_METHODS = ("start", "message", "tick", "update", "close")
 
 
 class Reporter(Protocol):
@@ -106,8 +107,12 @@ class Lines(Silent):
             self.message(status_line(step, self._total, steps_per_second, recent_return))
 
 
-def make_reporter(kind: str, total_steps: int, stream: TextIO | None = None) -> Reporter:
-    """A reporter: "none", or "auto" for a bar on a terminal and lines elsewhere."""
+def make_reporter(kind: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
+    """A reporter: "none", or "auto" for a bar on a terminal and lines elsewhere; one that is given as it is."""
+    if not isinstance(kind, str):
+        if missing := [name for name in _METHODS if not hasattr(kind, name)]:
+            raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter: it has no {missing[0]}")
+        return kind
     if kind not in ("none", "auto"):
         raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter")
     stream = stream or sys.stdout

@@ -54,7 +54,7 @@ class TrainingDiverged(RuntimeError):
 
     def __init__(self, update: int, result: Result) -> None:
         super().__init__(
-            f"update {update} made a loss or parameter NaN or infinite; the policy is that of update {update - 1}. "
+            f"update {update} made a loss, gradient or parameter NaN or infinite; the policy is that of update {update - 1}. "
             "Lower learning_rate or max_grad_norm, or check the environment's rewards and observations for NaN"
         )
         self.update, self.result = update, result
@@ -151,7 +151,7 @@ def run_here(
             finished = summary.get("status") == "finished" and "unsaved" not in summary
             check_same_run(given.run_dir, before, prepared.settings, finished)
         total_steps, number = prepared.settings["total_steps"], jax.process_index()
-        reporter = make_reporter(progress, total_steps) if isinstance(progress, str) else progress
+        reporter = make_reporter(progress, total_steps)
         if number:
             given, reporter = given._replace(run_dir=None, wandb=False), OneOfSeveral(reporter, number)
     check_same(json.dumps(prepared.settings | {"xla_flags": None}, default=str))

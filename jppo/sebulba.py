@@ -17,7 +17,7 @@ from jppo.env_runner import Fragment, RunnerSpec
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.learner import Loss, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy
-from jppo.optimizers import Optimizer, adam
+from jppo.optimizers import Optimizer, adam, check_optimizer
 from jppo.statistics import pooled
 from jppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
 
@@ -55,11 +55,11 @@ def make_sebulba(
       num_devices: over which the environments' samples are spread, of each process as many; parameters are on each.
 
     Raises:
-      ValueError: an unknown or unfit environment, a network whose outputs do not fit it, or devices there are not.
+      ValueError: an unknown or unfit environment, a network or optimizer that cannot be, or devices there are not.
     """
     env = make_host_env(env)
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
-    check_network(network, env.obs_spec, env.action_spec)
+    check_optimizer(optimizer, check_network(network, env.obs_spec, env.action_spec))
     policy = make_policy(network, env.obs_spec)
     num_updates = config.num_updates(check_total_steps(total_steps))
     mesh = make_mesh(config, num_devices)

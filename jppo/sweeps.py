@@ -97,7 +97,7 @@ def sweep(
     store = _Store(sweep_dir, groups, agents, values)
     left = [group._replace(tasks=store.missing(number)) for number, group in enumerate(groups)]
     planned = max(1, sum(group.planned_steps for group in left))
-    reporter = make_reporter(progress, planned) if isinstance(progress, str) else progress(planned)
+    reporter = make_reporter(progress(planned) if callable(progress) else progress, planned)
     try:
         reporter.start()
         with stop_on_interrupt(reporter) as stop_requested:

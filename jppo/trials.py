@@ -203,7 +203,7 @@ def train(given: Given, space: dict[str, Any], path: Path | None) -> None:
     if ended.error is not None:
         raise ended.error
     if ended.status == "diverged":
-        raise FloatingPointError(f"update {log.updates + 1} made a loss or parameter NaN or infinite")
+        raise FloatingPointError(f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite")
 
 
 def _prepare(given: Given, space: dict[str, Any]) -> tuple[Anakin | Sebulba, RayConfig, Hyperparams, dict[str, Any]]:

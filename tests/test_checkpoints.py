@@ -196,7 +196,7 @@ def test_so_many_checkpoints_stay(stopped, full):
 
 
 def test_a_finished_run_says_so_and_grows_where_nothing_was_annealed(full, tmp_path):
-    with pytest.raises(ValueError, match=r"which is finished; name another$"):
+    with pytest.raises(ValueError, match=r"which is finished; name another run_dir$"):
         train(full.run_dir)
     with pytest.raises(ValueError, match=r"of total_steps = 384, towards whose end .* cannot get 768 \S+ \(anneal"):
         train(full.run_dir, total_steps=2 * UPDATES * BATCH)
@@ -204,7 +204,7 @@ def test_a_finished_run_says_so_and_grows_where_nothing_was_annealed(full, tmp_p
     whole = train(tmp_path / "whole", config=level)
     half = train(tmp_path / "half", config=level, total_steps=UPDATES // 2 * BATCH)
     assert half.summary["status"] == "finished"
-    with pytest.raises(ValueError, match="finished; name another, or give more total_steps"):
+    with pytest.raises(ValueError, match="finished; name another run_dir, or give more total_steps"):
         go_on(tmp_path / "half")
     with pytest.raises(ValueError, match="of total_steps = 192; it can get more, not 32"):
         go_on(tmp_path / "half", total_steps=BATCH)

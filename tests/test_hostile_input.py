@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 from checks import SMALL, quick_jit
 from lenient import lenient
@@ -47,7 +48,7 @@ def answer_to(given: str) -> str:
     """What a command says before it ends with exit code 2, or the message of a ValueError."""
     if not given.startswith("jppo "):
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - the row has the message
-            eval(given, {"jppo": jppo, "numpy_policy": numpy_policy})
+            eval(given, {"jppo": jppo, "numpy_policy": numpy_policy, "optax": optax})
         return str(raised.value)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -417,6 +417,16 @@ def test_one_bad_number_leaves_the_state_as_it_was(field, value):
     assert largest_difference(recovered.policy, after.policy) > 0
 
 
+def test_a_gradient_whose_norm_is_more_than_a_float_is_not_lost_silently():
+    init, update = compiled(BASE, "discrete")
+    state = init()
+    steep = state.replace(hyperparams=dataclasses.replace(state.hyperparams, vf_coef=jnp.float32(1e25)))
+    after, metrics = update(steep, rollout_for(state, BASE, 0, "discrete"))
+    assert np.isfinite(metrics["loss/total"])
+    assert not bool(metrics["finite"])
+    assert largest_difference(after.policy, state.policy) == 0
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["scalar", "small", "large", "half", "complex"])
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(name, bad):

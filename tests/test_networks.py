@@ -1,6 +1,7 @@
 """What a network must return, and the small convolution."""
 
 import functools
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ from probes import BoxTimeLimit, ObsActionReward
 import jppo
 from jppo.distributions import Categorical, DiagGaussian
 from jppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network, make_policy
+from jppo.optimizers import check_optimizer
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import PolicyState
 
@@ -42,6 +44,13 @@ class BareLogits(nn.Module):
         return nn.Dense(2)(obs), nn.Dense(1)(obs)[:, 0]
 
 
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.Dropout(0.1, deterministic=False)(nn.Dense(2)(obs))
+        return Categorical(x), x[:, 0]
+
+
 class OneLogitTooMany(nn.Module):
     @nn.compact
     def __call__(self, obs):
@@ -57,6 +66,78 @@ def test_a_distribution_must_have_a_row_per_environment():
 def test_logits_are_no_distribution():
     with pytest.raises(ValueError, match="is no distribution: no sample, log_prob, entropy, mode"):
         check_network(BareLogits(), OBS, TWO)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype"),
+    [
+        (jnp.ones(2, jnp.complex64), "complex64"),
+        (3, "int32"),
+        (np.array(True), "bool"),
+        (jax.random.key(0), "key<fry>"),
+    ],
+)
+def test_parameters_are_real_floats(leaf, dtype):
+    network = Given({"kernel": jnp.ones((3, 2)), "more": [leaf]}, lambda _, obs: obs[:, :2], lambda _, obs: obs[:, 0])
+    with pytest.raises(ValueError, match=re.escape(f"parameter ['more'][0] is {dtype}, but must be real")):
+        check_network(network, OBS, TWO)
+
+
+def test_a_network_that_fails_does_so_in_words():
+    with pytest.raises(ValueError, match=r"network = BareLogits is a class; give an instance, BareLogits\(\.\.\.\)"):
+        check_network(BareLogits, OBS, TWO)
+    wrong = Given(jnp.ones((5, 2)), lambda params, obs: obs @ params, lambda _, obs: obs[:, 0])
+    with pytest.raises(
+        ValueError, match=r"the network's apply failed for observations of shape \(7, 3\): TypeError: dot"
+    ):
+        check_network(wrong, OBS, TWO)
+    with pytest.raises(ValueError, match=r"the network's apply failed for .*: InvalidRngError: "):
+        check_network(Noisy(), OBS, TWO)
+
+
+def to_sums(grads, state, params=None):
+    return jax.tree.map(jnp.sum, grads), state
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            optax.scale_by_adam(),
+            "function of the hyperparameters .* fails: TypeError: .*GradientTransformation.* not callable",
+        ),
+        (optax.scale_by_adam, "function of the hyperparameters"),
+        (lambda h: None, "fails: AttributeError: 'NoneType' object has no attribute 'update'"),
+        (optax.identity, r"fails: TypeError: identity\(\) takes 0 positional arguments but 1 was given"),
+        (lambda h: optax.adam(h.learning_rate), r"optimizer goes uphill: .* Give optax\.scale_by_adam\(\)"),
+        (lambda h: optax.lion(1.0), "optimizer goes uphill"),
+        (
+            lambda h: optax.GradientTransformation(lambda params: (), to_sums),
+            r"optimizer made \{'bias': \(\), 'kernel': \(\)\} of a gradient of \{'bias': \(2,\),",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_refused_in_words(optimizer, message):
+    shapes = {"bias": jax.ShapeDtypeStruct((2,), jnp.float32), "kernel": jax.ShapeDtypeStruct((4, 2), jnp.bfloat16)}
+    with lenient(), pytest.raises(ValueError, match=message):
+        check_optimizer(optimizer, shapes)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda h: optax.scale_by_rms(),
+        lambda h: optax.chain(optax.scale_by_adam(eps=h.adam_eps), optax.add_decayed_weights(1e-2)),
+        lambda h: optax.masked(optax.scale_by_lion(), {"bias": False, "kernel": True}),
+        lambda h: optax.multi_transform(
+            {"a": optax.scale_by_adam(), "b": optax.set_to_zero()}, {"bias": "b", "kernel": "a"}
+        ),
+    ],
+)
+def test_an_optimizer_of_the_users_own(optimizer):
+    shapes = {"bias": jax.ShapeDtypeStruct((2,), jnp.float32), "kernel": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
+    with lenient():
+        check_optimizer(optimizer, shapes)
 
 
 def test_as_many_logits_as_actions():

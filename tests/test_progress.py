@@ -83,6 +83,11 @@ def test_kinds():
     assert isinstance(make_reporter("none", 1), Silent)
     with pytest.raises(ValueError, match="progress = 'loud' is neither auto nor none nor a reporter"):
         make_reporter("loud", 1)
+    mine = Silent()
+    assert make_reporter(mine, 1) is mine
+    for nothing in (None, False):
+        with pytest.raises(ValueError, match=f"progress = {nothing} is neither .* nor a reporter: it has no start"):
+            make_reporter(nothing, 1)
 
 
 def test_training_outlives_the_reader_of_its_lines():

@@ -178,7 +178,7 @@ def test_a_checkpoint_is_taken_up_with_the_numbers_of_another_trial(interrupted,
 
 def test_a_trial_that_diverges_fails(tmp_path, monkeypatch):
     trial = FakeTune(tmp_path, monkeypatch)
-    with pytest.raises(FloatingPointError, match=r"update \d made a loss or parameter NaN"):
+    with pytest.raises(FloatingPointError, match=r"update \d made a loss, gradient or parameter NaN"):
         on_device(loss=lambda *args: (jax.numpy.float32(np.nan), {}))({})
     assert not trial.checkpoints
 
