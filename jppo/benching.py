@@ -142,8 +142,8 @@ def _check(ended: Ended, log: Logbook, stop_requested: Callable[[], bool]) -> No
         raise ended.error
     if ended.status == "diverged":
         raise ValueError(
-            f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite, so that there is nothing to measure; "
-            "lower learning_rate or max_grad_norm, or check the environment's rewards and observations for NaN"
+            f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite, so that there is nothing to "
+            "measure; lower learning_rate or max_grad_norm, or check the environment's rewards and observations for NaN"
         )
     if stop_requested():
         raise KeyboardInterrupt

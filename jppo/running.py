@@ -54,8 +54,9 @@ class TrainingDiverged(RuntimeError):
 
     def __init__(self, update: int, result: Result) -> None:
         super().__init__(
-            f"update {update} made a loss, gradient or parameter NaN or infinite; the policy is that of update {update - 1}. "
-            "Lower learning_rate or max_grad_norm, or check the environment's rewards and observations for NaN"
+            f"update {update} made a loss, gradient or parameter NaN or infinite; the policy is that of update "
+            f"{update - 1}. Lower learning_rate or max_grad_norm, or check the environment's rewards and observations "
+            "for NaN"
         )
         self.update, self.result = update, result
 

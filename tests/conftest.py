@@ -17,9 +17,11 @@ os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=
 
 import jax
 import optax
+import pytest
+from checks import QUICK
 from lenient import leniently
 
-from jppo import running
+from jppo import compiling, running
 
 assert len(jax.devices()) == 8
 os.environ["XLA_FLAGS"] = one_device  # of what tests start
@@ -31,6 +33,15 @@ optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # raises a f
 
 # Runs are on one of the eight unless a test says otherwise: collectives of eight on two cores take their time.
 running.most_devices = lambda config: 1
+
+AS_SHIPPED = compiling._CPU_OPTIONS  # as it still is in processes that tests start
+compiling._CPU_OPTIONS = QUICK
+
+
+@pytest.fixture
+def as_shipped(monkeypatch):
+    """For long runs: compiled as users have it."""
+    monkeypatch.setattr(compiling, "_CPU_OPTIONS", AS_SHIPPED)
 
 
 def pytest_unconfigure():

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 import pytest
 import ray
-from checks import SMALL, quick_jit
+from checks import SMALL
 from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, WearsOut, noted
 from processes import descendants, left_of, running
 
 import jppo
-from jppo import actors, connection, loops, sebulba
+from jppo import actors, connection
 from jppo.actors import Actors
 from jppo.cli import main
 from jppo.config import RayConfig
@@ -36,14 +36,6 @@ from jppo.runs import load_policy_state, read_metrics
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
 UPDATES = 6
 NO_ROW = ("time/", "actors/")  # metrics that measure
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (loops, sebulba):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from lenient import lenient
 from PIL import Image
 
 import jppo
-from jppo import benching, env_runner, loops, parts, sebulba
+from jppo import benching, parts
 from jppo.benched import CEILINGS, Benched, Speed, advise, title_of
 from jppo.cli import main
 
@@ -28,8 +28,6 @@ OF_ACTORS = {"environment", "policy", "learner", "rest", "waiting", "transfer"}
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch, lenient():
-        for module in (loops, parts, env_runner, sebulba):
-            patch.setattr(module, "jit", quick_jit)
         host_probes.share_programs(patch)
         yield
 

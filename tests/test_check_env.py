@@ -8,7 +8,6 @@ import broken_host_envs as host
 import gymnasium
 import numpy as np
 import pytest
-from checks import quick_jit
 from lenient import lenient
 
 import jppo
@@ -26,7 +25,6 @@ check = functools.partial(jppo.check_env, steps=64, num_envs=4)
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_checks, "jit", quick_jit)
         patch.setattr(host_checks, "_SPEED_SECONDS", 0.01)
         yield
 

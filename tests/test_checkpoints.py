@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import one_run
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from host_probes import Guessing, share_programs
 from lenient import lenient
 from one_run import BATCH, CONFIG, UPDATES, Cued
 from probes import ObsActionReward
 
 import jppo
-from jppo import actor_loop, checkpoints, env_runner, loops, sebulba
+from jppo import actor_loop, checkpoints, loops
 from jppo.checkpoints import FORMAT, identity, newest, read, to_host, write
 from jppo.cli import main
 from jppo.in_process import InProcess
@@ -75,8 +75,6 @@ class AtOnce:
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (loops, env_runner, sebulba):
-            patch.setattr(module, "jit", quick_jit)
         patch.setattr(loops, "_CHUNK_SECONDS", 0.0)  # chunks of one
         patch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
         patch.setattr(checkpoints, "ThreadPoolExecutor", AtOnce)

@@ -16,13 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from checks import quick_jit
 from lenient import lenient
 from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, cli, driver, env_runner, evaluation, loops, planning, population, render, sebulba
+from jppo import PRESETS, cli, driver
 from jppo.cli import main
 from jppo.envs import available
 from jppo.load import load_run, read_summary
@@ -39,9 +38,7 @@ SUMMARY = {
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
-    with pytest.MonkeyPatch.context() as patch, lenient():
-        for module in (loops, evaluation, render, env_runner, sebulba, planning, population):
-            patch.setattr(module, "jit", quick_jit)
+    with lenient():
         yield
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from checks import SMALL, quick_jit
+from checks import SMALL
 from faulty_envs import Healthy
 from processes import descendants, left_of
 from ray.cluster_utils import Cluster
 
 import jppo
-from jppo import loops, sebulba
 from jppo.progress import Silent
 
 CONFIG = SMALL(num_envs=6, num_steps=16, num_minibatches=2)
@@ -28,8 +27,6 @@ def cluster():
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         patch.setenv("RAY_worker_niceness", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
-        for module in (loops, sebulba):
-            patch.setattr(module, "jit", quick_jit)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

@@ -8,11 +8,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from lenient import lenient
 
 import jppo
-from jppo import env_runner, loops, sebulba
 from jppo.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
 from jppo.runs import config_of, read_config
 
@@ -21,14 +20,6 @@ WAYS = {
     "on two devices": ("Pendulum-v1", "--normalize-obs", "--normalize-reward", "--num-devices", "2"),
     "with actors": ("CartPole-v1", "--backend", "ray", "--num-actors", "2", "--policy-lag", "1"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (loops, env_runner, sebulba):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 def in_a_process(*words, cwd, flags=""):

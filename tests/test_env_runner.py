@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import quick_jit
 from host_probes import Continuous, Counting, Failing, Listing, Parts
 
 import jppo
@@ -30,7 +29,6 @@ T, N, GAMMA = 9, 5, 0.9
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(env_runner, "jit", quick_jit)
         host_probes.share_programs(patch)
         yield
 

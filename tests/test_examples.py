@@ -130,7 +130,7 @@ CLAIMS = {
         "learning rate   interquartile mean   per seed",
     ),
     "atari": ({"total_steps": 96, "num_actors": 1, "num_steps": 4}, sees_pong, "of at most 21 after 96 steps"),
-    "ray_actors": ({"total_steps": 100_000}, keeps_the_room_warm, "steps/s with 2 actors"),
+    "ray_actors": ({"total_steps": 50_000}, keeps_the_room_warm, "steps/s with 2 actors"),
     "quickstart": ({}, quickstart, "mean return"),
     "custom_network_linen": ({"total_steps": 100_000}, balances, "a residual network of 9219 parameters"),
     "custom_network_nnx": ({"total_steps": 100_000}, balances, "nnx, torso (4, 64)"),
@@ -145,8 +145,12 @@ CLAIMS = {
 }
 
 
-# Half a minute and more each; the files on hosts, tune, devices, planning, sweeps and bench test the like.
-SLOW = {"several_hosts", "tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting"}
+# Half a minute and more each; the files on hosts, tune, devices, planning, sweeps, bench, checkpoints and populations
+# test the like.
+SLOW = {
+    *("several_hosts", "tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting"),
+    *("resume_a_run", "population_based_training"),
+}
 NEEDS = {"atari": ("ale_py", "cv2")}  # of an extra that is not installed for tests
 
 
@@ -158,7 +162,7 @@ def test_every_example_is_tested_and_short():
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks only to become another program at once
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CLAIMS])
-def test_example(name, capsys, monkeypatch, tmp_path):
+def test_example(name, as_shipped, capsys, monkeypatch, tmp_path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)

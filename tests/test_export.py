@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from lenient import lenient
 from saved import save_run
 
 import jppo
-from jppo import exporting, numpy_policy, policy
+from jppo import exporting, numpy_policy
 from jppo.cli import main
 from jppo.distributions import Categorical
 from jppo.load import load_run
@@ -52,14 +52,6 @@ CASES = {
     "screens": ({"network": "cnn", "activation": "swish"}, ObsSpec((47, 52, 3), "uint8"), BOX),
     "stacks of screens": ({"network": "cnn", "shared_torso": True}, ObsSpec((4, 45, 40), "uint8"), THREE),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (policy, exporting):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 def is_spec(node):

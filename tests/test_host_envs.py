@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import quick_jit
 from gymnasium import spaces, wrappers
 from gymnasium.envs.registration import EnvSpec
 from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
@@ -448,7 +447,6 @@ class Fixed:
 
 @pytest.fixture
 def evaluate(monkeypatch):
-    monkeypatch.setattr(evaluation, "jit", quick_jit)
 
     def run(source, network, **options):
         env = make_host_env(source)

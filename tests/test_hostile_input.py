@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from lenient import lenient
 
 import jppo
-from jppo import loops, numpy_policy
+from jppo import numpy_policy
 from jppo.cli import main
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "hostile_input.md"
@@ -25,8 +25,7 @@ ROWS = re.findall(r"^\| `(.+?)` \| (.+?) \|$", DOCUMENT.read_text(encoding="utf-
 def folder(tmp_path_factory):
     """A run, and what can become of one."""
     path = tmp_path_factory.mktemp("hostile")
-    with lenient(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "jit", quick_jit)
+    with lenient():
         jppo.train("CartPole-v1", config=SMALL(), total_steps=1, run_dir=path / "RUN")
     for name in ("TORN", "UNFINISHED", "DAMAGED", "FOREIGN"):
         (path / name).mkdir()

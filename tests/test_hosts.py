@@ -17,14 +17,14 @@ import jax
 import numpy as np
 import pytest
 import ray
-from checks import SMALL, quick_jit
+from checks import SMALL
 from faulty_envs import Healthy, Placed, noted
 from lenient import lenient
 from processes import descendants, left_of
 from ray.cluster_utils import Cluster
 
 import jppo
-from jppo import env_runner, hosts, loops, sebulba
+from jppo import hosts
 from jppo.config import PPOConfig, RayConfig, spread_envs
 from jppo.progress import Silent
 from jppo.runs import load_policy_state, read_metrics
@@ -50,8 +50,6 @@ RUNS = {
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch, lenient():
-        for module in (env_runner, loops, sebulba):
-            patch.setattr(module, "jit", quick_jit)
         patch.delenv("RAY_ADDRESS", raising=False)
         yield
 

@@ -560,8 +560,7 @@ def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
     assert pieces_of(64) == 1
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
-@pytest.mark.parametrize("config", [BASE, NORMALISED])
+@pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
 def test_pieces_of_a_minibatch_give_its_gradient(monkeypatch, config, kind):
     init, update = compiled(config, kind)
     monkeypatch.setattr(learner_module, "_num_pieces", lambda parts, loss_of, params, samples: len(samples.value) // 8)

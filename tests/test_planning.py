@@ -4,22 +4,14 @@ import dataclasses
 
 import jax
 import pytest
-from checks import SMALL, compiled_programs, quick_jit
+from checks import SMALL, compiled_programs
 from probes import Counting
 
 import jppo
-from jppo import loops, planning, population
+from jppo import planning, population
 from jppo.population import bytes_free, show_bytes
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (loops, planning, population):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 def plan(free, config=CONFIG, **options):

@@ -8,11 +8,11 @@ import sys
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, compiled_programs, quick_jit
+from checks import SMALL, compiled_programs
 from probes import NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo import loops, population, sweeps
+from jppo import population, sweeps
 from jppo.driver import TrainingDiverged
 from jppo.population import Total, begin, compile_population, fitting_population, park, resume, shares
 from jppo.progress import Silent
@@ -28,14 +28,6 @@ class Short(ObsActionReward):
     """Episodes of three steps, so that some end in every update."""
 
     length = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (loops, population):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 def swept(env=Short, **options):

@@ -17,7 +17,6 @@ from flax import struct
 from gymnax.environments import spaces
 
 import jppo
-from jppo import env_runner, sebulba
 from jppo.collect import collect, init_collect
 from jppo.env_runner import EnvRunner, RunnerSpec
 from jppo.networks import make_network, make_policy
@@ -134,7 +133,6 @@ def policy_states(policy, obs_spec, normalize, num):
     ],
 )
 def test_both_collectors_give_the_same_rollouts(monkeypatch, kind, continuous, bounds, num_steps):
-    monkeypatch.setattr(env_runner, "jit", quick_jit)
     device, host = jppo.make_env(OnDevice(kind, continuous)), jppo.make_host_env(lambda: OnHost(kind, continuous))
     assert (device.obs_spec, device.action_spec) == (host.obs_spec, host.action_spec)
     config = jppo.PPOConfig(hidden_sizes=(8,), network="cnn" if kind == "uint8" else "mlp")
@@ -178,8 +176,6 @@ def check_leaf(given, expected, exactly, name=""):
 
 def test_both_modes_learn_the_same(monkeypatch):
     """From one seed, update by update."""
-    for module in (env_runner, sebulba):
-        monkeypatch.setattr(module, "jit", quick_jit)
     config = SMALL(num_envs=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
     on_device = jppo.make_anakin(OnDevice("box", False), config, total_steps=192)
     on_host = jppo.make_sebulba(lambda: OnHost("box", False), config, total_steps=192)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from host_probes import Counting, NaNReward
 
 import jppo
-from jppo import actor_loop, env_runner, loops, sebulba
+from jppo import actor_loop
 from jppo.driver import TrainingDiverged
 from jppo.env_runner import EnvRunner, Fragment
 from jppo.progress import Silent
@@ -24,14 +24,6 @@ CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normali
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
 UPDATES = 4
 STEPS = UPDATES * CONFIG.batch_size
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (env_runner, loops, sebulba):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, compiled_programs, quick_jit
+from checks import SMALL, compiled_programs
 from lenient import lenient
 from PIL import Image
 from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo import loops, population, sweeps
+from jppo import loops, sweeps
 from jppo.learner import ppo_loss
 from jppo.load import load_run
 from jppo.plots import bootstrap_interval, interquartile_mean
@@ -50,14 +50,6 @@ class Messages(Silent):
 
     def update(self, step, steps_per_second, recent_return):
         self.act()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (loops, population):
-            patch.setattr(module, "jit", quick_jit)
-        yield
 
 
 def run(env=None, **options):

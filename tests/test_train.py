@@ -59,13 +59,6 @@ class Recorder(Silent):
         self.closed += 1
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "jit", quick_jit)
-        yield
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return jppo.train(
