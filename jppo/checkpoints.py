@@ -199,11 +199,9 @@ def read(path: Path, run: str) -> Checkpoint:
                 return Checkpoint(path, header["update"], header["seconds"], header["counts"], leaves)
     except _READ_ERRORS as error:
         raise _Damaged(in_short(error)) from error
-    age, advice = (
-        ("newer", "update jppo")
-        if number > FORMAT
-        else ("older", "go on with it there, or begin anew in another run_dir")
-    )
+    age, advice = "older", "go on with it there, or begin anew in another run_dir"
+    if number > FORMAT:
+        age, advice = "newer", "update jppo"
     raise ValueError(
         f"{path} has format {number}, {age} than this jppo's {FORMAT}; it was written by jppo {header.get('jppo')}: "
         f"{advice}"

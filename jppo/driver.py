@@ -101,7 +101,7 @@ def train(
 
     Raises:
       ValueError: anything given that cannot be; before anything is written.
-      TrainingDiverged: a loss or parameter became NaN or infinite; everything up to then is saved.
+      TrainingDiverged: a loss, gradient or parameter became NaN or infinite; everything up to then is saved.
       ActorsFailed: an actor failed too often in a row; everything up to then is saved.
       HostFailed: one of several hosts failed; what was logged up to then is saved, but no policy.
     """

@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
 
 class TrainingDiverged(RuntimeError):
-    """A loss or a parameter became NaN or infinite; `result` holds the run up to the update before."""
+    """A loss, gradient or parameter became NaN or infinite; `result` holds the run up to the update before."""
 
     def __init__(self, update: int, result: Result) -> None:
         super().__init__(
