@@ -107,7 +107,11 @@ def test_actors_by_the_command(monkeypatch):
         (["CartPole-v1", "--num-devices", "99"], 2, "jppo: num_devices = 99; JAX has 8 here"),
         (["CartPole-v1", "--learning-rate", "-1"], 2, "jppo: learning_rate = -1 is outside"),
         (["host_probes:Counting", "--num-actors", "3"], 2, "cannot be spread evenly over num_actors = 3"),
-        (["host_probes:NaNReward", "--num-actors", "0", "--num-envs", "2", *SIZES], 2, "jppo: update 2 made a loss or"),
+        (
+            ["host_probes:NaNReward", "--num-actors", "0", "--num-envs", "2", *SIZES],
+            2,
+            "jppo: update 2 made a loss, gradient or",
+        ),
         (["host_probes:Failing", "--num-actors", "0", "--num-envs", "2", *SIZES], 3, "ArithmeticError: the simulator"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

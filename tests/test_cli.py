@@ -379,7 +379,7 @@ def pretend(trained, monkeypatch):
     [
         ("finished", None, 0, ""),
         ("interrupted", None, 130, ""),
-        ("diverged", lambda result: driver.TrainingDiverged(3, result), 1, "jppo: update 3 made a loss or"),
+        ("diverged", lambda result: driver.TrainingDiverged(3, result), 1, "jppo: update 3 made a loss, gradient or"),
         ("", lambda result: KeyboardInterrupt(), 130, "jppo: interrupted"),
     ],
 )
