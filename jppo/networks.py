@@ -5,6 +5,7 @@ leaves carry one leading batch dim [B, *obs], the distribution has distrax's met
 module is one as it is.
 """
 
+import inspect
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -203,7 +204,7 @@ def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyT
     Raises:
       ValueError: it fails, its parameters are not real floats, or its outputs do not fit the environment.
     """
-    if isinstance(network, type):
+    if inspect.isfunction(inspect.getattr_static(network, "init", None)) and isinstance(network, type):
         raise ValueError(f"network = {network.__name__} is a class; give an instance, {network.__name__}(...)")
     if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
         raise ValueError(f"{type(network).__name__} is no network: it has no {', '.join(missing)}")

@@ -12,6 +12,8 @@ from jppo.types import Array, PyTree
 
 Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 
+_CHECKED_STEPS = 8  # the first may do nothing
+
 
 def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
     """The default optimiser: Adam's direction, which the learner scales by -learning_rate. Its moments are one float32
@@ -36,37 +38,49 @@ def as_vector(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
 def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
     """Raises ValueError where `optimizer` fails, or what it makes of a gradient is not a direction to go against.
 
+    Compiles and runs a few steps, of arrays as large as the parameters; nothing for the default.
+
     Args:
       params: the parameters' shapes.
     """
     if optimizer is adam:
         return
 
-    def first(hyperparams: Hyperparams) -> PyTree:
-        """The direction of a first step for a gradient of ones."""
-        zeros, ones = (jax.tree.map(lambda x, y=y: jnp.full(x.shape, y, x.dtype), params) for y in (0, 1))
-        made = optimizer(hyperparams)
-        return made.update(ones, made.init(zeros), zeros)[0]
+    def full(value: float) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), params)
+
+    def sums(hyperparams: Hyperparams) -> tuple[Array, Array]:
+        """Of the directions for gradients of ones, and of their sizes."""
+        made, ones, start = optimizer(hyperparams), full(1.0), full(1e-3)
+
+        def step(state: PyTree, _: None) -> tuple[PyTree, Array]:
+            direction, state = made.update(ones, state, start)
+            if _shapes(direction) != _shapes(params):
+                raise ValueError(f"of gradients {_shapes(params)} it makes {_shapes(direction)}")
+            vector = as_vector(direction)[0]
+            return state, jnp.stack([vector.sum(), jnp.abs(vector).sum()])
+
+        along, size = jax.lax.scan(step, made.init(start), length=_CHECKED_STEPS)[1].sum(0)
+        return along, size
 
     try:
-        direction = jax.jit(first)(jax.tree.map(jnp.float32, Hyperparams()))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        with jax.ensure_compile_time_eval():  # also where an agent is made while a program is traced
+            along, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, Hyperparams())))
+    except (AttributeError, TypeError, ValueError) as error:
+        said = str(error).partition("\n")[0]
         raise ValueError(
-            "optimizer must be a function of the hyperparameters that returns an optax transformation, such as "
-            f"lambda h: optax.scale_by_adam(); what was given fails: {said}"
+            f"optimizer failed ({type(error).__name__}: {said}); it must be a function of the "
+            "hyperparameters that returns an optax transformation, such as lambda h: optax.scale_by_adam()"
         ) from error
-    if _shapes(direction) != _shapes(params):
-        raise ValueError(f"optimizer made {_shapes(direction)} of a gradient of {_shapes(params)}")
-    if as_vector(direction)[0].sum() < 0:
+    if along < -0.5 * size:
         raise ValueError(
             "optimizer goes uphill: the learner subtracts learning_rate times what it makes of a gradient. Give "
             "optax.scale_by_adam(), for example, and not optax.adam(...), whose output is to be added"
         )
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf.shape, tree)
+def _shapes(tree: PyTree) -> list[tuple[str, tuple[int, ...]]]:
+    return [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)]
 
 
 def descend(

@@ -109,6 +109,8 @@ class Lines(Silent):
 
 def make_reporter(kind: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
     """A reporter: "none", or "auto" for a bar on a terminal and lines elsewhere; one that is given as it is."""
+    if isinstance(kind, type):
+        raise ValueError(f"progress = {kind.__name__} is a class; give an instance, {kind.__name__}(...)")
     if not isinstance(kind, str):
         if missing := [name for name in _METHODS if not hasattr(kind, name)]:
             raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter: it has no {missing[0]}")

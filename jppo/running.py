@@ -238,10 +238,11 @@ def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[
                 raise ended.error or KeyboardInterrupt
             result = _result(loop, agent, log, ended, checkpoints)
     except BaseException as error:
-        if checkpoints is not None:
-            checkpoints.close()  # while the directory is still locked
-        if writer is not None:
-            writer.abort()
+        with contextlib.ExitStack() as stack:  # the latter even where Ctrl-C comes again during the former
+            if writer is not None:
+                stack.callback(writer.abort)
+            if checkpoints is not None:
+                stack.callback(checkpoints.close)  # while the directory is still locked
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             sizes = f"num_envs = {config.num_envs} and num_steps = {config.num_steps}"
             raise ValueError(f"{sizes} need more memory than the device has; lower one of them") from error

@@ -445,15 +445,10 @@ class Fixed:
         return Categorical(jnp.broadcast_to(self.logits, (batch, len(self.logits)))), jnp.zeros(batch)
 
 
-@pytest.fixture
-def evaluate(monkeypatch):
-
-    def run(source, network, **options):
-        env = make_host_env(source)
-        state = PolicyState(params={}, obs_stats=())
-        return jppo.evaluate(env, make_policy(network, env.obs_spec), state, **options)
-
-    return run
+def evaluate(source, network, **options):
+    env = make_host_env(source)
+    state = PolicyState(params={}, obs_stats=())
+    return jppo.evaluate(env, make_policy(network, env.obs_spec), state, **options)
 
 
 def lengths_of(seed, count):
@@ -468,7 +463,7 @@ def test_neighbouring_seeds_share_no_environment():
 
 
 @pytest.mark.parametrize("action", [0, 1])
-def test_evaluation_counts_every_episode_once(evaluate, action):
+def test_evaluation_counts_every_episode_once(action):
     """Twenty episodes in sixteen environments: the first four play two each."""
     played = evaluate(Counting, Fixed(0.9 - 0.8 * action, 0.1 + 0.8 * action), num_episodes=20, seed=5)
     lengths = [n for i, n in enumerate(lengths_of(5, 16)) for _ in range(2 if i < 4 else 1)]
@@ -481,7 +476,7 @@ def test_evaluation_counts_every_episode_once(evaluate, action):
     assert summary["length_mean"] == np.mean(lengths)
 
 
-def test_evaluation_samples_when_asked_to(evaluate):
+def test_evaluation_samples_when_asked_to():
     """Half of each action is worth half a point."""
     draws = [evaluate(Counting, Fixed(0.4, 0.6), num_episodes=400, seed=seed, sampled=True) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(draws[0].returns, draws[1].returns)
@@ -491,7 +486,7 @@ def test_evaluation_samples_when_asked_to(evaluate):
     assert share == pytest.approx(0.6, abs=4 * 0.5 / np.sqrt(draws[0].lengths.sum()))
 
 
-def test_evaluation_stops_at_max_steps(evaluate):
+def test_evaluation_stops_at_max_steps():
     played = evaluate(Counting, Fixed(0.9, 0.1), num_episodes=6, max_steps=2)
     assert played.lengths.tolist() == [2] * 6
     finished = [length == 2 for length in lengths_of(0, 6)]
@@ -504,7 +499,7 @@ def test_evaluation_stops_at_max_steps(evaluate):
     assert not endless.finished.any()
 
 
-def test_evaluation_sees_parts_and_takes_actions_that_do_not_count_from_0(evaluate):
+def test_evaluation_sees_parts_and_takes_actions_that_do_not_count_from_0():
     played = evaluate(Parts, Fixed(0.2, 0.1, 0.7), num_episodes=3)
     lengths = np.array(lengths_of(0, 3))
     assert played.lengths.tolist() == lengths.tolist()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checks import quick_jit
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
 
@@ -48,10 +49,6 @@ NUMBERS = Hyperparams(
     adam_eps=1e-3,
     target_kl=0.1,
 )
-
-
-# Each program here runs a few times only, and takes seconds to optimise.
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def variant(**fields):

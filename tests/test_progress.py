@@ -85,6 +85,8 @@ def test_kinds():
         make_reporter("loud", 1)
     mine = Silent()
     assert make_reporter(mine, 1) is mine
+    with pytest.raises(ValueError, match=r"progress = Silent is a class; give an instance, Silent\(\.\.\.\)"):
+        make_reporter(Silent, 1)
     for nothing in (None, False):
         with pytest.raises(ValueError, match=f"progress = {nothing} is neither .* nor a reporter: it has no start"):
             make_reporter(nothing, 1)

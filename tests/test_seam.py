@@ -132,7 +132,7 @@ def policy_states(policy, obs_spec, normalize, num):
         ("discrete", False, "clip", 1),
     ],
 )
-def test_both_collectors_give_the_same_rollouts(monkeypatch, kind, continuous, bounds, num_steps):
+def test_both_collectors_give_the_same_rollouts(kind, continuous, bounds, num_steps):
     device, host = jppo.make_env(OnDevice(kind, continuous)), jppo.make_host_env(lambda: OnHost(kind, continuous))
     assert (device.obs_spec, device.action_spec) == (host.obs_spec, host.action_spec)
     config = jppo.PPOConfig(hidden_sizes=(8,), network="cnn" if kind == "uint8" else "mlp")
@@ -174,7 +174,7 @@ def check_leaf(given, expected, exactly, name=""):
         np.testing.assert_allclose(given, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-def test_both_modes_learn_the_same(monkeypatch):
+def test_both_modes_learn_the_same():
     """From one seed, update by update."""
     config = SMALL(num_envs=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
     on_device = jppo.make_anakin(OnDevice("box", False), config, total_steps=192)

@@ -103,6 +103,11 @@ def assert_trees_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def assert_trees_agree(a, b):
+    """But for how XLA rounds in one program and in another; an update moves parameters by a hundred times that."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
 def lines(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
@@ -202,7 +207,7 @@ def test_chunks_share_one_program(repeated):
 
 def test_a_run_is_a_plain_loop_of_step(run):
     *_, (policy, _) = plain_loop(run.agent, 7)
-    assert_trees_equal(policy, run.policy.state)
+    assert_trees_agree(policy, run.policy.state)
 
 
 def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
@@ -217,7 +222,7 @@ def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
     saved = load_policy_state(tmp_path / "run", result.policy.state)
     good = [policy for policy, metrics in plain_loop(result.agent, 0) if metrics["finite"]]
     assert len(good) > 5, "later updates would have changed the policy"
-    assert_trees_equal(saved, good[4])
+    assert_trees_agree(saved, good[4])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved))
 
 
