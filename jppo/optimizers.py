@@ -49,8 +49,8 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
     def full(value: float) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), params)
 
-    def sums(hyperparams: Hyperparams) -> tuple[Array, Array]:
-        """Of the directions for gradients of ones, and of their sizes."""
+    def sums(hyperparams: Hyperparams) -> Array:
+        """Two: of the directions for gradients of ones, and of their sizes."""
         made, ones, start = optimizer(hyperparams), full(1.0), full(1e-3)
 
         def step(state: PyTree, _: None) -> tuple[PyTree, Array]:
@@ -60,8 +60,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
             vector = as_vector(direction)[0]
             return state, jnp.stack([vector.sum(), jnp.abs(vector).sum()])
 
-        along, size = jax.lax.scan(step, made.init(start), length=_CHECKED_STEPS)[1].sum(0)
-        return along, size
+        return jax.lax.scan(step, made.init(start), length=_CHECKED_STEPS)[1].sum(0)
 
     try:
         with jax.ensure_compile_time_eval():  # also where an agent is made while a program is traced

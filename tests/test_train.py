@@ -226,6 +226,21 @@ def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved))
 
 
+def test_a_second_ctrl_c_while_all_is_tidied_up_leaves_no_run(tmp_path, monkeypatch):
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    def close(checkpoints, closing=running.Checkpoints.close):
+        closing(checkpoints)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_make_loop", fail)
+    monkeypatch.setattr(running.Checkpoints, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        jppo.train(ObsActionReward(), total_steps=BATCH, config=CONFIG, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture
 def interrupt():
     """Sends Ctrl-C; afterwards, what handled it before must do so again."""
