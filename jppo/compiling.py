@@ -1,6 +1,7 @@
 """How programs are compiled, and where they are kept."""
 
 import functools
+import gc
 import hashlib
 import os
 import platform
@@ -31,7 +32,28 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     """
     _keep_programs()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
-    return jax.jit(fun, compiler_options=options, **kwargs)
+    program = jax.jit(fun, compiler_options=options, **kwargs)
+    quiet: Any = _without_collections(program)
+    for name in ("trace", "lower", "eval_shape", "clear_cache"):
+        setattr(quiet, name, _without_collections(getattr(program, name)))
+    return quiet
+
+
+def _without_collections(function: Callable) -> Callable:
+    """The same function; Python looks for no garbage meanwhile. Tracing and lowering make so many objects that it would
+    search all that has been imported for some, which is a tenth of a second start (docs/performance.md)."""
+
+    @functools.wraps(function)
+    def quiet(*args: Any, **kwargs: Any) -> Any:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return quiet
 
 
 def as_stored(x: Any) -> Any:

@@ -1,3 +1,4 @@
+import gc
 import os
 import subprocess
 import sys
@@ -93,3 +94,39 @@ def test_arrays_are_put_as_they_are_whatever_their_size(size):
     for given, expected in zip(jax.tree.leaves(there), jax.tree.leaves(tree), strict=True):
         assert (given.dtype, given.devices()) == (expected.dtype, {device})
         np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.parametrize("how", ["trace", "lower", "eval_shape", "__call__"])
+@pytest.mark.parametrize("before", [True, False])
+def test_garbage_waits_until_a_program_is_made(how, before):
+    seen = []
+
+    def double(x):
+        seen.append(gc.isenabled())
+        if x.ndim:
+            raise ValueError("no")
+        return 2 * x
+
+    program = compiling.jit(double)
+    (gc.enable if before else gc.disable)()
+    try:
+        getattr(program, how)(np.float32(1))
+        with pytest.raises(ValueError, match="no"):
+            getattr(program, how)(np.ones(2, np.float32))
+        after = gc.isenabled()
+    finally:
+        gc.enable()
+    assert (seen, after) == ([False, False], before)
+
+
+def test_a_program_of_ours_is_used_as_jaxs_are():
+    @compiling.jit
+    def double(x):
+        """Twice."""
+        return 2 * x
+
+    assert double.__name__ == "double"
+    assert double.__doc__ == "Twice."
+    assert float(double.lower(np.float32(1)).compile()(np.float32(3))) == 6.0
+    assert jax.vmap(double)(np.arange(3.0, dtype=np.float32)).tolist() == [0.0, 2.0, 4.0]
+    double.clear_cache()

@@ -41,11 +41,13 @@ def test_gymnax_comes_without_what_only_drawings_need():
 import sys
 from jppo.envs import available, make_env
 available()
-assert not {"seaborn", "pandas"} & set(sys.modules), "loaded for nothing"
+assert not {"seaborn", "pandas", "matplotlib.pyplot", "matplotlib.axes"} & set(sys.modules), "loaded for nothing"
 pong = make_env("Pong-misc")
 from gymnax.environments.misc import pong as module
 assert len(module.sns.color_palette("cubehelix", 3)) == 3
 assert sys.modules["seaborn"].__file__, "whoever wants it gets the real one"
+import matplotlib.pyplot
+assert matplotlib.pyplot.__file__ and module.plt.Axes is matplotlib.pyplot.Axes
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,5 +1,6 @@
 """The door to gymnax (but for its drawings, see `jppo.render`), and to whatever speaks its API."""
 
+import contextlib
 import difflib
 import importlib
 import sys
@@ -15,6 +16,7 @@ from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import Array, PyTree
 
 _OF_ZEROS_AND_ONES = "gymnax.environments.minatar."  # images of bools, cast to float32: four times the memory
+_ONLY_FOR_DRAWINGS = ("matplotlib.pyplot", "seaborn")
 
 
 def available() -> list[str]:
@@ -81,15 +83,15 @@ class _Later(types.ModuleType):
 
 
 def _gymnax() -> Any:
-    """gymnax: only when asked for, since it is slow to import. Its Pong imports seaborn for one colour palette, and
-    with that pandas and scipy.stats, a second and 120 MB, which here wait until somebody looks at a Pong."""
-    later = _Later("seaborn")
-    if "gymnax" not in sys.modules:
-        sys.modules.setdefault("seaborn", later)
-    try:
+    """gymnax: only when asked for, since it is slow to import. Its drawings want pyplot, and Pong's seaborn for one
+    colour palette, and with that pandas and scipy.stats: a second and a half, which here waits until somebody looks."""
+    with contextlib.ExitStack() as stack:
+        if "gymnax" not in sys.modules:
+            for name in _ONLY_FOR_DRAWINGS:
+                later = _Later(name)
+                sys.modules.setdefault(name, later)
+                stack.callback(later.leave)
         import gymnax
-    finally:
-        later.leave()
     return gymnax
 
 
