@@ -3,8 +3,9 @@
     python benchmarks/gpu.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python
 
 Whole training beside PureJaxRL with W1 to W4 and with 16 k, 64 k and 256 k environments, in float32, TensorFloat-32 and
-bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both); what each part of an update takes alone; which kernels
-run; and one run over all of the machine's devices, where it has several.
+bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both); what each part of an update takes alone, and how far that
+is from what the device could do; which kernels run; what else might be faster (`trials.py`: command buffers, unrolled
+scans, keys, fusions, a Pallas kernel); and one run over all of the machine's devices, where it has several.
 """
 
 import os
@@ -47,6 +48,8 @@ def main(
         )
     run("throughput.py", "--profile", "--output", output / "throughput.json")
     run("kernels.py", "--workloads", *workloads, "--output", output / "kernels.json")
+    run("floors.py", "--workloads", *workloads, "--size", 8192, "--output", output / "floors.json")
+    run("trials.py", "--workloads", *workloads, "--rounds", rounds, "--output", output / "trials.json")
     run("devices.py", "--output", output / "devices.json")
 
 

@@ -12,6 +12,7 @@ with the compiler options that this brings; the peers are compiled as they come,
 
 import datetime
 import json
+import math
 import os
 import sys
 import tempfile
@@ -33,6 +34,7 @@ LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (
 LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
 ALL = WORKLOADS | LARGER
 _OURS = "jppo"
+_SECOND_STARTS = 3
 _STEPS = 1_000_000  # of a repetition, or two updates
 
 
@@ -75,30 +77,22 @@ class Peers(NamedTuple):
 
 
 def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str, Any]:
-    """Medians, and all rounds, of each contestant; and our second start, from the cache that the first one filled."""
+    """Medians, and all rounds, of each contestant; and our second starts'
+    median, from the cache that the first one filled."""
     workload = ALL[name]
-    batch_size = workload.num_envs * workload.num_steps
-    updates = max(2, round(_STEPS / batch_size))
+    updates = updates_of(workload)
     sizes = (workload.num_envs, workload.num_steps, updates)
     contestants = contestants_of(workload, peers)
     with tempfile.TemporaryDirectory() as cache:
         workers = {c.name: c.start(*sizes, JPPO_COMPILATION_CACHE=cache) for c in contestants}
-        second = contestants[0].start(*sizes, JPPO_COMPILATION_CACHE=cache)
-        second.close()
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    busy: list[float] = []
-    for number in range(rounds + 1):
-        while (others := cores_busy()) > max_others:
-            pass
-        names = list(workers)
-        turns = names[number % len(names) :] + names[: number % len(names)]  # each is first, and last, as often
-        round_seconds = {name: workers[name].train() for name in turns}
-        if number:  # the first one warms up
-            busy.append(others)
-            for contestant, seconds in round_seconds.items():
-                times[contestant].append(seconds)
+        second_starts = []
+        for _ in range(_SECOND_STARTS):
+            again = contestants[0].start(*sizes, JPPO_COMPILATION_CACHE=cache)
+            second_starts.append(again.compile_seconds)
+            again.close()
+    medians, times, busy = in_rounds(workers, rounds, max_others)
     ends = {name: worker.close() for name, worker in workers.items()}
-    speed = {name: updates * batch_size / float(np.median(seconds)) for name, seconds in times.items()}
+    speed = {name: updates * workload.config.batch_size / median for name, median in medians.items()}
     best_peer = max((value for name, value in speed.items() if not name.startswith(_OURS)), default=None)
     ratios = {name: value / best_peer for name, value in speed.items() if best_peer and name.startswith(_OURS)}
     return {
@@ -108,13 +102,43 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
         "steps_per_second": speed,
         "ratio_to_best_peer": ratios,
         "compile_seconds": {name: worker.compile_seconds for name, worker in workers.items()},
-        "second_compile_seconds": second.compile_seconds,
+        "second_compile_seconds": float(np.median(second_starts)),
         "peak_rss_mb": {name: end["peak_rss_mb"] for name, end in ends.items()},
         "program_mb": {name: end["program_mb"] for name, end in ends.items()},
         "seconds": times,
         "cores_busy_before_rounds": busy,
         "versions_of": {name: end["versions"] for name, end in ends.items()},
     }
+
+
+def updates_of(workload: Workload) -> int:
+    """Of a repetition."""
+    return max(2, round(_STEPS / workload.config.batch_size))
+
+
+class Rounds(NamedTuple):
+    """Seconds, and how many cores were busy with something else before each round."""
+
+    medians: dict[str, float]
+    times: dict[str, list[float]]
+    busy: list[float]
+
+
+def in_rounds(workers: dict[str, Worker], rounds: int, max_others: float = math.inf) -> Rounds:
+    """Has each worker train once per round, and once before, to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    busy: list[float] = []
+    for number in range(rounds + 1):
+        while (others := cores_busy()) > max_others:
+            pass
+        names = list(workers)
+        turns = names[number % len(names) :] + names[: number % len(names)]  # each is first, and last, as often
+        round_seconds = {name: workers[name].train() for name in turns}
+        if number:
+            busy.append(others)
+            for name, seconds in round_seconds.items():
+                times[name].append(seconds)
+    return Rounds({name: float(np.median(seconds)) for name, seconds in times.items()}, times, busy)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -143,7 +167,7 @@ def main(
     purejaxrl: Path | None = None,
     purejaxrl_python: str = sys.executable,
     rejax_python: str | None = None,
-    max_others: float = 2.0**10,
+    max_others: float = math.inf,
     output: Path = RESULTS / "versus_jax_peers.json",
 ) -> None:
     """Measures and writes JSON.

@@ -1,0 +1,157 @@
+"""A trial for GPUs: the default network's passes as one kernel each, written in Pallas.
+
+What lies between its layers stays in registers: the forward pass reads observations and writes outputs, the backward
+pass reads both sides' and computes the layers anew, and sums weights' gradients over as many rows as a kernel sees.
+XLA's own form writes each layer's output to memory, and has a launch or more for each product. `trials.py` measures
+whether that is worth anything; on a CPU Pallas interprets it, which is for tests only.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from jppo.distributions import Categorical, DiagGaussian
+from jppo.networks import ActorCritic
+from jppo.types import Array, PyTree
+
+_ROWS = 64  # that a kernel computes at a time
+_PROGRAMS = 128  # of each torso in the backward pass, about two for each of an H100's multiprocessors
+_LEAST = 16  # a product's smallest side on tensor cores
+_WIDEST = 128  # inputs; more do not fit where a kernel keeps them
+
+Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and the critic's three layers, padded
+
+
+class FusedActorCritic:
+    """`jppo.networks.ActorCritic` with separate torsos of two tanh layers; its parameters, the same numbers."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        sizes = network.hidden_sizes
+        plain = network.kind == "mlp" and network.activation == "tanh" and not network.shared_torso
+        if not plain or len(sizes) != 2 or any(size < _LEAST or size & (size - 1) for size in sizes):
+            raise ValueError(f"{network} is not of two separate torsos of two tanh layers, each a power of two wide")
+        self.network, self.init = network, network.init
+
+    def apply(self, params: PyTree, obs: PyTree) -> tuple[Any, Array]:
+        """As ActorCritic's, for obs of at most 128 numbers."""
+        x = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(obs)], axis=1)
+        if x.shape[1] > _WIDEST:
+            raise ValueError(f"observations of {x.shape[1]} numbers are too wide for a kernel; {_WIDEST} at most")
+        rows = -len(x) % _ROWS
+        x = jnp.pad(x, ((0, rows), (0, _padded(x.shape[1]) - x.shape[1])))
+        weights, count = _weights_of(params["params"]), len(x) - rows
+        outputs = _outputs(x, *weights)
+        value, action = outputs[1, :count, 0], self.network.action
+        if action.num_actions:
+            return Categorical(outputs[0, :count, : action.num_actions]), value
+        mean = outputs[0, :count, : action.size]
+        return DiagGaussian(mean, jnp.broadcast_to(params["params"]["log_std"], mean.shape)), value
+
+
+def _padded(size: int) -> int:
+    return max(_LEAST, 1 << (size - 1).bit_length())
+
+
+def _weights_of(params: PyTree) -> Weights:
+    """Both torsos' side by side, each side a power of two."""
+    layers = [[params[torso][f"Dense_{number}"] for torso in ("actor", "critic")] for number in (0, 1)]
+    layers.append([params["policy"], params["value"]])
+    weights: list[Array] = []
+    for pair in layers:
+        shapes = [layer["kernel"].shape for layer in pair]
+        inputs, outputs = (_padded(max(shape[side] for shape in shapes)) for side in (0, 1))
+        kernels = [jnp.pad(w["kernel"], [(0, inputs - len(w["kernel"])), (0, outputs - len(w["bias"]))]) for w in pair]
+        weights.append(jnp.stack(kernels))
+        weights.append(jnp.stack([jnp.pad(w["bias"], (0, outputs - len(w["bias"])))[None] for w in pair]))
+    return tuple(weights)
+
+
+@jax.custom_vjp
+def _outputs(x: Array, *weights: Weights) -> Array:
+    """Outputs [2, B, O] of x [B, I], B a multiple of _ROWS."""
+    blocks, width = len(x) // _ROWS, weights[-1].shape[-1]
+    return pl.pallas_call(
+        _forward,
+        grid=(2, blocks),
+        in_specs=[pl.BlockSpec((_ROWS, x.shape[1]), lambda torso, block: (block, 0)), *map(_of_torso, weights)],
+        out_specs=pl.BlockSpec((1, _ROWS, width), lambda torso, block: (torso, block, 0)),
+        out_shape=jax.ShapeDtypeStruct((2, len(x), width), x.dtype),
+        **_how(),
+    )(x, *weights)
+
+
+def _outputs_fwd(x: Array, *weights: Array) -> tuple[Array, tuple[Array, Weights]]:
+    return _outputs(x, *weights), (x, weights)
+
+
+def _outputs_bwd(kept: tuple[Array, Weights], cotangent: Array) -> tuple[Array, ...]:
+    x, weights = kept
+    blocks = len(x) // _ROWS
+    programs = math.gcd(blocks, _PROGRAMS)
+    each = _ROWS * blocks // programs
+    summed = pl.pallas_call(
+        functools.partial(_backward, blocks // programs),
+        grid=(2, programs),
+        in_specs=[
+            pl.BlockSpec((each, x.shape[1]), lambda torso, program: (program, 0)),
+            pl.BlockSpec((1, each, cotangent.shape[2]), lambda torso, program: (torso, program, 0)),
+            *map(_of_torso, weights),
+        ],
+        out_specs=[pl.BlockSpec((1, 1, *w.shape[1:]), lambda torso, program: (torso, program, 0, 0)) for w in weights],
+        out_shape=[jax.ShapeDtypeStruct((2, programs, *w.shape[1:]), w.dtype) for w in weights],
+        **_how(),
+    )(x, cotangent, *weights)
+    return jnp.zeros_like(x), *(jnp.sum(gradient, axis=1) for gradient in summed)
+
+
+_outputs.defvjp(_outputs_fwd, _outputs_bwd)
+
+
+def _of_torso(weight: Array) -> pl.BlockSpec:
+    return pl.BlockSpec((1, *weight.shape[1:]), lambda torso, _: (torso, 0, 0))
+
+
+def _how() -> dict[str, Any]:
+    if jax.default_backend() == "cpu":
+        return {"interpret": True}
+    return {"compiler_params": plgpu.CompilerParams(num_warps=4, num_stages=1)}
+
+
+def _dot(x: Array, y: Array, **transposed: bool) -> Array:
+    exact = jax.config.jax_default_matmul_precision in (None, "highest", "float32")  # type: ignore[attr-defined]
+    return plgpu.dot(x, y, precision=jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT, **transposed)
+
+
+def _layers(x: Array, weights: list[Array]) -> tuple[Array, Array, Array]:
+    """Both hidden layers' outputs, and the last one's."""
+    first = jnp.tanh(_dot(x, weights[0]) + weights[1])
+    second = jnp.tanh(_dot(first, weights[2]) + weights[3])
+    return first, second, _dot(second, weights[4]) + weights[5]
+
+
+def _forward(x_ref: Any, *refs: Any) -> None:
+    *weight_refs, out_ref = refs
+    out_ref[0] = _layers(x_ref[...], [ref[0] for ref in weight_refs])[2]
+
+
+def _backward(blocks: int, x_ref: Any, cotangent_ref: Any, *refs: Any) -> None:
+    weights = [ref[0] for ref in refs[:6]]
+
+    def add(block: Array, total: Weights) -> Weights:
+        rows = pl.ds(block * _ROWS, _ROWS)
+        x, third = x_ref[rows, :], cotangent_ref[0, rows, :]
+        one, two, _ = _layers(x, weights)
+        second = _dot(third, weights[4], trans_b=True) * (1.0 - two * two)
+        first = _dot(second, weights[2], trans_b=True) * (1.0 - one * one)
+        pairs = ((x, first), (one, second), (two, third))
+        found = [part for x, g in pairs for part in (_dot(x, g, trans_a=True), jnp.sum(g, axis=0)[None])]
+        return tuple(map(jnp.add, total, found))
+
+    total = jax.lax.fori_loop(0, blocks, add, tuple(map(jnp.zeros_like, weights)))
+    for ref, gradient in zip(refs[6:], total, strict=True):
+        ref[0, 0] = gradient

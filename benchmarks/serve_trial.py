@@ -1,0 +1,62 @@
+"""Ours with one thing changed, for trials.py: compiles, then trains once per line it is sent.
+
+python serve_trial.py CHANGE ENV NUM_ENVS NUM_STEPS UPDATES
+"""
+
+import functools
+import sys
+from typing import Any
+
+import jax
+import optax
+from fused_mlp import FusedActorCritic
+from serving import serve
+
+import jppo
+from jppo import networks
+from jppo.envs import make_env
+from jppo.types import Array
+
+
+def _unroll(times: int) -> dict[str, Any]:
+    """All of the library's scans: rollout, advantages, epochs, minibatches."""
+    jax.lax.scan = functools.partial(jax.lax.scan, unroll=times)
+    return {}
+
+
+def _adam_of_arrays() -> dict[str, Any]:
+    """Moments of each array for itself, as optax has them."""
+    return {"optimizer": lambda hyperparams: optax.scale_by_adam(eps=hyperparams.adam_eps)}
+
+
+def _plain_products() -> dict[str, Any]:
+    """Without the forms that XLA's CPU backend is faster at."""
+
+    def affine(x: Array, kernel: Array, bias: Array) -> Array:
+        return x @ kernel + bias[None]
+
+    networks.affine = affine
+    networks._WIDE = 2**62
+    return {}
+
+
+def main(change: str, env: str, num_envs: int, num_steps: int, updates: int) -> None:
+    config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
+    changed: dict[str, Any] = {}
+    if change.startswith("unroll"):
+        changed = _unroll(int(change.removeprefix("unroll")))
+    elif change == "adam_of_arrays":
+        changed = _adam_of_arrays()
+    elif change == "plain_products":
+        changed = _plain_products()
+    elif change == "pallas":
+        made = make_env(env)
+        changed = {"network": FusedActorCritic(networks.make_network(config, made.obs_spec, made.action_spec))}
+    elif change != "none":
+        raise SystemExit(f"unknown change {change}")
+    agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size, **changed)
+    serve(agent.train, jax.random.key(0), jppo.jit)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
