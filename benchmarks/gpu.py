@@ -12,11 +12,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 HERE = Path(__file__).parent
-PRECISIONS = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: dict[Precision, str] = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+Part = Literal["versus", "throughput", "floors", "kernels", "trials", "devices"]
+PARTS: tuple[Part, ...] = ("versus", "throughput", "floors", "kernels", "trials", "devices")
 WORKLOADS = ("W1", "W2", "W3", "W4", "W1-16k", "W1-64k", "W1-256k", "W3-16k")
 
 
@@ -24,8 +28,9 @@ def main(
     purejaxrl: Path | None = None,
     purejaxrl_python: str = sys.executable,
     rounds: int = 5,
-    precisions: tuple[str, ...] = tuple(PRECISIONS),
+    precisions: tuple[Precision, ...] = tuple(PRECISIONS),
     workloads: tuple[str, ...] = WORKLOADS,
+    parts: tuple[Part, ...] = PARTS,
     output: Path = HERE / "results" / "gpu",
 ) -> None:
     """Runs the other benchmarks.
@@ -34,32 +39,36 @@ def main(
       purejaxrl: a clone of PureJaxRL; without it, ours alone.
       purejaxrl_python: that has what it needs, and JAX for this GPU.
       rounds: each lets every contestant train once.
-      precisions: of products: fp32, tf32, bf16.
+      precisions: of products.
       workloads: as in versus_jax_peers.py.
+      parts: what to run.
       output: folder for the JSON files.
     """
     output.mkdir(parents=True, exist_ok=True)
     peers = [] if purejaxrl is None else ["--purejaxrl", purejaxrl, "--purejaxrl-python", purejaxrl_python]
-    for name in precisions:
+    named = ("--workloads", *workloads)
+    for name in precisions if "versus" in parts else ():
         path = output / f"versus_{name}.json"
-        run(
-            *("versus_jax_peers.py", "--workloads", *workloads, "--rounds", rounds, *peers, "--output", path),
-            precision=PRECISIONS[name],
-        )
-    run("throughput.py", "--profile", "--output", output / "throughput.json")
-    run("kernels.py", "--workloads", *workloads, "--output", output / "kernels.json")
-    run("floors.py", "--workloads", *workloads, "--size", 8192, "--output", output / "floors.json")
-    run("trials.py", "--workloads", *workloads, "--rounds", rounds, "--output", output / "trials.json")
-    run("devices.py", "--output", output / "devices.json")
+        run("versus_jax_peers", *named, "--rounds", rounds, *peers, output=path, precision=PRECISIONS[name])
+    words: dict[Part, tuple[object, ...]] = {
+        "throughput": ("--profile",),
+        "floors": (*named, "--size", 8192),
+        "kernels": named,
+        "trials": (*named, "--rounds", rounds),
+        "devices": (),
+    }
+    for part, options in words.items():
+        if part in parts:
+            run(part, *options, output=output / f"{part}.json")
 
 
-def run(script: str, *words: object, precision: str = "") -> None:
+def run(script: str, *words: object, output: Path, precision: str = "") -> None:
     """Goes on where one fails, and says so."""
-    command = [sys.executable, str(HERE / script), *map(str, words)]
+    command = [sys.executable, str(HERE / f"{script}.py"), *map(str, words), "--output", str(output)]
     print(" ".join(command), flush=True)
     env = os.environ | ({"JAX_DEFAULT_MATMUL_PRECISION": precision} if precision else {})
     if code := subprocess.run(command, env=env, check=False).returncode:
-        print(f"{script} ended with exit code {code}", file=sys.stderr, flush=True)
+        print(f"{script}.py ended with exit code {code}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

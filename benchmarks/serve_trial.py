@@ -3,7 +3,6 @@
 python serve_trial.py CHANGE ENV NUM_ENVS NUM_STEPS UPDATES
 """
 
-import functools
 import sys
 from typing import Any
 
@@ -18,9 +17,15 @@ from jppo.envs import make_env
 from jppo.types import Array
 
 
-def _unroll(times: int) -> dict[str, Any]:
-    """All of the library's scans: rollout, advantages, epochs, minibatches."""
-    jax.lax.scan = functools.partial(jax.lax.scan, unroll=times)
+def _unroll(times: int, length: int) -> dict[str, Any]:
+    """Scans of that length: the rollout's and the advantages', or those over epochs and minibatches."""
+    scan = jax.lax.scan
+
+    def unrolled(function: Any, init: Any, xs: Any = None, **options: Any) -> Any:
+        steps = options.get("length") or len(jax.tree.leaves(xs)[0])
+        return scan(function, init, xs, **options | ({"unroll": times} if steps == length else {}))
+
+    jax.lax.scan = unrolled
     return {}
 
 
@@ -43,8 +48,10 @@ def _plain_products() -> dict[str, Any]:
 def main(change: str, env: str, num_envs: int, num_steps: int, updates: int) -> None:
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
     changed: dict[str, Any] = {}
-    if change.startswith("unroll"):
-        changed = _unroll(int(change.removeprefix("unroll")))
+    if change == "unroll_minibatches":
+        changed = _unroll(config.num_minibatches, config.num_minibatches)
+    elif change.startswith("unroll"):
+        changed = _unroll(int(change.removeprefix("unroll")), num_steps)
     elif change == "adam_of_arrays":
         changed = _adam_of_arrays()
     elif change == "plain_products":

@@ -3,10 +3,10 @@
     python benchmarks/trials.py
     python benchmarks/trials.py --workloads W1 --trials unroll4 rbg-keys
 
-Command buffers (CUDA graphs) off, or around loops too; scans unrolled; rbg keys; Adam of arrays where ours is of one
-vector; other ways of fusing what follows a product; products in the forms that are plain JAX; and the network's passes
-as one Pallas kernel each. Each trial is a process of its own, interleaved, medians over the rounds. What needs a GPU is
-left out elsewhere unless it is named.
+Command buffers (CUDA graphs) off, or around loops too; the rollout unrolled, or epochs and minibatches; rbg keys; Adam
+of arrays where ours is of one vector; other ways of fusing what follows a product; products in the forms that are plain
+JAX; and the network's passes as one Pallas kernel each. Each trial is a process of its own, interleaved, medians over
+the rounds. What needs a GPU is left out elsewhere unless it is named.
 """
 
 import datetime
@@ -49,6 +49,7 @@ TRIALS = {
     "unroll2": Trial("unroll2"),
     "unroll4": Trial("unroll4"),
     "unroll8": Trial("unroll8"),
+    "unroll-minibatches": Trial("unroll_minibatches"),
     "rbg-keys": Trial(keys="rbg"),
     "adam-of-arrays": Trial("adam_of_arrays"),
     "plain-products": Trial("plain_products"),

@@ -11,6 +11,7 @@ import ray
 
 from jppo.config import num_cores
 from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.errors import kind_and_line
 from jppo.turns import Turns
 from jppo.types import PolicyState
 
@@ -31,9 +32,8 @@ class Trouble(NamedTuple):
 
 def trouble_of(error: Exception, full: str) -> Trouble:
     """Args: full: its traceback."""
-    first = (str(error).strip().splitlines() or [""])[0]
     plain = re.compile(r"\x1b\[\d+m")  # Ray colours
-    return Trouble(plain.sub("", f"{type(error).__name__}: {first}"), plain.sub("", full).strip())
+    return Trouble(plain.sub("", kind_and_line(error)), plain.sub("", full).strip())
 
 
 class ActorProcess:

@@ -21,6 +21,7 @@ from jppo.config import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.determinism import inherited_flags
 from jppo.devices import HostFailed
+from jppo.errors import first_line
 from jppo.progress import Reporter, Silent
 from jppo.tasks import limit_process
 
@@ -200,8 +201,7 @@ def _raise(hosts: list[_Started], troubles: dict[int, Any]) -> None:
     """The cause: a death rather than what others made of it, and what a host says of itself rather than of others."""
     for number, trouble in troubles.items():
         if isinstance(trouble, Exception):
-            first_line = (str(trouble).strip().splitlines() or [""])[0]
-            raise HostFailed(f"host {number} ({hosts[number].where}) died: {first_line}") from trouble
+            raise HostFailed(f"host {number} ({hosts[number].where}) died: {first_line(trouble)}") from trouble
     order = {"value": 0, "other": 1, "interrupted": 2, "told": 3}
     number, trouble = min(troubles.items(), key=lambda pair: order[pair[1].kind])
     if trouble.kind == "value":

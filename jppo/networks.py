@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jppo.compiling import as_stored
 from jppo.config import PPOConfig
 from jppo.distributions import Categorical, DiagGaussian
+from jppo.errors import kind_and_line
 from jppo.initial import orthogonal_params
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import normalize
@@ -255,7 +256,7 @@ def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any
         return jax.eval_shape(function, first, features)
     except Exception as error:
         shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        said = kind_and_line(error)
         raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {said}") from error
 
 

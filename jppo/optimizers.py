@@ -8,6 +8,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jppo.config import Hyperparams
+from jppo.errors import kind_and_line
 from jppo.types import Array, PyTree
 
 Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
@@ -66,9 +67,8 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
         with jax.ensure_compile_time_eval():  # also where an agent is made while a program is traced
             along, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, Hyperparams())))
     except (AttributeError, TypeError, ValueError) as error:
-        said = str(error).partition("\n")[0]
         raise ValueError(
-            f"optimizer failed ({type(error).__name__}: {said}); it must be a function of the "
+            f"optimizer failed ({kind_and_line(error)}); it must be a function of the "
             "hyperparameters that returns an optax transformation, such as lambda h: optax.scale_by_adam()"
         ) from error
     if along < -0.5 * size:

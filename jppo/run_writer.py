@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from jppo.errors import first_line
 from jppo.runs import POLICY, UNFINISHED, jsonable, rows_until, save_policy, write_json
 from jppo.types import PolicyState
 
@@ -154,7 +155,7 @@ def in_short(error: Exception) -> str:
     text = str(error)
     if "ENOSPC" in text or os.strerror(errno.ENOSPC) in text:
         return os.strerror(errno.ENOSPC)
-    return (text.strip().splitlines() or [type(error).__name__])[0][:200]
+    return (first_line(error) or type(error).__name__)[:200]
 
 
 class _Lines:

@@ -16,7 +16,7 @@ COMMANDS = [f"commands.{name}" for name in ("bench", "check", "export", "plan", 
 
 # Top to bottom as a reader meets them; a module not listed here fails, so that whoever adds one places it.
 LAYERS = [
-    {"config", "types", "spaces", "presets", "compiling", "determinism", "devices"},
+    {"config", "types", "spaces", "presets", "compiling", "determinism", "devices", "errors"},
     {"advantages", "losses", "distributions", "statistics", "shuffle"},
     {"initial", "networks", "learner", "numpy_form", "numpy_policy", "optimizers", "pieces"},
     {

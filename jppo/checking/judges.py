@@ -4,6 +4,7 @@ import numpy as np
 
 from jppo.checking.report import FAIL, PASS, SKIPPED, WARN, Check
 from jppo.checking.trace import Observations, Starts, Trace, alike
+from jppo.errors import kind_and_line
 from jppo.spaces import ActionSpec
 
 _FEW = 3  # ends of episodes, below which nothing is concluded from them
@@ -214,9 +215,7 @@ def raised(name: str, what: str, error: BaseException, where: str) -> Check:
     Args:
       where: its traceback.
     """
-    lines = str(error).strip().splitlines()
-    seen = f"{what} raised {type(error).__name__}" + (f": {lines[0]}" if lines else "")
-    return Check(name, FAIL, seen, "see the traceback", where)
+    return Check(name, FAIL, f"{what} raised {kind_and_line(error)}", "see the traceback", where)
 
 
 def _lengths(done: np.ndarray) -> np.ndarray:
