@@ -28,15 +28,17 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     Compiled programs are kept from one process to the next, in a folder of the user's (`JPPO_COMPILATION_CACHE` names
     another, or "off"), unless JAX has been given a compilation cache already.
 
+    Python's garbage collector waits while `.trace(...)` or `.lower(...)` works; not in a call, which host callbacks can
+    make last as long as training.
+
     By itself XLA does not use the whole width of a CPU's AVX-512, where there is one (docs/performance.md).
     """
     _keep_programs()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
     program = jax.jit(fun, compiler_options=options, **kwargs)
-    quiet: Any = _without_collections(program)
-    for name in ("trace", "lower", "eval_shape", "clear_cache"):
-        setattr(quiet, name, _without_collections(getattr(program, name)))
-    return quiet
+    for name in ("trace", "lower"):
+        setattr(program, name, _without_collections(getattr(program, name)))
+    return program
 
 
 def _without_collections(function: Callable) -> Callable:
