@@ -4,9 +4,10 @@
 
 The device's rates are measured first: a large product, hyperbolic tangents, and a copy. A part's floor is the largest
 of its operations, its tangents and its bytes at those rates, with nothing read or written but what must be:
-observations and what is kept of each step, weights and Adam's moments, no layer's output. "through memory" adds those,
-as XLA has to where it cannot fuse products. Environments' operations are not counted, only bytes. What fits into a
-cache can be faster than memory's rate, and than such a floor.
+observations and what is kept of each step, minibatches as they are gathered, weights and Adam's moments, no layer's
+output. "through memory" adds those, as XLA has to where it cannot fuse products. Environments' operations are not
+counted, only bytes. What fits into a cache can be faster than memory's rate, and than such a floor. Each part is
+started by the host on its own, which on a GPU is a good deal of a short one's time.
 """
 
 import datetime
@@ -31,8 +32,9 @@ from jppo.compiling import jit
 from jppo.runs import write_json
 from jppo.types import Array, PyTree
 
-_TANHS = 16  # in a row, so that memory is not what takes the time
-_SCALARS = 5  # of a sample, besides observation and action: log-probability, value, advantage, target, row number
+_TIMES = 16  # that a rate's program does its work, so that neither starting it nor new memory takes the time
+_SCALARS = 5  # of a sample in a batch, besides observation and action: log-probability, value, advantage, target, row
+_OUTPUTS = 2  # of the policy for a sample, besides the action: log-probability and value
 _FLOAT = 4  # bytes
 
 
@@ -62,18 +64,22 @@ def rates(size: int, repeats: int = 7) -> Rates:
     x = jnp.ones((size, size), jnp.float32) / size
     small = x[: max(1, size // 16)]  # fits a CPU's cache
 
-    def tanhs(x: Array) -> Array:
-        return jax.lax.fori_loop(0, _TANHS, lambda _, x: jnp.tanh(x), x)
+    def in_a_loop(function: Callable[[Array], Array], x: Array) -> Array:
+        return jax.lax.fori_loop(0, _TIMES, lambda _, x: function(x), x)
+
+    def in_a_row(x: Array) -> Array:
+        for _ in range(_TIMES):
+            x = jnp.tanh(x)
+        return x
 
     programs = {
         "product": functools.partial(jit(jnp.dot), x, x),
-        "tanhs": functools.partial(jit(tanhs), small),
-        "copy": functools.partial(jit(lambda x: x + 1.0), x),
+        "tanhs, as a CPU likes them": functools.partial(jit(functools.partial(in_a_loop, jnp.tanh)), small),
+        "tanhs, as a GPU does": functools.partial(jit(in_a_row), small),
+        "copies": functools.partial(jit(functools.partial(in_a_loop, lambda x: x + 1.0)), x),
     }
-    seconds = {name: float(np.median(times)) for name, times in interleaved(programs, repeats).seconds.items()}
-    return Rates(
-        2.0 * size**3 / seconds["product"], _TANHS * small.size / seconds["tanhs"], 2.0 * x.nbytes / seconds["copy"]
-    )
+    product, *tanhs, copies = (float(np.median(times)) for times in interleaved(programs, repeats).seconds.values())
+    return Rates(2.0 * size**3 / product, _TIMES * small.size / min(tanhs), _TIMES * 2.0 * x.nbytes / copies)
 
 
 def works(agent: Anakin) -> dict[str, Work]:
@@ -82,7 +88,8 @@ def works(agent: Anakin) -> dict[str, Work]:
     samples, widths = config.batch_size, config.hidden_sizes
     obs = jax.tree.leaves(agent.env.obs_spec, is_leaf=lambda node: hasattr(node, "dtype"))
     inputs = sum(int(np.prod(spec.shape)) for spec in obs)
-    row = sum(int(np.prod(spec.shape)) * jnp.dtype(spec.dtype).itemsize for spec in obs) + _FLOAT * (_SCALARS + 1)
+    seen = sum(int(np.prod(spec.shape)) * jnp.dtype(spec.dtype).itemsize for spec in obs) + _FLOAT  # and the action
+    row = seen + _FLOAT * _SCALARS
     outputs = (agent.env.action_spec.num_actions or agent.env.action_spec.size) + 1
     first = 2 * inputs * widths[0]
     weights = first + 2 * sum(a * b for a, b in itertools.pairwise(widths)) + widths[-1] * outputs
@@ -91,14 +98,16 @@ def works(agent: Anakin) -> dict[str, Work]:
     passes, steps = config.num_epochs * samples, config.num_epochs * config.num_minibatches
     return {
         "environment": Work(0, 0, 2 * _num_bytes(state) * config.num_steps),
-        "policy": Work(2 * weights * samples, tanhs * samples, row * samples, 2 * kept * samples),
-        "advantages": Work(0, 0, 7 * _FLOAT * samples),
+        "policy": Work(
+            2 * weights * samples, tanhs * samples, (seen + _FLOAT * _OUTPUTS) * samples, 2 * kept * samples
+        ),
+        "advantages": Work(0, 0, (4 * _FLOAT + 2) * samples),
         "shuffle and gather": Work(0, 0, 2 * row * passes),
         "gradients": Work(
             (6 * weights - 2 * first) * passes,
             tanhs * passes,
             row * passes + 2 * _FLOAT * weights * steps,
-            3 * kept * passes,  # layers' outputs written and read, what comes back through them too
+            5 * kept * passes,  # layers' outputs written and read twice, what comes back through them written and read
         ),
         "adam": Work(0, 0, 7 * _FLOAT * weights * steps),
     }
@@ -160,6 +169,9 @@ def main(
     """
     if unknown := [name for name in workloads if name not in ALL]:
         raise SystemExit(f"unknown workloads: {', '.join(unknown)}; there are {', '.join(ALL)}")
+    if size < 1 or repeats < 1:
+        raise SystemExit("size and repeats must be at least 1")
+    output.parent.mkdir(parents=True, exist_ok=True)
     device = rates(size)
     print(f"{device.operations / 1e9:,.0f} GFLOP/s, {device.tanhs / 1e9:.2f} G tanh/s, {device.bytes / 1e9:.1f} GB/s")
     rows = []

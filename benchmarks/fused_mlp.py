@@ -1,9 +1,10 @@
 """A trial for GPUs: the default network's passes as one kernel each, written in Pallas.
 
-What lies between its layers stays in registers: the forward pass reads observations and writes outputs, the backward
-pass reads both sides' and computes the layers anew, and sums weights' gradients over as many rows as a kernel sees.
-XLA's own form writes each layer's output to memory, and has a launch or more for each product. `trials.py` measures
-whether that is worth anything; on a CPU Pallas interprets it, which is for tests only.
+What lies between its layers is meant to stay in registers: the forward pass reads observations and writes outputs (both
+padded to what products on a GPU take), the backward pass reads observations and gradients of the outputs, computes the
+layers anew, and sums weights' gradients over as many rows as a kernel sees. XLA's own form writes each layer's output
+to memory, and has a launch or more for each product. `trials.py` measures whether that is worth anything; on a CPU
+Pallas interprets it, which is for tests only. It needs Pallas's Triton backend, which is deprecated since JAX 0.11.
 """
 
 import functools
@@ -20,9 +21,9 @@ from jppo.networks import ActorCritic
 from jppo.types import Array, PyTree
 
 _ROWS = 64  # that a kernel computes at a time
-_PROGRAMS = 128  # of each torso in the backward pass, about two for each of an H100's multiprocessors
+_PROGRAMS = 128  # of each torso in the backward pass at most: about two for each of an H100's multiprocessors
 _LEAST = 16  # a product's smallest side on tensor cores
-_WIDEST = 128  # inputs; more do not fit where a kernel keeps them
+_WIDEST = 128  # inputs, or a layer; more do not fit where a kernel keeps them
 
 Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and the critic's three layers, padded
 
@@ -33,8 +34,12 @@ class FusedActorCritic:
     def __init__(self, network: ActorCritic) -> None:
         sizes = network.hidden_sizes
         plain = network.kind == "mlp" and network.activation == "tanh" and not network.shared_torso
-        if not plain or len(sizes) != 2 or any(size < _LEAST or size & (size - 1) for size in sizes):
-            raise ValueError(f"{network} is not of two separate torsos of two tanh layers, each a power of two wide")
+        if (
+            not plain
+            or len(sizes) != 2
+            or not all(_LEAST <= size <= _WIDEST and size == _padded(size) for size in sizes)
+        ):
+            raise ValueError(f"{network} is not of two separate torsos of two tanh layers of 16, 32, 64 or 128")
         self.network, self.init = network, network.init
 
     def apply(self, params: PyTree, obs: PyTree) -> tuple[Any, Array]:
@@ -72,7 +77,7 @@ def _weights_of(params: PyTree) -> Weights:
 
 
 @jax.custom_vjp
-def _outputs(x: Array, *weights: Weights) -> Array:
+def _outputs(x: Array, *weights: Array) -> Array:
     """Outputs [2, B, O] of x [B, I], B a multiple of _ROWS."""
     blocks, width = len(x) // _ROWS, weights[-1].shape[-1]
     return pl.pallas_call(
@@ -123,8 +128,13 @@ def _how() -> dict[str, Any]:
 
 
 def _dot(x: Array, y: Array, **transposed: bool) -> Array:
-    exact = jax.config.jax_default_matmul_precision in (None, "highest", "float32")  # type: ignore[attr-defined]
-    return plgpu.dot(x, y, precision=jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT, **transposed)
+    """As precise as JAX is told to be; TensorFloat-32 where it is told nothing, as XLA's products are."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if asked in ("highest", "float32"):
+        precision: Any = jax.lax.Precision.HIGHEST
+    else:
+        precision = getattr(jax.lax.DotAlgorithmPreset, str(asked), jax.lax.Precision.DEFAULT)
+    return plgpu.dot(x, y, precision=precision, **transposed)
 
 
 def _layers(x: Array, weights: list[Array]) -> tuple[Array, Array, Array]:

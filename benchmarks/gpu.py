@@ -3,7 +3,8 @@
     python benchmarks/gpu.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python
 
 Whole training beside PureJaxRL with W1 to W4 and with 16 k, 64 k and 256 k environments, in float32, TensorFloat-32 and
-bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both); what each part of an update takes alone, and how far that
+bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both), all else as JAX does products by itself, in TensorFloat-32
+on cards that have it; what each part of an update takes alone, and how far that
 is from what the device could do; which kernels run; what else might be faster (`trials.py`: command buffers, unrolled
 scans, keys, fusions, a Pallas kernel); and one run over all of the machine's devices, where it has several.
 """
@@ -18,7 +19,7 @@ import tyro
 
 HERE = Path(__file__).parent
 Precision = Literal["fp32", "tf32", "bf16"]
-PRECISIONS: dict[Precision, str] = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+PRECISIONS: dict[Precision, str] = {"fp32": "highest", "tf32": "TF32_TF32_F32", "bf16": "BF16_BF16_F32"}
 Part = Literal["versus", "throughput", "floors", "kernels", "trials", "devices"]
 PARTS: tuple[Part, ...] = ("versus", "throughput", "floors", "kernels", "trials", "devices")
 WORKLOADS = ("W1", "W2", "W3", "W4", "W1-16k", "W1-64k", "W1-256k", "W3-16k")

@@ -17,13 +17,13 @@ from jppo.envs import make_env
 from jppo.types import Array
 
 
-def _unroll(times: int, length: int) -> dict[str, Any]:
-    """Scans of that length: the rollout's and the advantages', or those over epochs and minibatches."""
+def _unroll(module: str, times: int) -> dict[str, Any]:
+    """The scans of that module of ours, of functions of its own."""
     scan = jax.lax.scan
 
-    def unrolled(function: Any, init: Any, xs: Any = None, **options: Any) -> Any:
-        steps = options.get("length") or len(jax.tree.leaves(xs)[0])
-        return scan(function, init, xs, **options | ({"unroll": times} if steps == length else {}))
+    def unrolled(function: Any, *args: Any, **options: Any) -> Any:
+        ours = getattr(function, "__module__", None) == module
+        return scan(function, *args, **options | ({"unroll": times} if ours else {}))
 
     jax.lax.scan = unrolled
     return {}
@@ -49,9 +49,9 @@ def main(change: str, env: str, num_envs: int, num_steps: int, updates: int) -> 
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
     changed: dict[str, Any] = {}
     if change == "unroll_minibatches":
-        changed = _unroll(config.num_minibatches, config.num_minibatches)
+        changed = _unroll("jppo.learner", config.num_minibatches)
     elif change.startswith("unroll"):
-        changed = _unroll(int(change.removeprefix("unroll")), num_steps)
+        changed = _unroll("jppo.collect", int(change.removeprefix("unroll")))
     elif change == "adam_of_arrays":
         changed = _adam_of_arrays()
     elif change == "plain_products":

@@ -74,6 +74,7 @@ def hardware() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "cpu": next(named, platform.processor()),
         "cores": os.cpu_count(),
+        "matmul_precision": jax.config.jax_default_matmul_precision,  # None is JAX's own choice
         "versions": versions(),
     }
 

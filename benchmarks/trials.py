@@ -5,15 +5,14 @@
 
 Command buffers (CUDA graphs) off, or around loops too; the rollout unrolled, or epochs and minibatches; rbg keys; Adam
 of arrays where ours is of one vector; other ways of fusing what follows a product; products in the forms that are plain
-JAX; and the network's passes as one Pallas kernel each. Each trial is a process of its own, interleaved, medians over
-the rounds. What needs a GPU is left out elsewhere unless it is named.
+JAX; and the network's passes XX What needs a GPU is left out elsewhere unless it is named.
 """
 
 import datetime
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import tyro
@@ -41,7 +40,7 @@ class Trial(NamedTuple):
         return Worker(sys.executable, "serve_trial.py", self.change, env, *sizes, env=variables)
 
 
-AS_IS = "as it is"
+AS_IS, CHANGED = "as it is", "changed"
 TRIALS = {
     "no-command-buffers": Trial(flags="--xla_gpu_enable_command_buffer=", needs_gpu=True),
     "loops-in-command-buffers": Trial(flags="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL", needs_gpu=True),
@@ -54,38 +53,31 @@ TRIALS = {
     "adam-of-arrays": Trial("adam_of_arrays"),
     "plain-products": Trial("plain_products"),
     "no-triton-products": Trial(flags="--xla_gpu_enable_triton_gemm=false", needs_gpu=True),
-    "triton-products": Trial(flags="--xla_gpu_triton_gemm_any=true", needs_gpu=True),
+    "no-cublas-products": Trial(flags="--xla_gpu_cublas_fallback=false", needs_gpu=True),
     "triton-fusions": Trial(flags="--xla_gpu_experimental_enable_fusion_block_level_rewriter=true", needs_gpu=True),
     "pallas": Trial("pallas", needs_gpu=True, only=("CartPole-v1", "Pendulum-v1")),
 }
 
 
-def measure(name: str, trials: dict[str, Trial], rounds: int) -> dict[str, object]:
-    """Steps per second of each trial on a workload."""
+def measure(name: str, trial: Trial, rounds: int) -> dict[str, Any]:
+    """A trial on a workload, beside ours as it is: two processes at a time, since a device has to hold them."""
     workload = ALL[name]
     updates = updates_of(workload)
     sizes = (workload.num_envs, workload.num_steps, updates)
-    fitting = {key: trial for key, trial in trials.items() if workload.env in (trial.only or (workload.env,))}
-    workers, failed = {}, []
-    for key, trial in ({AS_IS: Trial()} | fitting).items():
-        try:
-            worker = trial.start(workload.env, *sizes)
-            worker.train()
-            workers[key] = worker
-        except SystemExit as error:  # a flag that this XLA does not know, or a kernel that it cannot compile
-            failed.append(key)
-            print(f"{key}: {error}", file=sys.stderr, flush=True)
-    compile_seconds = {key: worker.compile_seconds for key, worker in workers.items()}
-    medians, times, _ = in_rounds(workers, rounds)
-    for worker in workers.values():
-        worker.close()
+    workers: dict[str, Worker] = {}
+    try:
+        for key, started in {AS_IS: Trial(), CHANGED: trial}.items():
+            workers[key] = started.start(workload.env, *sizes)
+        medians, times, _ = in_rounds(workers, rounds)
+    except SystemExit as error:  # a flag that this XLA does not know, a kernel that it cannot compile, no memory
+        return {"failed": str(error)}
+    finally:
+        for worker in workers.values():
+            worker.kill()
     return {
-        "workload": name,
-        **workload._asdict(),
+        "ratio": medians[AS_IS] / medians[CHANGED],
         "steps_per_second": {key: updates * workload.config.batch_size / median for key, median in medians.items()},
-        "ratio": {key: medians[AS_IS] / median for key, median in medians.items()},
-        "compile_seconds": compile_seconds,
-        "failed": failed,
+        "compile_seconds": {key: worker.compile_seconds for key, worker in workers.items()},
         "seconds": times,
     }
 
@@ -107,15 +99,23 @@ def main(
     unknown = [name for name in (*workloads, *trials) if name not in (*ALL, *TRIALS)]
     if unknown:
         raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(ALL)} and {', '.join(TRIALS)}")
+    if rounds < 1:
+        raise SystemExit("rounds must be at least 1")
+    output.parent.mkdir(parents=True, exist_ok=True)
     on_gpu = jax.default_backend() == "gpu"
     chosen = trials or tuple(name for name, trial in TRIALS.items() if on_gpu or not trial.needs_gpu)
     rows = []
     for name in workloads:
-        rows.append(measure(name, {key: TRIALS[key] for key in chosen}, rounds))
-        write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
+        row: dict[str, Any] = {"workload": name, **ALL[name]._asdict(), "trials": {}}
+        rows.append(row)
+        for key in chosen:
+            if ALL[name].env in (TRIALS[key].only or (ALL[name].env,)):
+                row["trials"][key] = found = measure(name, TRIALS[key], rounds)
+                print(f"{name}, {key}: {found.get('ratio', found.get('failed'))}", flush=True)
+                write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
     table = Table("speed, as it is = 1", *(row["workload"] for row in rows))
-    for key in (AS_IS, *chosen):
-        ratios = [row["ratio"].get(key) for row in rows]
+    for key in chosen:
+        ratios = [row["trials"].get(key, {}).get("ratio") for row in rows]
         table.add_row(key, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
     Console(width=120).print(table)
     print(f"wrote {output}")

@@ -40,6 +40,11 @@ class Worker:
         self._process.wait()
         return last
 
+    def kill(self) -> None:
+        """Ends it without a word."""
+        self._process.kill()
+        self._process.wait()
+
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:

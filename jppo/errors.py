@@ -7,5 +7,5 @@ def first_line(error: BaseException) -> str:
 
 
 def kind_and_line(error: BaseException) -> str:
-    """Its type before that, as Python prints it."""
+    """Its type's name before that."""
     return ": ".join(filter(None, (type(error).__name__, first_line(error))))

@@ -66,7 +66,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
     try:
         with jax.ensure_compile_time_eval():  # also where an agent is made while a program is traced
             along, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, Hyperparams())))
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:
         raise ValueError(
             f"optimizer failed ({kind_and_line(error)}); it must be a function of the "
             "hyperparameters that returns an optax transformation, such as lambda h: optax.scale_by_adam()"

@@ -238,7 +238,7 @@ def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[
                 raise ended.error or KeyboardInterrupt
             result = _result(loop, agent, log, ended, checkpoints)
     except BaseException as error:
-        with contextlib.ExitStack() as stack:  # the latter even where Ctrl-C comes again during the former
+        with contextlib.ExitStack() as stack:  # checkpoints first; the writer even if Ctrl-C comes again meanwhile
             if writer is not None:
                 stack.callback(writer.abort)
             if checkpoints is not None:

@@ -10,7 +10,9 @@ import jppo
 
 SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=(8,))
 # Compiles in a third of the time, to slower programs: XLA's older fusions, hardly optimised by LLVM.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # which has no others
+    QUICK["xla_cpu_use_fusion_emitters"] = False
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 

@@ -49,6 +49,7 @@ def test_a_kernel_computes_what_the_network_does(name, rows):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, want)
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="Pallas's Triton backend is deprecated, and wants a card")
 def test_a_gpu_gets_kernels(monkeypatch):
     network, params, obs = made("CartPole-v1", 200)
     monkeypatch.setattr(fused_mlp, "_how", lambda: {"compiler_params": fused_mlp.plgpu.CompilerParams(num_warps=4)})

@@ -34,7 +34,7 @@ RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
 STEPS = 6 * CONFIG.batch_size
 IN_PROCESS = {"backend": "ray", "num_actors": 0}
 PATIENCE = 240.0
-QUICKLY = "--xla_cpu_use_fusion_emitters=false"  # compiles faster
+QUICKLY = "--xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""  # compiles faster
 RUNS = {
     "device": {"total_steps": STEPS, "num_devices": 4},
     "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1, "num_devices": 4},

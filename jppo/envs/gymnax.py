@@ -84,7 +84,8 @@ class _Later(types.ModuleType):
 
 def _gymnax() -> Any:
     """gymnax: only when asked for, since it is slow to import. Its drawings want pyplot, and Pong's seaborn for one
-    colour palette, and with that pandas and scipy.stats: a second and a half, which here waits until somebody looks."""
+    colour palette, and with that pandas and scipy.stats: a second and a half, which here waits until somebody looks.
+    A thread that imports them at the same moment can find them without their contents."""
     with contextlib.ExitStack() as stack:
         if "gymnax" not in sys.modules:
             for name in _ONLY_FOR_DRAWINGS:
