@@ -23,7 +23,7 @@ from jppo.types import Array, PyTree
 _ROWS = 64  # that a kernel computes at a time
 _PROGRAMS = 128  # of each torso in the backward pass at most: about two for each of an H100's multiprocessors
 _LEAST = 16  # a product's smallest side on tensor cores
-_WIDEST = 128  # inputs, or a layer; more do not fit where a kernel keeps them
+_WIDEST = 128  # inputs, or a layer, that a kernel can keep at all; 64 is what it is made for
 
 Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and the critic's three layers, padded
 

@@ -4,9 +4,9 @@
 
 Whole training beside PureJaxRL with W1 to W4 and with 16 k, 64 k and 256 k environments, in float32, TensorFloat-32 and
 bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both), all else as JAX does products by itself, in TensorFloat-32
-on cards that have it; what each part of an update takes alone, and how far that
-is from what the device could do; which kernels run; what else might be faster (`trials.py`: command buffers, unrolled
-scans, keys, fusions, a Pallas kernel); and one run over all of the machine's devices, where it has several.
+on cards that have it; what each part of an update takes alone, and how far that is from what the device could do; which
+kernels run; what else might be faster (`trials.py`: command buffers, unrolled scans, keys, fusions, a Pallas kernel);
+and one run over all of the machine's devices, where it has several.
 """
 
 import os

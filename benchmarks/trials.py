@@ -5,7 +5,8 @@
 
 Command buffers (CUDA graphs) off, or around loops too; the rollout unrolled, or epochs and minibatches; rbg keys; Adam
 of arrays where ours is of one vector; other ways of fusing what follows a product; products in the forms that are plain
-JAX; and the network's passes XX What needs a GPU is left out elsewhere unless it is named.
+JAX; and the network's passes as one Pallas kernel each. Each trial trains in turns with ours as it is, both in processes
+of their own; ratios are of medians over the rounds. What needs a GPU is left out elsewhere unless it is named.
 """
 
 import datetime
@@ -69,7 +70,10 @@ def measure(name: str, trial: Trial, rounds: int) -> dict[str, Any]:
         for key, started in {AS_IS: Trial(), CHANGED: trial}.items():
             workers[key] = started.start(workload.env, *sizes)
         medians, times, _ = in_rounds(workers, rounds)
-    except SystemExit as error:  # a flag that this XLA does not know, a kernel that it cannot compile, no memory
+    except (
+        SystemExit,
+        OSError,
+    ) as error:  # a flag that this XLA does not know, a kernel that it cannot compile, no memory
         return {"failed": str(error)}
     finally:
         for worker in workers.values():
@@ -93,12 +97,12 @@ def main(
     Args:
       workloads: as in versus_jax_peers.py.
       trials: all that this machine's device can do where none is named.
-      rounds: each lets every trial train once.
+      rounds: each lets both train once.
       output: JSON.
     """
-    unknown = [name for name in (*workloads, *trials) if name not in (*ALL, *TRIALS)]
-    if unknown:
-        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(ALL)} and {', '.join(TRIALS)}")
+    for given, known in ((workloads, ALL), (trials, TRIALS)):
+        if unknown := [name for name in given if name not in known]:
+            raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     if rounds < 1:
         raise SystemExit("rounds must be at least 1")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What population.py and versus_jax_peers.py start: processes that compile, and train once per line they are sent."""
+"""What population.py, trials.py and versus_jax_peers.py start: processes that compile, and train once per line they are sent."""
 
 import json
 import os
@@ -50,4 +50,4 @@ class Worker:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"{self._process.args} ended early")
+        raise SystemExit(f"{self._process.args} ended early, with exit code {self._process.wait()}")

@@ -1,11 +1,12 @@
 """How programs are compiled, and where they are kept."""
 
+import contextlib
 import functools
 import gc
 import hashlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +36,54 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     """
     _keep_programs()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
-    program = jax.jit(fun, compiler_options=options, **kwargs)
-    for name in ("trace", "lower"):
-        setattr(program, name, _without_collections(getattr(program, name)))
-    return program
+    return _Program(jax.jit(fun, compiler_options=options, **kwargs))
 
 
-def _without_collections(function: Callable) -> Callable:
-    """The same function; Python looks for no garbage meanwhile. Tracing and lowering make so many objects that it would
-    search all that has been imported for some, which is a tenth of a second start (docs/performance.md)."""
+class _Program:
+    """What `jax.jit` returns, but Python looks for no garbage while it is traced and lowered: that makes so many
+    objects that it would search all that has been imported for some, a tenth of a second start (docs/performance.md).
 
-    @functools.wraps(function)
-    def quiet(*args: Any, **kwargs: Any) -> Any:
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            if enabled:
-                gc.enable()
+    An object, because what wraps a function takes over the attributes that the function has been given.
+    """
 
-    return quiet
+    def __init__(self, program: Any) -> None:
+        self.__wrapped__ = program
+        self.__name__, self.__doc__ = getattr(program, "__name__", "program"), program.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Traced`, whose `lower` is JAX's own."""
+        with _no_collections():
+            return self.__wrapped__.trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Lowered`."""
+        with _no_collections():
+            return self.__wrapped__.lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of what a call returns."""
+        return self.__wrapped__.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets what has been compiled."""
+        self.__wrapped__.clear_cache()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def as_stored(x: Any) -> Any:
