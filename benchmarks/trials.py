@@ -4,9 +4,10 @@
     python benchmarks/trials.py --workloads W1 --trials unroll4 rbg-keys
 
 Command buffers (CUDA graphs) off, or around loops too; the rollout unrolled, or epochs and minibatches; rbg keys; Adam
-of arrays where ours is of one vector; other ways of fusing what follows a product; products in the forms that are plain
-JAX; and the network's passes as one Pallas kernel each. Each trial trains in turns with ours as it is, both in processes
-of their own; ratios are of medians over the rounds. What needs a GPU is left out elsewhere unless it is named.
+of arrays where ours is of one vector; other ways of fusing what follows a product; products in forms that are plain
+JAX; and the network's passes as one Pallas kernel each. Each trial trains in turns with ours as it is, both in
+processes of their own; ratios are of medians over the rounds. What needs a GPU is left out elsewhere unless it is
+named.
 """
 
 import datetime

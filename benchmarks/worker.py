@@ -1,4 +1,6 @@
-"""What population.py, trials.py and versus_jax_peers.py start: processes that compile, and train once per line they are sent."""
+"""What population.py, trials.py and versus_jax_peers.py start: processes that compile, and train once per line that
+they are sent.
+"""
 
 import json
 import os
@@ -50,4 +52,4 @@ class Worker:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"{self._process.args} ended early, with exit code {self._process.wait()}")
+        raise SystemExit(f"{self._process.args} ended early, with {self._process.wait()}")
