@@ -1,12 +1,11 @@
 """How programs are compiled, and where they are kept."""
 
-import contextlib
 import functools
 import gc
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,58 +28,21 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     Compiled programs are kept from one process to the next, in a folder of the user's (`JPPO_COMPILATION_CACHE` names
     another, or "off"), unless JAX has been given a compilation cache already.
 
-    Python's garbage collector waits while `.trace(...)` or `.lower(...)` works; not in a call, which host callbacks can
-    make last as long as training.
-
     By itself XLA does not use the whole width of a CPU's AVX-512, where there is one (docs/performance.md).
     """
     _keep_programs()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
-    return _Program(jax.jit(fun, compiler_options=options, **kwargs))
+    return jax.jit(fun, compiler_options=options, **kwargs)
 
 
-class _Program:
-    """What `jax.jit` returns, but Python looks for no garbage while it is traced and lowered: that makes so many
-    objects that it would search all that has been imported for some, a tenth of a second start (docs/performance.md).
-
-    An object, because what wraps a function takes over the attributes that the function has been given.
-    """
-
-    def __init__(self, program: Any) -> None:
-        self.__wrapped__ = program
-        self.__name__, self.__doc__ = getattr(program, "__name__", "program"), program.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """`jax.stages.Traced`, whose `lower` is JAX's own."""
-        with _no_collections():
-            return self.__wrapped__.trace(*args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """`jax.stages.Lowered`."""
-        with _no_collections():
-            return self.__wrapped__.lower(*args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes and dtypes of what a call returns."""
-        return self.__wrapped__.eval_shape(*args, **kwargs)
-
-    def clear_cache(self) -> None:
-        """Forgets what has been compiled."""
-        self.__wrapped__.clear_cache()
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
+def compile_ahead(fun: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`jit(fun, **kwargs).lower(*args).compile()`, a tenth faster where the program has been kept: Python looks for no
+    garbage meanwhile. Tracing and lowering make so many objects that it would search all that has been imported for
+    some (docs/performance.md)."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return jit(fun, **kwargs).lower(*args).compile()
     finally:
         if enabled:
             gc.enable()
