@@ -19,8 +19,8 @@ _PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax")
 
 
 def serve(train: Callable, argument: Any, compile_ahead: Callable | None = None) -> None:
-    """Compiles `train(argument)`, by `jax.jit` where nothing else is given, runs it per line of standard input, and ends
-    with what it needed.
+    """Compiles `train(argument)`, by `jax.jit` where nothing else is given, runs it per line of standard input, and
+    ends with what it needed.
 
     Prints JSON: {"seconds"} for compiling and for each run, then {"peak_rss_mb", "program_mb", "versions"}.
     """
