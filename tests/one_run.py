@@ -6,11 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-from checks import SMALL, quick_jit
+from checks import QUICK, SMALL
 from probes import NO_LIMIT, ObsActionReward
 
 import jppo
-from jppo import loops
+from jppo import compiling, loops
 from jppo.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
@@ -56,7 +56,7 @@ def kill_while_saving() -> None:
 
 
 def main(run_dir: Path, how: str) -> None:
-    loops.jit, loops._CHUNK_SECONDS = quick_jit, 0.0  # chunks of one
+    compiling._CPU_OPTIONS, loops._CHUNK_SECONDS = QUICK, 0.0  # chunks of one
     if how == "kill while saving":
         kill_while_saving()
     reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))
