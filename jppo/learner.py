@@ -250,7 +250,7 @@ def _gradient_step(
 
     zero = varying(jnp.zeros_like(as_vector(params)[0]))
     pieces = _num_pieces(parts, loss_of, params, samples)
-    metrics, grads = in_pieces(gradient, samples, pieces, zero)
+    metrics, grads = in_pieces(gradient, samples, pieces, zero, parts.axis_name)
     if parts.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
         joined, parted = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum

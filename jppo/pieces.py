@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jppo.types import Array, PyTree
 
 _PIECE_BYTES = 16 << 20  # kept for the backward pass at a time, on all devices of a CPU; half of the last cache
-_FEWEST_PIECES = 3  # two gain nothing
+_AT_ONCE = 2  # pieces, by a device that has the CPU for itself: a product alone does not keep two cores busy
+_FEWEST_IN_TURN = 3  # of two, one after the other, nothing is gained
 
 
 def pieces_of(num_bytes: int, rows: int, axis_name: str | None) -> int:
@@ -20,10 +21,10 @@ def pieces_of(num_bytes: int, rows: int, axis_name: str | None) -> int:
       num_bytes: what a forward pass over all rows keeps for the backward one.
       axis_name: of the devices, each of which has as many rows; None for one.
     """
-    if axis_name is not None:  # those of a host share its cache
-        num_bytes *= max(1, jax.lax.axis_size(axis_name) // jax.process_count())
-    least = -(-num_bytes // _PIECE_BYTES)
-    return 1 if least < _FEWEST_PIECES else next((n for n in range(least, 2 * least) if rows % n == 0), 1)
+    devices = _devices_of_a_host(axis_name)
+    least = -(-num_bytes * devices // _PIECE_BYTES)  # they share its cache
+    fewest = _AT_ONCE if devices == 1 else _FEWEST_IN_TURN
+    return 1 if least < fewest else next((n for n in range(least, 2 * least) if rows % n == 0), 1)
 
 
 def bytes_kept(loss: Callable[[PyTree], Any], params: PyTree) -> int:
@@ -33,9 +34,17 @@ def bytes_kept(loss: Callable[[PyTree], Any], params: PyTree) -> int:
 
 
 def in_pieces(
-    gradient: Callable[[PyTree], tuple[PyTree, Array]], samples: PyTree, pieces: int, zero: Array
+    gradient: Callable[[PyTree], tuple[PyTree, Array]],
+    samples: PyTree,
+    pieces: int,
+    zero: Array,
+    axis_name: str | None,
 ) -> tuple[PyTree, Array]:
-    """gradient(samples), scalars and a vector like zero, as the mean over pieces of the samples, one after another."""
+    """gradient(samples), scalars and a vector like zero, as the mean over pieces of the samples.
+
+    Args:
+      axis_name: as for pieces_of.
+    """
     if pieces == 1:
         return gradient(samples)
     cut = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), samples)
@@ -44,5 +53,11 @@ def in_pieces(
         scalars, vector = gradient(piece)
         return total + vector, scalars
 
-    total, scalars = jax.lax.scan(add, zero, cut)
+    at_once = _AT_ONCE if _devices_of_a_host(axis_name) == 1 else 1
+    total, scalars = jax.lax.scan(add, zero, cut, unroll=at_once)
     return jax.tree.map(jnp.mean, scalars), total / pieces
+
+
+def _devices_of_a_host(axis_name: str | None) -> int:
+    """How many of the axis share a CPU."""
+    return 1 if axis_name is None else max(1, jax.lax.axis_size(axis_name) // jax.process_count())

@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jppo
 from jppo.learner import Batch, ppo_loss
 from jppo.networks import make_network, make_policy
-from jppo.pieces import bytes_kept
+from jppo.pieces import bytes_kept, in_pieces
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import PolicyState
 
@@ -35,3 +36,15 @@ def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, siz
 
     params = jax.eval_shape(policy.init, jax.random.key(0), batch.obs)
     assert ROWS * network.bytes_kept(inputs) == pytest.approx(bytes_kept(loss, params), rel=0.1)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5])
+def test_pieces_give_the_mean_over_all_rows_once_each(pieces):
+    rows = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+
+    def gradient(rows):
+        return {"scale": jnp.square(rows).mean()}, rows.mean(0)
+
+    scalars, vector = jax.jit(lambda x: in_pieces(gradient, x, pieces, jnp.zeros(3), axis_name=None))(rows)
+    np.testing.assert_allclose(vector, rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(scalars["scale"], np.square(rows).mean(), rtol=1e-5)
