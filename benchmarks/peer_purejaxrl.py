@@ -7,6 +7,7 @@ With LANES runs under `jax.vmap`, or, where that is 0, one run as it is. CartPol
 `ppo.py`; Pendulum by its `ppo_continuous_action.py`, with networks of two 64-wide layers, and without its normalisers.
 """
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -47,12 +48,8 @@ def main(clone: str, env: str, lanes: int, num_envs: int, num_steps: int, update
         return
     # With XLA's default schedule its initial weights wait for each other for ever on a CPU, see docs/performance.md.
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    options = options if jax.default_backend() == "cpu" else None
-
-    def compile_ahead(train: Any, keys: Any) -> Any:
-        return jax.jit(train, compiler_options=options).lower(keys).compile()
-
-    serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), lanes), compile_ahead)
+    jit = functools.partial(jax.jit, compiler_options=options if jax.default_backend() == "cpu" else None)
+    serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), lanes), jit)
 
 
 def load(clone: str, env: str) -> ModuleType:

@@ -15,7 +15,7 @@ def main(env: str, num_envs: int, num_steps: int, updates: int) -> None:
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
     count = len(jax.devices()) if jax.default_backend() == "cpu" else 1
     agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size, num_devices=count)
-    serve(agent.train, jax.random.key(0), jppo.compile_ahead)
+    serve(agent.train, jax.random.key(0), jppo.jit)
 
 
 if __name__ == "__main__":

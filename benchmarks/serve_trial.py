@@ -62,7 +62,7 @@ def main(change: str, env: str, num_envs: int, num_steps: int, updates: int) -> 
     elif change != "none":
         raise SystemExit(f"unknown change {change}")
     agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size, **changed)
-    serve(agent.train, jax.random.key(0), jppo.compile_ahead)
+    serve(agent.train, jax.random.key(0), jppo.jit)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import jax
 _PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax")
 
 
-def serve(train: Callable, argument: Any, compile_ahead: Callable | None = None) -> None:
-    """Compiles `train(argument)`, by `jax.jit` where nothing else is given, runs it per line of standard input, and
-    ends with what it needed.
+def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
+    """Compiles `train(argument)` with `jit`, runs it per line of standard input, and ends with what it needed.
 
     Prints JSON: {"seconds"} for compiling and for each run, then {"peak_rss_mb", "program_mb", "versions"}.
     """
     start = time.perf_counter()
-    compiled = compile_ahead(train, argument) if compile_ahead else jax.jit(train).lower(argument).compile()
+    compiled = jit(train).lower(argument).compile()
     _say({"seconds": time.perf_counter() - start})
     for _ in sys.stdin:
         start = time.perf_counter()

@@ -71,10 +71,7 @@ def measure(name: str, trial: Trial, rounds: int) -> dict[str, Any]:
         for key, started in {AS_IS: Trial(), CHANGED: trial}.items():
             workers[key] = started.start(workload.env, *sizes)
         medians, times, _ = in_rounds(workers, rounds)
-    except (
-        SystemExit,
-        OSError,
-    ) as error:  # a flag that this XLA does not know, a kernel that it cannot compile, no memory
+    except (SystemExit, OSError) as error:  # an unknown flag, a kernel that cannot be compiled, no memory
         return {"failed": str(error)}
     finally:
         for worker in workers.values():

@@ -6,7 +6,7 @@
 Each contestant is a process of its own, which compiles a whole training run, waits, and trains once per round, so that
 whatever else the machine does falls on all of them alike. On a CPU of several cores ours runs twice: on one device, as
 the peers do, and on two (`--num-devices 2`). The peers want gymnax 0.0.9: give them a Python environment of their own,
-with the same JAX. A peer that is not named is left out. Ours is the public API, `jppo.compile_ahead(agent.train, key)`,
+with the same JAX. A peer that is not named is left out. Ours is the public API, `jppo.jit(agent.train)`,
 with the compiler options that this brings; the peers are compiled as they come, by `jax.jit`.
 """
 

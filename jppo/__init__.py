@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.benching import bench as bench
     from jppo.checking import check_env as check_env
-    from jppo.compiling import compile_ahead as compile_ahead
     from jppo.compiling import jit as jit
     from jppo.config import PPOConfig as PPOConfig
     from jppo.config import RayConfig as RayConfig
@@ -43,7 +42,6 @@ _HOMES = {
     "TrainingDiverged": "jppo.driver",
     "bench": "jppo.benching",
     "check_env": "jppo.checking",
-    "compile_ahead": "jppo.compiling",
     "evaluate": "jppo.evaluation",
     "export_policy": "jppo.exporting",
     "jit": "jppo.compiling",

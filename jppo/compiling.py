@@ -1,7 +1,6 @@
 """How programs are compiled, and where they are kept."""
 
 import functools
-import gc
 import hashlib
 import os
 import platform
@@ -33,19 +32,6 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     _keep_programs()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
     return jax.jit(fun, compiler_options=options, **kwargs)
-
-
-def compile_ahead(fun: Callable, *args: Any, **kwargs: Any) -> Any:
-    """`jit(fun, **kwargs).lower(*args).compile()`, a tenth faster where the program has been kept: Python looks for no
-    garbage meanwhile. Tracing and lowering make so many objects that it would search all that has been imported for
-    some (docs/performance.md)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return jit(fun, **kwargs).lower(*args).compile()
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def as_stored(x: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jppo.anakin import Anakin, AnakinState
 from jppo.checkpoints import Checkpoints
-from jppo.compiling import compile_ahead, jit
+from jppo.compiling import jit
 from jppo.config import Hyperparams
 from jppo.devices import gather
 from jppo.logbook import Ended, Logbook
@@ -139,8 +139,8 @@ class AnakinLoop(ChunkLoop):
             state = state.replace(train=state.train.replace(num_updates=train.num_updates))  # it may be extended
         whole: Any = agent.sharding.train
         finite = jax.make_array_from_callback((), whole, lambda _: np.ones((), bool))
-        chunk = functools.partial(run_chunk, agent)
-        compiled = compile_ahead(chunk, state, finite, np.int32(0), donate_argnums=0)
+        chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
+        compiled = chunk.lower(state, finite, np.int32(0)).compile()
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
         super().__init__(compiled, state, finite, remaining, log, shared, checkpoints)
         self.compile_seconds = time.perf_counter() - start

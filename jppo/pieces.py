@@ -1,5 +1,5 @@
 """Minibatches cut into pieces on a CPU, whose gradients are averaged: what the forward pass keeps for the backward one
-is then small enough for the cache (docs/performance.md)."""
+is then small enough for the cache, and two pieces keep both of two cores busy (docs/performance.md)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,10 @@ import jax.numpy as jnp
 
 from jppo.types import Array, PyTree
 
-_PIECE_BYTES = 16 << 20  # kept for the backward pass at a time, on all devices of a CPU; half of the last cache
-_AT_ONCE = 2  # pieces, by a device that has the CPU for itself: a product alone does not keep two cores busy
+_PIECE_BYTES = 16 << 20  # kept for the backward pass by pieces of all devices of a CPU; half of the last cache
+_AT_ONCE = (
+    2  # pieces, which do not wait for each other; not where several devices share minibatches, which do not either
+)
 _FEWEST_IN_TURN = 3  # of two, one after the other, nothing is gained
 
 
@@ -53,7 +55,8 @@ def in_pieces(
         scalars, vector = gradient(piece)
         return total + vector, scalars
 
-    at_once = _AT_ONCE if _devices_of_a_host(axis_name) == 1 else 1
+    # Of an odd number the last would be a third copy of the gradient, and nothing gained.
+    at_once = _AT_ONCE if _devices_of_a_host(axis_name) == 1 and pieces % _AT_ONCE == 0 else 1
     total, scalars = jax.lax.scan(add, zero, cut, unroll=at_once)
     return jax.tree.map(jnp.mean, scalars), total / pieces
 

@@ -1,4 +1,3 @@
-import gc
 import os
 import subprocess
 import sys
@@ -94,30 +93,3 @@ def test_arrays_are_put_as_they_are_whatever_their_size(size):
     for given, expected in zip(jax.tree.leaves(there), jax.tree.leaves(tree), strict=True):
         assert (given.dtype, given.devices()) == (expected.dtype, {device})
         np.testing.assert_array_equal(given, expected)
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_garbage_waits_until_a_program_is_made(before):
-    seen = []
-
-    def double(x):
-        seen.append(gc.isenabled())
-        if x.ndim:
-            raise ValueError("no")
-        return 2 * x
-
-    (gc.enable if before else gc.disable)()
-    try:
-        program = compiling.compile_ahead(double, np.float32(1))
-        with pytest.raises(ValueError, match="no"):
-            compiling.compile_ahead(double, np.ones(2, np.float32))
-        after = gc.isenabled()
-    finally:
-        gc.enable()
-    assert (seen, after) == ([False, False], before)
-    assert float(program(np.float32(3))) == 6.0
-
-
-def test_shapes_of_a_program_can_be_asked_for():
-    row = compiling.jit(lambda x: x.sum())
-    assert jax.eval_shape(row, np.ones((4, 3), np.float32)).shape == ()

@@ -1,9 +1,12 @@
-"""How much a minibatch's forward pass keeps for its backward one."""
+"""Pieces of a minibatch: how much one keeps for its backward pass, and what all of them give together."""
+
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 import jppo
 from jppo.learner import Batch, ppo_loss
@@ -48,3 +51,17 @@ def test_pieces_give_the_mean_over_all_rows_once_each(pieces):
     scalars, vector = jax.jit(lambda x: in_pieces(gradient, x, pieces, jnp.zeros(3), axis_name=None))(rows)
     np.testing.assert_allclose(vector, rows.mean(0), rtol=1e-5)
     np.testing.assert_allclose(scalars["scale"], np.square(rows).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_devices", "pieces", "at_once"), [(None, 4, 2), (None, 3, 1), (1, 2, 2), (2, 4, 1)])
+def test_two_pieces_are_computed_at_once_where_no_other_device_computes_one(num_devices, pieces, at_once):
+    axis_name = num_devices and "devices"
+
+    def mean(rows):
+        return in_pieces(lambda rows: ({}, rows.mean(0)), rows, pieces, 0.0 * rows[0], axis_name)[1]
+
+    if num_devices is not None:
+        mesh, by_row = Mesh(np.array(jax.devices()[:num_devices]), (axis_name,)), PartitionSpec(axis_name)
+        mean = jax.shard_map(mean, mesh=mesh, in_specs=by_row, out_specs=by_row)
+    scans = re.findall(r"unroll=(\d+)", str(jax.make_jaxpr(mean)(jnp.ones((24, 3)))))
+    assert scans == [str(at_once)]
