@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jppo.types import Array, PyTree
 
 _PIECE_BYTES = 16 << 20  # kept for the backward pass by pieces of all devices of a CPU; half of the last cache
-_AT_ONCE = (
-    2  # pieces, which do not wait for each other; not where several devices share minibatches, which do not either
-)
+_AT_ONCE = 2  # pieces, by a device with minibatches of its own; devices that share one are at once already
 _FEWEST_IN_TURN = 3  # of two, one after the other, nothing is gained
 
 
