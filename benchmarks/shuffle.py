@@ -3,6 +3,7 @@
 python benchmarks/shuffle.py
 """
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -19,7 +20,7 @@ from throughput import RESULTS, hardware, interleaved
 from jppo.compiling import jit
 from jppo.config import PPOConfig
 from jppo.runs import write_json
-from jppo.shuffle import minibatch_indices
+from jppo.shuffle import epoch_keys, minibatch_indices
 from jppo.types import Array
 
 SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
@@ -27,13 +28,9 @@ SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
 
 def epoch_rows(config: PPOConfig, key: Array) -> Array:
     """The rows of all minibatches of an epoch, one minibatch after the other; [num_minibatches, B/num_minibatches]."""
-    return minibatch_indices(
-        key,
-        num_steps=config.num_steps,
-        num_envs=config.num_envs,
-        num_minibatches=config.num_minibatches,
-        strata=jnp.arange(config.num_strata, dtype=jnp.int32),
-    )
+    strata = jnp.arange(config.num_strata)
+    keys = epoch_keys(key, dataclasses.replace(config, num_epochs=1), config.batch_size, strata)[0]
+    return minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
 
 
 def measure(num_envs: int, num_steps: int, repeats: int, max_others: float) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from jppo.compiling import jit
 from jppo.learner import Batch, Learner, make_learner, ppo_loss
 from jppo.parts import act, step_environments
 from jppo.runs import versions, write_json
-from jppo.shuffle import minibatch_indices
+from jppo.shuffle import epoch_keys, minibatch_indices
 from jppo.types import Array, PyTree, Rollout, TrainState
 
 RESULTS = Path(__file__).parent / "results"
@@ -181,22 +181,16 @@ def advantages(train: TrainState, rollout: Rollout) -> Array:
 def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
     """The shuffle and gather of every epoch and minibatch; the last minibatch."""
     config = agent.config
-    rows_of = functools.partial(
-        minibatch_indices,
-        num_steps=config.num_steps,
-        num_envs=config.num_envs,
-        num_minibatches=config.num_minibatches,
-        strata=jnp.arange(config.num_strata, dtype=jnp.int32),
-    )
 
     def gather(_: Batch, rows: Array) -> tuple[Batch, None]:
         return jax.tree.map(lambda x: x[rows], batch), None
 
-    def epoch(last: Batch, key: Array) -> tuple[Batch, None]:
-        return jax.lax.scan(gather, last, rows_of(key))
+    def epoch(last: Batch, keys: Array) -> tuple[Batch, None]:
+        rows = minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
+        return jax.lax.scan(gather, last, rows)
 
     first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
-    return jax.lax.scan(epoch, first, jax.random.split(key, config.num_epochs))[0]
+    return jax.lax.scan(epoch, first, epoch_keys(key, config, config.batch_size, jnp.arange(config.num_strata)))[0]
 
 
 def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:

@@ -32,7 +32,8 @@ def orthogonal_params(key: Array, shapes: PyTree, gains: Mapping[str, float]) ->
     for number, (path, leaf) in enumerate(leaves):
         if path[-1].key == "kernel":
             groups.setdefault(_group(_matrix(leaf.shape)), []).append(number)
-    for group_key, numbers in zip(jax.random.split(key, len(groups)), groups.values(), strict=True):
+    group_keys = jax.random.split(key, len(groups)) if len(groups) > 1 else [key]
+    for group_key, numbers in zip(group_keys, groups.values(), strict=True):
         matrices = [_matrix(leaves[number][1].shape) for number in numbers]
         for number, basis in zip(numbers, _bases(group_key, matrices), strict=True):
             path, leaf = leaves[number]

@@ -15,7 +15,7 @@ from jppo.config import Hyperparams, PPOConfig
 from jppo.networks import ActorCritic, Policy
 from jppo.optimizers import Optimizer, adam, as_vector, descend
 from jppo.pieces import bytes_kept, in_pieces, pieces_of
-from jppo.shuffle import local_strata, minibatch_indices
+from jppo.shuffle import epoch_keys, local_strata, minibatch_indices
 from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
@@ -92,11 +92,13 @@ def make_learner(
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        """One PPO update. Where it makes anything NaN or infinite, only `step` moves and metrics["finite"] is False."""
+        """One PPO update. Where it makes anything NaN or infinite, only `step` and `key` move, and metrics["finite"] is
+        False."""
         stats = all_reduce(stats, axis_name)
         rate = learning_rate(state, config)
         batch, value_metrics = _prepare(parts, state, rollout)
-        after, metrics = _run_epochs(parts, state, batch, rollout.reward.shape, rate)
+        following, shuffle = jax.random.split(state.key)
+        after, metrics = _run_epochs(parts, state, batch, rollout.reward.shape, rate, shuffle)
         after = _update_statistics(parts, after, rollout, stats)
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
@@ -106,7 +108,7 @@ def make_learner(
         # no selections, as it is under vmap: those are a kernel for each array
         after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
-        return after.replace(step=state.step + 1), metrics
+        return after.replace(step=state.step + 1, key=following), metrics
 
     return Learner(init, update)
 
@@ -150,12 +152,13 @@ def ppo_loss(
         value_loss = losses.value_loss(value, batch.target)
     entropy = jnp.mean(distribution.entropy())
     total = policy_loss + hyperparams.vf_coef * value_loss - hyperparams.ent_coef * entropy
+    measured = jax.lax.stop_gradient(log_prob)
     return total, {
         "loss/policy": policy_loss,
         "loss/value": value_loss,
         "policy/entropy": entropy,
-        "policy/approx_kl": losses.approx_kl(log_prob, batch.log_prob),
-        "policy/clip_fraction": losses.clip_fraction(log_prob, batch.log_prob, hyperparams.clip_eps),
+        "policy/approx_kl": losses.approx_kl(measured, batch.log_prob),
+        "policy/clip_fraction": losses.clip_fraction(measured, batch.log_prob, hyperparams.clip_eps),
     }
 
 
@@ -186,21 +189,14 @@ def _prepare(parts: _Parts, state: TrainState, rollout: Rollout) -> tuple[Batch,
 
 
 def _run_epochs(
-    parts: _Parts, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array
+    parts: _Parts, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array, key: Array
 ) -> tuple[TrainState, Metrics]:
     """num_epochs x num_minibatches gradient steps; metrics are means over those that were taken."""
     config, hyperparams = parts.config, state.hyperparams
     num_steps, num_envs = shape
-    rows_of = functools.partial(
-        minibatch_indices,
-        num_steps=num_steps,
-        num_envs=num_envs,
-        num_minibatches=config.num_minibatches,
-        strata=local_strata(config, num_envs, parts.axis_name),
-    )
 
-    def epoch(learnt: _Learnt, epoch_key: Array) -> tuple[_Learnt, Metrics]:
-        rows = rows_of(epoch_key)
+    def epoch(learnt: _Learnt, keys: Array) -> tuple[_Learnt, Metrics]:
+        rows = minibatch_indices(keys, num_steps, num_envs, config.num_minibatches)
         advantages = batch.advantage[rows]
         if config.normalize_advantage:  # of all minibatches at once: one collective
             advantages = jax.vmap(functools.partial(_standardized, axis_name=parts.axis_name))(advantages)
@@ -213,12 +209,13 @@ def _run_epochs(
         learnt, metrics = jax.lax.scan(step, learnt, (rows, advantages))
         return learnt, jax.tree.map(jnp.mean, metrics)
 
-    epoch_keys = jax.random.split(jax.random.fold_in(state.key, state.step), config.num_epochs)
+    strata = local_strata(config, num_envs, parts.axis_name)
+    keys = epoch_keys(key, config, num_steps * num_envs, strata)
     learnt = (state.policy.params, state.opt_state)
     if config.kl_control == "stop":
-        learnt, metrics = _epochs_until_kl(epoch, learnt, epoch_keys, hyperparams.target_kl)
+        learnt, metrics = _epochs_until_kl(epoch, learnt, keys, hyperparams.target_kl)
     else:
-        learnt, per_epoch = jax.lax.scan(epoch, learnt, epoch_keys)
+        learnt, per_epoch = jax.lax.scan(epoch, learnt, keys)
         metrics = jax.tree.map(jnp.mean, per_epoch)
     params, opt_state = learnt
     return state.replace(policy=state.policy.replace(params=params), opt_state=opt_state), metrics
@@ -274,19 +271,17 @@ def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, s
     return pieces_of(num_bytes, rows, parts.axis_name)
 
 
-def _epochs_until_kl(
-    epoch: Callable, carry: PyTree, epoch_keys: Array, target_kl: Array | float
-) -> tuple[PyTree, Metrics]:
+def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: Array, target_kl: Array | float) -> tuple[PyTree, Metrics]:
     """Runs epochs until one's mean KL exceeds target_kl; metrics are means over the epochs that ran."""
-    carry, total = epoch(carry, epoch_keys[0])
+    carry, total = epoch(carry, keys[0])
 
     def more(loop: tuple[PyTree, Metrics, Array, Array]) -> Array:
         _, _, last_kl, done = loop
-        return jnp.logical_and(done < epoch_keys.shape[0], last_kl <= target_kl)
+        return jnp.logical_and(done < keys.shape[0], last_kl <= target_kl)
 
     def body(loop: tuple[PyTree, Metrics, Array, Array]) -> tuple[PyTree, Metrics, Array, Array]:
         carry, total, _, done = loop
-        carry, metrics = epoch(carry, epoch_keys[done])
+        carry, metrics = epoch(carry, keys[done])
         return carry, jax.tree.map(jnp.add, total, metrics), metrics["policy/approx_kl"], done + 1
 
     start = (carry, total, total["policy/approx_kl"], jnp.ones((), jnp.int32))

@@ -51,6 +51,8 @@ class Dense(nn.Module):
     @nn.compact
     def weights(self, num_inputs: int) -> tuple[Array, Array]:
         """kernel [num_inputs, size], bias [size]."""
+        if not self.is_initializing():  # flax would trace the initialisers again, to compare shapes
+            return self.get_variable("params", "kernel"), self.get_variable("params", "bias")
         kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
         return kernel, self.param("bias", nn.initializers.zeros, (self.size,))
 
@@ -175,8 +177,12 @@ class Policy(NamedTuple):
     network: Any  # what is prepared for
 
 
-def make_policy(network: Network, obs_spec: PyTree) -> Policy:
-    """The policy that `network` makes of raw observations: cast, one-hot, normalise, apply."""
+def make_policy(network: Network, obs_spec: PyTree, params: PyTree | None = None) -> Policy:
+    """The policy that `network` makes of raw observations: cast, one-hot, normalise, apply.
+
+    Args:
+      params: what `check_network` returned, where that is at hand: is not traced again then.
+    """
 
     def prepare(obs: PyTree) -> PyTree:
         return jax.tree.map(_to_features, obs_spec, obs, is_leaf=_is_spec)
@@ -189,14 +195,17 @@ def make_policy(network: Network, obs_spec: PyTree) -> Policy:
         return jax.tree.map(_float32, distribution), value.astype(jnp.float32)
 
     def init(key: Array, obs: PyTree) -> PyTree:
-        if type(network) is ActorCritic:  # distributed as network.init's, other numbers, made faster
-            return orthogonal_params(key, jax.eval_shape(network.init, key, prepare(obs)), _GAINS)
         return network.init(key, prepare(obs))
+
+    def init_own(key: Array, obs: PyTree) -> PyTree:  # distributed as network.init's, other numbers, made faster
+        shapes = jax.eval_shape(network.init, key, prepare(obs)) if params is None else params
+        return orthogonal_params(key, shapes, _GAINS)
 
     # A CPU's QR decomposition of a batch, which flax's orthogonal weights under vmap take, waits for threads of the
     # pool that it runs on itself: where two run at once, for ever (docs/performance.md).
     one_by_one = jax.custom_batching.sequential_vmap(init) if jax.default_backend() == "cpu" else init
-    return Policy(prepare, one_by_one, jax.jit(apply), network)  # so that the same shapes are traced once
+    first = init_own if type(network) is ActorCritic else one_by_one
+    return Policy(prepare, first, jax.jit(apply), network)  # so that the same shapes are traced once
 
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyTree:

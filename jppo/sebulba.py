@@ -59,8 +59,9 @@ def make_sebulba(
     """
     env = make_host_env(env)
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
-    check_optimizer(optimizer, check_network(network, env.obs_spec, env.action_spec))
-    policy = make_policy(network, env.obs_spec)
+    params = check_network(network, env.obs_spec, env.action_spec)
+    check_optimizer(optimizer, params)
+    policy = make_policy(network, env.obs_spec, params)
     num_updates = config.num_updates(check_total_steps(total_steps))
     mesh = make_mesh(config, num_devices)
     learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)

@@ -32,21 +32,27 @@ def balanced_factors(size: int) -> tuple[int, int]:
     return a, size // a
 
 
-def permuted(key: Array, index: Array, size: int) -> Array:
-    """Where a keyed random permutation of 0..size-1 sends each index; same shape, i32.
+def round_keys(key: Array, shape: tuple[int, ...], size: int) -> Array:
+    """What chooses permutations of 0..size-1, [*shape, rounds, 2] u32: by one draw, however many there are."""
+    return jax.random.bits(key, (*shape, _double_rounds(*balanced_factors(size)), 2), jnp.uint32)
 
-    Sizes without two factors of at least 4 (primes and the like) have no network to mix them and fall back on
-    `jax.random.permutation`.
+
+def permuted(round_keys: Array, index: Array, size: int) -> Array:
+    """Where a keyed random permutation of 0..size-1 sends each index; same shape, u32.
+
+    Sizes without two factors of at least 4 (primes and the like) have no network to mix them; they are sorted by a
+    keyed hash, which gives no two numbers the same.
 
     Args:
-      key: chooses the permutation.
+      round_keys: [rounds, 2] u32, as `round_keys` gives them for this size; choose the permutation.
       index: [...] integers in 0..size-1.
       size: static, below 2**31.
     """
     a, b = balanced_factors(size)
-    if a < _SMALLEST_FACTOR:
-        return jax.random.permutation(key, size).astype(jnp.int32)[index]
     index = index.astype(jnp.uint32)
+    if a < _SMALLEST_FACTOR:
+        hashed = _hash(_hash(jnp.arange(size, dtype=jnp.uint32), round_keys[0, 0]), round_keys[0, 1])
+        return jnp.argsort(hashed).astype(jnp.uint32)[index]
 
     def double_round(halves: tuple[Array, Array], keys: Array) -> tuple[tuple[Array, Array], None]:
         left, right = halves
@@ -56,33 +62,42 @@ def permuted(key: Array, index: Array, size: int) -> Array:
 
     # A loop, not straight code: XLA would fuse all rounds into every gather that uses the result, each value copied
     # once per use, and compile for minutes.
-    round_keys = jax.random.bits(key, (_double_rounds(a, b), 2), jnp.uint32)
     index = index + (round_keys[0, 0] & jnp.uint32(0))  # of the keys' type under shard_map, as scan's carry must be
-    (left, right), _ = jax.lax.scan(double_round, (index // jnp.uint32(b), index % jnp.uint32(b)), round_keys)
-    return (left * jnp.uint32(b) + right).astype(jnp.int32)
+    (left, right), _ = jax.lax.scan(double_round, _divided(index, b), round_keys)
+    return left * jnp.uint32(b) + right
 
 
-def minibatch_indices(key: Array, *, num_steps: int, num_envs: int, num_minibatches: int, strata: Array) -> Array:
+def epoch_keys(key: Array, config: PPOConfig, num_rows: int, strata: Array) -> Array:
+    """What shuffles each epoch of an update, [num_epochs, S, rounds, 2] u32.
+
+    Args:
+      key: one per update, the same on every device.
+      num_rows: of the rollout at hand (of this device), T*N.
+      strata: [S] i32, global numbers of the shards that make up this rollout, in the order of its environments.
+    """
+    return round_keys(key, (config.num_epochs, config.num_strata), num_rows // strata.shape[0])[:, strata]
+
+
+def minibatch_indices(keys: Array, num_steps: int, num_envs: int, num_minibatches: int) -> Array:
     """Rows of an epoch's minibatches in a rollout flattened from [T, N] to [T*N]; [num_minibatches, rows] i32, each row
     once.
 
     Args:
-      key: one per epoch, the same on every device.
+      keys: [S, rounds, 2] u32, one epoch's of `epoch_keys`.
       num_steps, num_envs: T and N of the rollout at hand (of this device).
       num_minibatches: divides T*N/S.
-      strata: [S] i32, global numbers of the shards that make up this rollout, in the order of its environments.
     """
-    num_strata = strata.shape[0]
+    num_strata = keys.shape[0]
     envs = num_envs // num_strata
     size = num_steps * envs
-    position = jnp.arange(size, dtype=jnp.int32).reshape(num_minibatches, -1)
+    position = jnp.arange(size, dtype=jnp.uint32).reshape(num_minibatches, -1)
 
-    def rows_of(stratum: Array, place: Array) -> Array:
-        sample = permuted(jax.random.fold_in(key, stratum), position, size)
-        return sample // envs * num_envs + place * envs + sample % envs
+    def rows_of(keys: Array, first: Array) -> Array:
+        step, env = _divided(permuted(keys, position, size), envs)
+        return step * jnp.uint32(num_envs) + first + env
 
-    rows = jax.vmap(rows_of, out_axes=1)(strata, jnp.arange(num_strata, dtype=jnp.int32))
-    return rows.reshape(num_minibatches, -1)
+    rows = jax.vmap(rows_of, out_axes=1)(keys, envs * jnp.arange(num_strata, dtype=jnp.uint32))
+    return rows.reshape(num_minibatches, -1).astype(jnp.int32)
 
 
 def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Array:
@@ -103,8 +118,8 @@ def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Arr
 
 def _double_rounds(a: int, b: int) -> int:
     """How many mix an a x b grid: after n, neighbours in a row stay neighbours with odds of a^-n, so narrow grids need
-    more than the four that do for square ones (chi-square tests over 400,000 keys)."""
-    return max(4, 1 + math.ceil(math.log(100 * b) / math.log(a)))
+    more than the four that do for square ones (chi-square tests over 400,000 keys). 1 where there is no network."""
+    return 1 if a < _SMALLEST_FACTOR else max(4, 1 + math.ceil(math.log(100 * b) / math.log(a)))
 
 
 def _hash(x: Array, key: Array) -> Array:
@@ -119,7 +134,13 @@ def _below(bits: Array, bound: int) -> Array:
     """Random bits scaled to 0..bound-1, without a division where the product fits 32 bits."""
     if bound <= 1 << 16:
         return ((bits >> 16) * jnp.uint32(bound)) >> 16
-    return bits % jnp.uint32(bound)
+    return _divided(bits, bound)[1]
+
+
+def _divided(x: Array, by: int) -> tuple[Array, Array]:
+    """Quotient and remainder, u32; with `%` they are twelve operations."""
+    quotient = x // jnp.uint32(by)
+    return quotient, x - quotient * jnp.uint32(by)
 
 
 def _add_modulo(x: Array, term: Array, bound: int) -> Array:

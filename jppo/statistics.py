@@ -1,5 +1,6 @@
 """Running moments and what is scaled by them."""
 
+import math
 from typing import Any
 
 import jax
@@ -27,10 +28,10 @@ def moments_of(samples: Array, where: Array | None = None, num_batch_dims: int =
     """
     axes = tuple(range(num_batch_dims))
     samples = samples.astype(jnp.float32)
-    shape = samples.shape[:num_batch_dims]
-    where = jnp.ones(shape, bool) if where is None else where
-    mask = jnp.expand_dims(where, tuple(range(num_batch_dims, samples.ndim)))
-    count = jnp.sum(where, dtype=jnp.float32)
+    mask, count = None, jnp.float32(math.prod(samples.shape[:num_batch_dims]))
+    if where is not None:
+        mask = jnp.expand_dims(where, tuple(range(num_batch_dims, samples.ndim)))
+        count = jnp.sum(where, dtype=jnp.float32)
     mean = jnp.sum(samples, axes, where=mask) / jnp.maximum(count, 1.0)
     centred = samples - jnp.expand_dims(mean, axes)
     return Moments(count=count, mean=mean, m2=jnp.sum(centred * centred, axes, where=mask))

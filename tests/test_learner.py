@@ -19,7 +19,7 @@ from jppo.config import Hyperparams, PPOConfig
 from jppo.learner import make_learner
 from jppo.losses import approx_kl
 from jppo.networks import ActorCritic, make_network, make_policy
-from jppo.shuffle import minibatch_indices
+from jppo.shuffle import epoch_keys, minibatch_indices
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import moments_of
 from jppo.types import EpisodeStats, Transition
@@ -194,10 +194,9 @@ class Reference:
 
     def minibatches(self):
         config = self.config
-        sizes = {"num_steps": T, "num_envs": N, "num_minibatches": config.num_minibatches}
-        strata = jnp.arange(config.num_strata, dtype=jnp.int32)
-        for key in jax.random.split(jax.random.fold_in(self.key, self.updates), config.num_epochs):
-            yield from np.asarray(minibatch_indices(key, strata=strata, **sizes))
+        self.key, key = jax.random.split(self.key)
+        for keys in epoch_keys(key, config, T * N, jnp.arange(config.num_strata)):
+            yield from np.asarray(minibatch_indices(keys, T, N, config.num_minibatches))
 
     def step(self, batch, rate):
         if self.config.normalize_advantage:

@@ -16,10 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jppo import shuffle
-from jppo.shuffle import balanced_factors, minibatch_indices, permuted
+from jppo.config import PPOConfig
+from jppo.shuffle import balanced_factors, epoch_keys, minibatch_indices
 
 KEYS = 20_000
 LEAST_P = 1e-4  # some hundred statistics are taken
+MOST_STRATA = 12
+
+
+def permuted(key, index, size):
+    return shuffle.permuted(shuffle.round_keys(key, (), size), index, size)
 
 
 def whole(size, seed=0):
@@ -27,7 +33,7 @@ def whole(size, seed=0):
 
 
 def assert_permutation(result, size):
-    assert result.dtype == np.int32
+    assert result.dtype == np.uint32
     np.testing.assert_array_equal(np.sort(result), np.arange(size))
 
 
@@ -209,6 +215,15 @@ def test_the_network_mixes_large_sets(size):
 
 @pytest.mark.parametrize(
     ("statistic", "size"),
+    [(p_landing, 62), (p_displacement, 298), (p_pairs, 22), (p_neighbours, 62), (p_composition, 298)],
+)
+def test_sizes_without_a_network_are_mixed(statistic, size):
+    assert balanced_factors(size)[0] < shuffle._SMALLEST_FACTOR
+    assert statistic("network", size) > LEAST_P
+
+
+@pytest.mark.parametrize(
+    ("statistic", "size"),
     [(p_landing, 64), (p_displacement, 64), (p_pairs, 16), (p_neighbours, 64), (p_composition, 32)],
 )
 def test_sorting_passes_the_same_statistics(statistic, size):
@@ -229,15 +244,9 @@ def test_the_network_mixes_narrow_grids(size):
 
 def rows_of_epoch(seed, num_steps, num_envs, num_minibatches, strata):
     """[M, rows] of every minibatch."""
-    return np.asarray(
-        minibatch_indices(
-            jax.random.key(seed),
-            num_steps=num_steps,
-            num_envs=num_envs,
-            num_minibatches=num_minibatches,
-            strata=jnp.asarray(strata, jnp.int32),
-        )
-    )
+    size = num_steps * num_envs // len(strata)
+    keys = shuffle.round_keys(jax.random.key(seed), (MOST_STRATA,), size)[np.asarray(strata)]
+    return np.asarray(minibatch_indices(keys, num_steps, num_envs, num_minibatches))
 
 
 @st.composite
@@ -282,6 +291,18 @@ def test_every_minibatch_takes_as_much_of_every_stratum():
     for minibatch in samples_on(1):
         shares = np.bincount([env // (NUM_ENVS // NUM_STRATA) for _, env in minibatch], minlength=NUM_STRATA)
         np.testing.assert_array_equal(shares, NUM_STEPS * NUM_ENVS // NUM_MINIBATCHES // NUM_STRATA)
+
+
+def test_every_epoch_and_stratum_has_keys_of_its_own_wherever_it_is():
+    config = PPOConfig(num_envs=NUM_ENVS, num_steps=NUM_STEPS, num_epochs=3)
+    key, count = jax.random.key(0), config.num_strata
+    whole = np.asarray(epoch_keys(key, config, config.batch_size, jnp.arange(count)))
+    assert whole.shape[:2] == (3, count)
+    assert whole.dtype == np.uint32
+    assert len(np.unique(whole)) == whole.size
+    half = count // 2
+    second = epoch_keys(key, config, config.batch_size // 2, half + jnp.arange(half))
+    np.testing.assert_array_equal(second, whole[:, half:])
 
 
 def test_strata_are_shuffled_apart():
