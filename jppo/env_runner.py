@@ -1,6 +1,6 @@
 """Rollouts on the host: a vector of Gymnasium environments stepped with a fixed policy, in this process."""
 
-import functools
+import contextvars
 import math
 import time
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from jppo.acting import Act, make_acting
 from jppo.collect import env_keys, episode_stats, rollout_keys
 from jppo.compiling import jit, putting
-from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.networks import Network, Policy, make_policy
 from jppo.statistics import empty_moments
 from jppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
@@ -25,7 +25,6 @@ except ImportError:  # it is Unix's, and what is asked of it Linux's
 _FEW_WAITS = 0.05  # per step
 _LEAST_TURN = 0.05  # seconds: shorter turns gain nothing (docs/performance.md)
 _PATIENCE = 20.0  # in rollouts: whoever waits longer for its turn takes another actor to hang
-_silently = functools.partial(np.errstate, all="ignore")  # as XLA is, whatever an environment asks of NumPy
 _put = putting()
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
 
@@ -88,6 +87,9 @@ class EnvRunner:
         self._obs = self._envs.reset()
         self._episode = Episode.beginning(num_envs)
         self._num_envs = num_envs
+        # where NumPy is as silent as XLA, whatever an environment asks of it; entered in a tenth of np.errstate's time
+        self._silent = contextvars.copy_context()
+        self._silent.run(np.seterr, all="ignore")
 
     def collect(self, policy_state: PolicyState, gamma: float) -> Fragment:
         """`num_steps` steps of every environment.
@@ -96,8 +98,7 @@ class EnvRunner:
           gamma: for the discounted returns that scale rewards.
         """
         start, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
-        with _silently():
-            act = self._programs.act(policy_state)
+        act = self._silent.run(self._programs.act, policy_state)
         policy_state = _put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
         self._streams, draws = self._programs.draws(self._streams)
@@ -122,25 +123,28 @@ class EnvRunner:
         self, act: Act, draws: np.ndarray, policy_state: PolicyState, steps: "_Steps"
     ) -> tuple[PyTree, dict[str, float]]:
         """Fills `steps`; returns the observations after the last and where the time went."""
-        envs, clock = self._envs, time.perf_counter
+        envs, silently, clock = self._envs, self._silent.run, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
+
+        def choose(t: int) -> tuple[np.ndarray, np.ndarray]:
+            return act(steps.see(t, obs), draws[t])
+
+        def keep(t: int, action: np.ndarray, after: HostStep) -> None:
+            steps.take(t, action, after.reward, after.terminated, after.truncated)
+            if after.final_obs:
+                self._value_cut(t, policy_state, steps, after.obs, after.final_obs)
+
         for t in range(self._spec.num_steps):
-            with _silently():
-                leaves = steps.see(t, obs)
-                begin = clock()
-                action, env_action = act(leaves, draws[t])
+            begin = clock()
+            action, env_action = silently(choose, t)
             between = clock()
             after = envs.step(env_action)
             end = clock()
             obs = after.obs
-            with _silently():
-                steps.take(t, action, after.reward, after.terminated, after.truncated)
-                if after.final_obs:
-                    self._value_cut(t, policy_state, steps, obs, after.final_obs)
+            silently(keep, t, action, after)
             policy_seconds += between - begin
             env_seconds += end - between
-        with _silently():
-            steps.see(self._spec.num_steps, obs)
+        silently(steps.see, self._spec.num_steps, obs)
         return obs, {"policy": policy_seconds, "env": env_seconds}
 
     def _value_cut(
@@ -195,9 +199,10 @@ class _Steps:
 
     def see(self, t: int, obs: PyTree) -> list[np.ndarray]:
         """The arrays [n, ...] of the observations before step t, which are kept."""
-        for buffer, leaf in zip(self.obs, self._leaves(obs), strict=True):
-            buffer[t] = leaf
-        return [buffer[t] for buffer in self.obs]
+        rows = [buffer[t] for buffer in self.obs]
+        for row, leaf in zip(rows, self._leaves(obs), strict=True):
+            row[...] = leaf
+        return rows
 
     def take(self, t: int, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
         self.action[t], self.reward[t] = action, reward

@@ -68,10 +68,11 @@ class HostEnvs:
     def step(self, action: np.ndarray) -> HostStep:
         """Takes actions [n, ...] as `to_env_action` makes them."""
         obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
-        done = terminated | truncated
         final: dict[int, PyTree] = {}
-        if np.count_nonzero(done):  # a quarter of any()'s time
-            obs, final = self._reset_done(obs, infos, done)
+        if infos or type(self._vector) is not _Vector:  # ours has some where an episode ended
+            done = terminated | truncated
+            if np.count_nonzero(done):  # a quarter of any()'s time
+                obs, final = self._reset_done(obs, infos, done)
         return HostStep(obs, reward, terminated, truncated, final)
 
     def render(self) -> np.ndarray:
@@ -98,17 +99,17 @@ class _Vector(SyncVectorEnv):
         return self._joined([env.reset(seed=own, options=options)[0] for env, own in pairs]), {}
 
     def step(self, actions: Any) -> Any:
-        """See SyncVectorEnv; of the infos only final_obs, by environment."""
-        reward, (terminated, truncated) = np.empty(self.num_envs), np.zeros((2, self.num_envs), bool)
+        """See SyncVectorEnv; of the infos only final_obs, by environment, where there are any."""
+        reward, ended = np.empty(self.num_envs), np.zeros((2, self.num_envs), bool)
         rows, final = [], {}
-        for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
-            obs, reward[i], over, cut, _ = env.step(action)
-            if over or cut:
-                terminated[i], truncated[i] = over, cut
+        for i, env in enumerate(self.envs):
+            obs, reward[i], terminated, truncated, _ = env.step(actions[i])
+            if terminated or truncated:
+                ended[:, i] = terminated, truncated
                 final[i] = copy.deepcopy(obs)  # an environment that reuses its buffer would overwrite it in its reset
                 obs = env.reset(seed=None, options=None)[0]
             rows.append(obs)
-        return self._joined(rows), reward, terminated, truncated, {"final_obs": final}
+        return self._joined(rows), reward, ended[0], ended[1], {"final_obs": final} if final else {}
 
     def _joined(self, rows: list[Any]) -> Any:
         space, into = self.single_observation_space, self._observations
