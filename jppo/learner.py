@@ -97,8 +97,8 @@ def make_learner(
         stats = all_reduce(stats, axis_name)
         rate = learning_rate(state, config)
         batch, value_metrics = _prepare(parts, state, rollout)
-        following, shuffle = jax.random.split(state.key)
-        after, metrics = _run_epochs(parts, state, batch, rollout.reward.shape, rate, shuffle)
+        next_key, shuffle_key = jax.random.split(state.key)
+        after, metrics = _run_epochs(parts, state, batch, rollout.reward.shape, rate, shuffle_key)
         after = _update_statistics(parts, after, rollout, stats)
         if config.kl_control == "adapt":
             after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
@@ -108,7 +108,7 @@ def make_learner(
         # no selections, as it is under vmap: those are a kernel for each array
         after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
-        return after.replace(step=state.step + 1, key=following), metrics
+        return after.replace(step=state.step + 1, key=next_key), metrics
 
     return Learner(init, update)
 
@@ -189,7 +189,7 @@ def _prepare(parts: _Parts, state: TrainState, rollout: Rollout) -> tuple[Batch,
 
 
 def _run_epochs(
-    parts: _Parts, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array, key: Array
+    parts: _Parts, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array, shuffle_key: Array
 ) -> tuple[TrainState, Metrics]:
     """num_epochs x num_minibatches gradient steps; metrics are means over those that were taken."""
     config, hyperparams = parts.config, state.hyperparams
@@ -210,7 +210,7 @@ def _run_epochs(
         return learnt, jax.tree.map(jnp.mean, metrics)
 
     strata = local_strata(config, num_envs, parts.axis_name)
-    keys = epoch_keys(key, config, num_steps * num_envs, strata)
+    keys = epoch_keys(shuffle_key, config, num_steps * num_envs, strata)
     learnt = (state.policy.params, state.opt_state)
     if config.kl_control == "stop":
         learnt, metrics = _epochs_until_kl(epoch, learnt, keys, hyperparams.target_kl)

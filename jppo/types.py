@@ -103,7 +103,7 @@ class TrainState(struct.PyTreeNode, kw_only=True):
     hyperparams: Hyperparams  # f32 scalars
     reward_stats: Moments  # of the discounted return
     learning_rate_scale: Array  # [] f32, moved by kl_control="adapt"
-    key: Array  # [] key; never consumed, folded with `step`
+    key: Array  # [] key, split by every update
     step: Array  # [] i32, updates done
     num_updates: Array  # [] i32, length of the run, for annealing
 
