@@ -126,17 +126,15 @@ class EnvRunner:
         envs, silently, clock = self._envs, self._silent.run, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
 
-        def choose(t: int) -> tuple[np.ndarray, np.ndarray]:
-            return act(steps.see(t, obs), draws[t])
-
         def keep(t: int, action: np.ndarray, after: HostStep) -> None:
             steps.take(t, action, after.reward, after.terminated, after.truncated)
             if after.final_obs:
                 self._value_cut(t, policy_state, steps, after.obs, after.final_obs)
 
         for t in range(self._spec.num_steps):
+            leaves = silently(steps.see, t, obs)
             begin = clock()
-            action, env_action = silently(choose, t)
+            action, env_action = silently(act, leaves, draws[t])
             between = clock()
             after = envs.step(env_action)
             end = clock()

@@ -51,8 +51,9 @@ class Dense(nn.Module):
     @nn.compact
     def weights(self, num_inputs: int) -> tuple[Array, Array]:
         """kernel [num_inputs, size], bias [size]."""
-        if not self.is_initializing():  # flax would trace the initialisers again, to compare shapes
-            return self.get_variable("params", "kernel"), self.get_variable("params", "bias")
+        given: list[Any] = [self.get_variable("params", name) for name in ("kernel", "bias")]
+        if [getattr(array, "shape", None) for array in given] == [(num_inputs, self.size), (self.size,)]:
+            return given[0], given[1]  # flax would trace the initialisers again, to compare shapes
         kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
         return kernel, self.param("bias", nn.initializers.zeros, (self.size,))
 

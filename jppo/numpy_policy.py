@@ -136,7 +136,7 @@ class NumpyPolicy:
         """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
         leaves, single = self._leaves(obs)
         kernel, bias = self._value
-        values = (self._critic(self._features(leaves)) @ kernel + bias)[:, 0]
+        values = (np.dot(self._critic(self._features(leaves)), kernel) + bias)[:, 0]
         return values[0] if single else values
 
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:

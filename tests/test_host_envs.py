@@ -104,16 +104,25 @@ def test_final_and_next_observations_are_the_true_ones(source, make):
     assert check_by_hand(source, make) > 5
 
 
+class InArrays(gymnasium.Wrapper):
+    """Says so in arrays of one."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, np.array([terminated]), np.array([truncated]), info
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
+        InArrays,
         lambda env: wrappers.TimeLimit(env, 2),
         lambda env: wrappers.FrameStackObservation(env, 3),
         wrappers.RecordEpisodeStatistics,
         lambda env: wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9), normalize_time=False),
         lambda env: wrappers.TransformReward(env, lambda reward: np.float32(2.0 * reward)),
     ],
-    ids=["TimeLimit", "FrameStack", "Statistics", "TimeAware", "Reward"],
+    ids=["InArrays", "TimeLimit", "FrameStack", "Statistics", "TimeAware", "Reward"],
 )
 def test_wrappers(wrap):
     make = functools.partial(lambda wrap: wrap(Counting()), wrap)

@@ -4,6 +4,7 @@ import functools
 import re
 from typing import Any
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -396,6 +397,20 @@ def test_a_dense_layer_is_flaxs():
     params = ours.init(jax.random.key(1), x)
     jax.tree.map(np.testing.assert_array_equal, params, flaxs.init(jax.random.key(1), x))
     np.testing.assert_allclose(ours.apply(params, x), flaxs.apply(params, x), rtol=1e-6, atol=1e-6)
+
+
+def test_a_dense_layer_says_what_is_wrong_with_its_weights():
+    x, layer = jnp.ones((5, 3)), Dense(4, 1.0)
+    weights = dict(layer.init(jax.random.key(0), x)["params"])
+    for name, shape in {"kernel": (3, 1), "bias": (1,)}.items():
+        with pytest.raises(flax.errors.ScopeParamShapeError, match=name):
+            layer.apply({"params": weights | {name: jnp.ones(shape)}}, x)
+        with pytest.raises(flax.errors.ScopeParamNotFoundError, match=name):
+            layer.apply({"params": {other: array for other, array in weights.items() if other != name}}, x)
+    with pytest.raises(flax.errors.ScopeCollectionNotFound):
+        layer.apply({}, x)
+    made = layer.apply({}, x, mutable=["params"], rngs={"params": jax.random.key(0)})[1]["params"]
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, weights)
 
 
 @pytest.mark.parametrize("env", [ObsActionReward(), BoxTimeLimit()], ids=["categorical", "gaussian"])

@@ -100,6 +100,12 @@ def test_other_keys_give_other_permutations_and_equal_keys_the_same(size):
     np.testing.assert_array_equal(whole(size, 3), whole(size, 3))
 
 
+def test_without_a_network_both_words_of_a_key_count():
+    index, keys = jnp.arange(67), jnp.asarray([[1, 2], [3, 2], [1, 3], [3, 3]], jnp.uint32)
+    results = [shuffle.permuted(key[None], index, 67) for key in keys]
+    assert len({tuple(result.tolist()) for result in results}) == 4
+
+
 @pytest.mark.parametrize("size", [96, 97])
 def test_an_index_goes_where_it_goes_whichever_are_asked_with_it(size):
     index = jnp.asarray([[5, 95], [0, 5]], jnp.int32)

@@ -105,7 +105,7 @@ class _Vector(SyncVectorEnv):
         for i, env in enumerate(self.envs):
             obs, reward[i], terminated, truncated, _ = env.step(actions[i])
             if terminated or truncated:
-                ended[:, i] = terminated, truncated
+                ended[0, i], ended[1, i] = terminated, truncated
                 final[i] = copy.deepcopy(obs)  # an environment that reuses its buffer would overwrite it in its reset
                 obs = env.reset(seed=None, options=None)[0]
             rows.append(obs)
