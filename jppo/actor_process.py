@@ -43,6 +43,11 @@ class ActorProcess:
     _turns: Turns | None = None
     _patience = 0.0  # see Fragment
 
+    def __init__(self) -> None:
+        # The policy's calls are too short to be handed to another thread: 29 us instead of 108 (docs/performance.md).
+        # Only before JAX starts its backend, which the unpickling of what comes later may do.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
     def place(self) -> tuple[str, int]:
         """The node that this runs on, and how many of its cores may be used."""
         return ray.get_runtime_context().get_node_id(), num_cores()
@@ -54,8 +59,6 @@ class ActorProcess:
           group, core: see Turns.
         """
         self._turns = Turns(group, core)
-        # The policy's calls are too short to be handed to another thread: 16 us instead of 41 (docs/performance.md).
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
         try:
             self._runner = EnvRunner(spec, env_index)
         except Exception as error:

@@ -29,7 +29,10 @@ def connect(config: RayConfig) -> bool:
     if address == "local":
         needed = (config.num_actors or 0) * config.actor_cpus + 1  # the learner's
         options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
-        options["_system_config"] = {"max_direct_call_object_size": _MESSAGE_BYTES}
+        options["_system_config"] = {
+            "max_direct_call_object_size": _MESSAGE_BYTES,
+            "prestart_worker_first_driver": False,  # actors' processes get an environment of their own
+        }
     try:
         _check_reachable(address)
         with undisturbed(interruptible=address != "local"), warnings.catch_warnings():
@@ -48,6 +51,11 @@ def connect(config: RayConfig) -> bool:
         if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM, while it starts
             raise KeyboardInterrupt from error
         raise
+    if address == "local":
+        # It looks ten times a second for what Ray's processes write, to be echoed, which it is not here.
+        with contextlib.suppress(AttributeError):  # Ray's own names
+            node: Any = ray._private.worker._global_node
+            node.kill_log_monitor(check_alive=False)
     _set_echo(False)
     return True
 

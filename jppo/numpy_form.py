@@ -1,6 +1,8 @@
 """Policies with jppo's own networks as arrays that `jppo.numpy_policy` can apply."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +15,10 @@ from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import centre_and_scale
 from jppo.types import Moments, PolicyState, PyTree
 
-_centre_and_scale = jit(centre_and_scale)
+
+@functools.cache
+def _centre_and_scale() -> Callable:
+    return jit(centre_and_scale)  # not when this is imported: it starts JAX's backend
 
 
 def numpy_form(
@@ -29,7 +34,7 @@ def numpy_form(
         arrays |= _torso_arrays(torso, network, params)
     normalizers = jax.tree.leaves(state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
     for i, moments in enumerate(normalizers):
-        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _centre_and_scale(moments)
+        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _centre_and_scale()(moments)
     if not action.num_actions:
         bounds = {f"action/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
         arrays |= {"log_std": params["log_std"]} | bounds

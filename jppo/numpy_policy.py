@@ -25,6 +25,7 @@ _ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0.0),
     "swish": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x * sigmoid(x), without overflow
 }
+_FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)  # found in less time than from np.float32
 _DTYPES = {"bool"} | {f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)} - {"float8"}
 _KEYS = ("format", "version", "observation", "normalized", "action", "network")
 
@@ -116,7 +117,7 @@ class NumpyPolicy:
             the most likely actions.
         """
         kernel, bias = self._policy
-        outputs = np.dot(self._actor(self._features(leaves)), kernel) + bias  # logits, or means [B, A]
+        outputs = self._actor(self._features(leaves)).dot(kernel) + bias  # logits, or means [B, A]
         if noise is not None:
             outputs = outputs + (noise if self._num_actions else self._std * noise)
         return outputs.argmax(axis=-1) if self._num_actions else outputs
@@ -136,7 +137,7 @@ class NumpyPolicy:
         """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
         leaves, single = self._leaves(obs)
         kernel, bias = self._value
-        values = (np.dot(self._critic(self._features(leaves)), kernel) + bias)[:, 0]
+        values = (self._critic(self._features(leaves)).dot(kernel) + bias)[:, 0]
         return values[0] if single else values
 
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
@@ -174,8 +175,8 @@ class _Spec(NamedTuple):
     def features(self, obs: np.ndarray) -> np.ndarray:
         if self.num_categories:
             return (obs[..., None] == np.arange(self.start, self.start + self.num_categories)).astype(np.float32)
-        features = obs.astype(np.float32, copy=False)
-        return features / 255.0 if self.dtype == np.uint8 else features
+        features = obs.astype(_FLOAT32, copy=False)
+        return features / 255.0 if self.dtype == _UINT8 else features
 
 
 class _Torso(NamedTuple):
@@ -197,7 +198,7 @@ class _Torso(NamedTuple):
         flat = [x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:])) for x in leaves]
         x = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
         for kernel, bias in self.layers:
-            x = self.activation(np.dot(x, kernel) + bias)  # for one row faster than by @
+            x = self.activation(x.dot(kernel) + bias)  # for one row faster than by @ or np.dot
         return x
 
 

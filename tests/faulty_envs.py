@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import gymnasium
+import jax
 import numpy as np
 import ray
 
@@ -138,12 +139,16 @@ class Telling(Healthy):
         super().__init__(**kwargs)
         if in_actor():
             self.child = subprocess.Popen(["sleep", "600"])
+            product, ones = jax.jit(lambda x: x @ x), jax.numpy.ones((1000, 1000))
+            product(ones).block_until_ready()
+            self.at_once = product(ones).is_ready()  # 10 ms of work
 
     def step(self, action):
         if in_actor():
             threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
             cpus = ray.get_runtime_context().get_assigned_resources()["CPU"]
             facts = {"environ": dict(os.environ), "threads": threads, "child": self.child.pid, "cpus": cpus}
+            facts["at_once"] = self.at_once
             (self.notes / f"facts-{os.getpid()}").write_text(json.dumps(facts))
         return super().step(action)
 

@@ -133,6 +133,7 @@ def test_an_actor_has_one_thread_on_the_cpu_and_half_a_core(told):
         assert fact["environ"]["JAX_PLATFORMS"] == "cpu"
         assert fact["environ"]["OMP_NUM_THREADS"] == fact["environ"]["NPROC"] == "1"
         assert fact["threads"].count("tf_XLAEigen") <= 1, "the pool of XLA's own operations"
+        assert fact["at_once"], "what it calls is not handed to another thread"
         assert fact["cpus"] == 0.5
 
 

@@ -92,6 +92,8 @@ class _Vector(SyncVectorEnv):
     """SyncVectorEnv with SAME_STEP, for actions in arrays, but for what takes its time (docs/performance.md): infos put
     together, which nobody reads here, and the question for each environment in which of three ways to reset it."""
 
+    _in_a_row: np.ndarray | None = None  # the buffer of observations, one environment's after the other
+
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Each environment with its seed of a list."""
         seeds = [None] * self.num_envs if seed is None else seed
@@ -116,7 +118,9 @@ class _Vector(SyncVectorEnv):
         if isinstance(into, np.ndarray) and space.shape:
             if (lengths := set(map(len, rows))) != {space.shape[0]}:
                 raise ValueError(f"observations are {sorted(lengths)} long; those of {space} are {space.shape[0]}")
-            np.concatenate(rows, out=into.reshape(-1, *space.shape[1:]))  # Gymnasium's takes twice as long
+            if self._in_a_row is None:
+                self._in_a_row = into.reshape(-1, *space.shape[1:])
+            np.concatenate(rows, out=self._in_a_row)  # Gymnasium's takes twice as long
         else:
             self._observations = concatenate(space, rows, into)
         return self._observations
