@@ -31,7 +31,7 @@ def connect(config: RayConfig) -> bool:
         options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
         options["_system_config"] = {
             "max_direct_call_object_size": _MESSAGE_BYTES,
-            "prestart_worker_first_driver": False,  # actors' processes get an environment of their own
+            "prestart_worker_first_driver": False,  # for actors, which cannot use such workers, and idle ones take time
         }
     try:
         _check_reachable(address)
@@ -39,6 +39,8 @@ def connect(config: RayConfig) -> bool:
             # Ray forks only to become another program at once, which JAX's threads survive.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
+            if address == "local":
+                _end_log_monitor()
     except (OSError, RuntimeError, ValueError) as error:
         disconnect()
         token = "; it asks for a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
@@ -51,11 +53,6 @@ def connect(config: RayConfig) -> bool:
         if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM, while it starts
             raise KeyboardInterrupt from error
         raise
-    if address == "local":
-        # It looks ten times a second for what Ray's processes write, to be echoed, which it is not here.
-        with contextlib.suppress(AttributeError):  # Ray's own names
-            node: Any = ray._private.worker._global_node
-            node.kill_log_monitor(check_alive=False)
     _set_echo(False)
     return True
 
@@ -89,6 +86,13 @@ def undisturbed(interruptible: bool = False) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for held_number in held:
             signal.raise_signal(held_number)
+
+
+def _end_log_monitor() -> None:
+    """It looks ten times a second for what Ray's processes write, to be echoed, which it is not here."""
+    with contextlib.suppress(AttributeError):  # Ray's own names
+        node: Any = ray._private.worker._global_node
+        node.kill_log_monitor(check_alive=False)
 
 
 def _set_echo(echo: bool) -> None:

@@ -42,6 +42,14 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture(autouse=True)
+def own_dispatch():
+    """An actor's option of JAX's backend, in this process, is for its time only, and comes too late."""
+    jax.devices()
+    yield
+    jax.config.update("jax_cpu_enable_async_dispatch", True)
+
+
 NAME = f"jppo-turns-{os.getuid()}-{os.uname().nodename}"
 
 
