@@ -31,7 +31,7 @@ def connect(config: RayConfig) -> bool:
         options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
         options["_system_config"] = {
             "max_direct_call_object_size": _MESSAGE_BYTES,
-            "prestart_worker_first_driver": False,  # for actors, which cannot use such workers, and idle ones take time
+            "prestart_worker_first_driver": False,  # idle ones take time, and actors cannot use them
         }
     try:
         _check_reachable(address)
@@ -90,7 +90,7 @@ def undisturbed(interruptible: bool = False) -> Iterator[None]:
 
 def _end_log_monitor() -> None:
     """It looks ten times a second for what Ray's processes write, to be echoed, which it is not here."""
-    with contextlib.suppress(AttributeError):  # Ray's own names
+    with contextlib.suppress(Exception):  # Ray's own function, which it may change
         node: Any = ray._private.worker._global_node
         node.kill_log_monitor(check_alive=False)
 

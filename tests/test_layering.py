@@ -208,5 +208,5 @@ def test_importing_modules_starts_no_backend_of_jax():
     """After which a program could set no option of the backend's any more, nor could an actor."""
     modules = ", ".join(f"jppo.{module}" for module in sorted(SOURCES) if module not in ("__init__", "__main__"))
     program = f"import {modules}; from jax._src import xla_bridge; assert not xla_bridge._backends"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
