@@ -18,7 +18,7 @@ from rich.table import Table
 from throughput import RESULTS, hardware, interleaved
 
 from jppo.compiling import jit
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
 from jppo.runs import write_json
 from jppo.shuffle import epoch_keys, minibatch_indices
 from jppo.types import Array

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from jppo.benching import bench as bench
     from jppo.checking import check_env as check_env
     from jppo.compiling import jit as jit
-    from jppo.config import PPOConfig as PPOConfig
-    from jppo.config import RayConfig as RayConfig
+    from jppo.config.ppo import PPOConfig as PPOConfig
+    from jppo.config.ppo import RayConfig as RayConfig
+    from jppo.config.presets import PRESETS as PRESETS
     from jppo.devices import HostFailed as HostFailed
     from jppo.driver import TrainingDiverged as TrainingDiverged
     from jppo.driver import train as train
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from jppo.exporting import load_exported as load_exported
     from jppo.load import load_policy as load_policy
     from jppo.planning import plan as plan
-    from jppo.presets import PRESETS as PRESETS
     from jppo.sebulba import make_sebulba as make_sebulba
     from jppo.sweeps import sweep as sweep
     from jppo.types import Hyperparams as Hyperparams
@@ -33,12 +33,12 @@ _HOMES = {
     "ActorsFailed": "jppo.env_runner",
     "EnvRunner": "jppo.env_runner",
     "HostFailed": "jppo.devices",
-    "RayConfig": "jppo.config",
+    "RayConfig": "jppo.config.ppo",
     "make_host_env": "jppo.envs.gymnasium",
     "make_sebulba": "jppo.sebulba",
     "Hyperparams": "jppo.types",
-    "PPOConfig": "jppo.config",
-    "PRESETS": "jppo.presets",
+    "PPOConfig": "jppo.config.ppo",
+    "PRESETS": "jppo.config.presets",
     "TrainingDiverged": "jppo.driver",
     "bench": "jppo.benching",
     "check_env": "jppo.checking",

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jppo.checkpoints import Checkpoint, Checkpoints
-from jppo.config import Hyperparams, RayConfig
+from jppo.config.ppo import Hyperparams, RayConfig
 from jppo.devices import gather
 from jppo.env_runner import ActorsFailed, RunnerSpec, blank_fragment
 from jppo.in_process import InProcess

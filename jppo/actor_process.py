@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import ray
 
-from jppo.config import num_cores
+from jppo.config.ppo import num_cores
 from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.errors import kind_and_line
 from jppo.turns import Turns

@@ -11,7 +11,7 @@ from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.collect import collect, init_collect
-from jppo.config import Hyperparams, PPOConfig, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices import AXIS, make_mesh, over_devices
 from jppo.envs import Environment, make_env
 from jppo.learner import Loss, make_learner

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jppo.config import LEAST_SHARE, MAX_STRATA
+from jppo.config.ppo import LEAST_SHARE, MAX_STRATA
 from jppo.plots import draw_bars
 from jppo.progress import short
 

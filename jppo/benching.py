@@ -13,7 +13,7 @@ import numpy as np
 
 from jppo.actor_loop import ActorLoop
 from jppo.benched import CEILINGS, Benched, Speed
-from jppo.config import Hyperparams, PPOConfig, RayConfig, num_cores
+from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices import AXIS
 from jppo.interrupts import stop_on_interrupt
 from jppo.learner import Learner, Loss, make_learner

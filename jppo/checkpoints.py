@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo import runs
-from jppo.config import Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.run_writer import SAVE_ERRORS, in_short
 from jppo.types import PyTree
 

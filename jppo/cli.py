@@ -22,8 +22,8 @@ from jppo.commands.export import Export
 from jppo.commands.plan import Plan
 from jppo.commands.runs import Envs, Eval, Play, Plot
 from jppo.commands.sweep import Sweep
-from jppo.config import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, num_cores, spread_envs
-from jppo.presets import PRESETS, preset_for
+from jppo.config.ppo import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, num_cores, spread_envs
+from jppo.config.presets import PRESETS, preset_for
 
 _HOST_DEVICES = "xla_force_host_platform_device_count"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from jppo.config import RayConfig, num_cores
+from jppo.config.ppo import RayConfig, num_cores
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this come in an answer, 2 ms sooner than through Ray's object store

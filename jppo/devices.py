@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jppo.config import LEAST_SHARE, PPOConfig
+from jppo.config.ppo import LEAST_SHARE, PPOConfig
 
 AXIS = "devices"
 _POLL_SECONDS = 5e-4

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jppo.anakin import Anakin, make_anakin
-from jppo.config import PPOConfig, RayConfig, check_total_steps, num_cores
+from jppo.config.ppo import PPOConfig, RayConfig, check_total_steps, num_cores
+from jppo.config.presets import PRESETS, preset_for
 from jppo.env_runner import ActorsFailed
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
@@ -20,7 +21,6 @@ from jppo.learner import Loss
 from jppo.networks import Network
 from jppo.optimizers import Optimizer, adam
 from jppo.policy import TrainedPolicy
-from jppo.presets import PRESETS, preset_for
 from jppo.progress import Reporter, make_reporter
 from jppo.running import Given, Result, TrainingDiverged, run_here
 from jppo.runs import read_config

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
+from jppo.config.presets import PRESETS
 from jppo.envs import available
 from jppo.envs.gymnasium import is_host_env, nearest_host_envs
 from jppo.optimizers import adam
-from jppo.presets import PRESETS
 from jppo.runs import read_config
 
 BACKENDS = ("auto", "anakin", "ray")

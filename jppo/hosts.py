@@ -17,7 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jppo.config import RayConfig
+from jppo.config.ppo import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.determinism import inherited_flags
 from jppo.devices import HostFailed

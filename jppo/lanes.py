@@ -13,10 +13,10 @@ import numpy as np
 
 from jppo import runs
 from jppo.anakin import Anakin, make_anakin
-from jppo.config import Hyperparams, PPOConfig, check_hyperparams, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_total_steps
+from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.given import check_preset, check_sizes, choose_backend, own_parts
-from jppo.presets import PRESETS, preset_for
 
 NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))

@@ -12,7 +12,7 @@ import numpy as np
 from jppo.anakin import Anakin, AnakinState
 from jppo.checkpoints import Checkpoints
 from jppo.compiling import jit
-from jppo.config import Hyperparams
+from jppo.config.ppo import Hyperparams
 from jppo.devices import gather
 from jppo.logbook import Ended, Logbook
 from jppo.types import Array, Metrics, PolicyState

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.compiling import as_stored
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
 from jppo.distributions import Categorical, DiagGaussian
 from jppo.errors import kind_and_line
 from jppo.initial import orthogonal_params

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from jppo.config import Hyperparams
+from jppo.config.ppo import Hyperparams
 from jppo.errors import kind_and_line
 from jppo.types import Array, PyTree
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.anakin import Anakin, AnakinState
 from jppo.compiling import jit
-from jppo.config import Hyperparams
+from jppo.config.ppo import Hyperparams
 from jppo.devices import AXIS, line_of, over_devices
 from jppo.history import History, RecentEpisodes
 from jppo.loops import run_chunk

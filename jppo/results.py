@@ -16,7 +16,7 @@ from rich.table import Table
 
 from jppo import runs
 from jppo.anakin import Anakin
-from jppo.config import Hyperparams
+from jppo.config.ppo import Hyperparams
 from jppo.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
 from jppo.policy import TrainedPolicy
 from jppo.run_writer import RunWriter

@@ -17,7 +17,8 @@ from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
-from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
+from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
+from jppo.config.presets import PRESETS, preset_for
 from jppo.determinism import check_determinism, fingerprint
 from jppo.devices import check_same, most_devices, together
 from jppo.envs import make_env
@@ -31,7 +32,6 @@ from jppo.loops import AnakinLoop
 from jppo.networks import Network, hint
 from jppo.optimizers import Optimizer
 from jppo.policy import TrainedPolicy
-from jppo.presets import PRESETS, preset_for
 from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter
 from jppo.run_writer import RunWriter
 from jppo.sebulba import Sebulba, make_sebulba

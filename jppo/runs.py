@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.config import Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.types import PolicyState
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")

@@ -20,7 +20,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
 from jppo.types import Array
 
 _SMALLEST_FACTOR = 4

@@ -12,7 +12,7 @@ import jax
 
 from jppo import runs
 from jppo.anakin import Anakin
-from jppo.config import Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.groups import run_group
 from jppo.interrupts import stop_on_interrupt
 from jppo.lanes import (

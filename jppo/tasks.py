@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import ray
 
-from jppo.config import RayConfig
+from jppo.config.ppo import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.progress import Reporter
 

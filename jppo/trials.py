@@ -17,7 +17,8 @@ from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.compiling import jit
-from jppo.config import PPOConfig, RayConfig, check_hyperparams, spread_envs
+from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, spread_envs
+from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import choose_backend, own_parts
@@ -26,7 +27,6 @@ from jppo.learner import Loss
 from jppo.logbook import Ended, Logbook
 from jppo.networks import Network
 from jppo.optimizers import Optimizer
-from jppo.presets import PRESETS, preset_for
 from jppo.progress import Silent
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, TrainState

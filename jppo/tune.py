@@ -11,7 +11,7 @@ import ray
 from ray import tune
 
 from jppo import runs
-from jppo.config import PPOConfig, RayConfig, check_hyperparams, check_total_steps
+from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_total_steps
 from jppo.given import BACKENDS, check_preset
 from jppo.groups import run_group
 from jppo.lanes import check_seeds, check_settings, lay_out

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jppo.config import Hyperparams
+from jppo.config.ppo import Hyperparams
 
 Array = jax.Array
 PyTree = Any

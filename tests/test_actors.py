@@ -27,7 +27,7 @@ import jppo
 from jppo import actors, connection
 from jppo.actors import Actors
 from jppo.cli import main
-from jppo.config import RayConfig
+from jppo.config.ppo import RayConfig
 from jppo.env_runner import ActorsFailed
 from jppo.networks import make_network
 from jppo.progress import Silent

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from probes import BoxTimeLimit
 
 import jppo
-from jppo.config import (
+from jppo.config.ppo import (
     MAX_STRATA,
     Hyperparams,
     PPOConfig,

@@ -52,7 +52,7 @@ def test_the_extension_guides_loss_trains():
 
 def test_every_public_function_of_the_losses_has_a_docstring_and_every_option_a_meaning():
     assert all(function.__doc__ for name, function in vars(losses).items() if callable(function) and name[0] != "_")
-    source = (ROOT / "jppo/config.py").read_text()
+    source = (ROOT / "jppo/config/ppo.py").read_text()
     for field in (*dataclasses.fields(jppo.PPOConfig), *dataclasses.fields(jppo.Hyperparams)):
         assert re.search(rf'    {field.name}: .*\n    """', source), field.name
 

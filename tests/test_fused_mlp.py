@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lenient import lenient
 
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
 from jppo.envs import make_env
 from jppo.networks import make_network
 

@@ -25,7 +25,7 @@ from ray.cluster_utils import Cluster
 
 import jppo
 from jppo import hosts
-from jppo.config import PPOConfig, RayConfig, spread_envs
+from jppo.config.ppo import PPOConfig, RayConfig, spread_envs
 from jppo.progress import Silent
 from jppo.runs import load_policy_state, read_metrics
 

@@ -15,7 +15,7 @@ from jppo import learner as learner_module
 from jppo import pieces as pieces_module
 from jppo.advantages import generalized_advantages
 from jppo.anakin import make_anakin
-from jppo.config import Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.learner import make_learner
 from jppo.losses import approx_kl
 from jppo.networks import ActorCritic, make_network, make_policy

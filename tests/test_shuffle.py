@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jppo import shuffle
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
 from jppo.shuffle import balanced_factors, epoch_keys, minibatch_indices
 
 KEYS = 20_000

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jppo.commands import EXIT_FAILED, Inline
-from jppo.config import Hyperparams, PPOConfig, RayConfig
+from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from jppo.commands import Inline
-from jppo.config import PPOConfig
+from jppo.config.ppo import PPOConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from jppo.presets import preset_for
+from jppo.config.presets import preset_for
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from jppo.commands import EXITS, Inline, WholeNumber
-from jppo.config import Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 
 
 def _documented(source: type) -> dict[str, str]:

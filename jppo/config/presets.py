@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jppo.config import Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 
 
 class Preset(NamedTuple):

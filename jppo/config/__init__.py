@@ -1,0 +1,1 @@
+"""User settings: what a run is configured with. Standard library only."""
