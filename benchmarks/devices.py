@@ -24,7 +24,7 @@ from rich.table import Table
 from throughput import RESULTS, WORKLOADS, hardware
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.population import begin, compile_population
 from jppo.runs import write_json
 

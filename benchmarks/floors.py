@@ -28,7 +28,7 @@ from versus_jax_peers import ALL
 
 import jppo
 from jppo.anakin import Anakin
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.runs import write_json
 from jppo.types import Array, PyTree
 

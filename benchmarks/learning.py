@@ -24,7 +24,7 @@ from scipy import stats
 from throughput import RESULTS, hardware
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.runs import write_json
 
 DOCS = Path(__file__).parents[1] / "docs" / "learning.md"

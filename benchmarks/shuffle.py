@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from throughput import RESULTS, hardware, interleaved
 
-from jppo.compiling import jit
 from jppo.config.ppo import PPOConfig
+from jppo.devices.jit import jit
 from jppo.runs import write_json
 from jppo.shuffle import epoch_keys, minibatch_indices
 from jppo.types import Array

@@ -32,7 +32,7 @@ import jppo
 from jppo.advantages import generalized_advantages
 from jppo.anakin import Anakin, AnakinState
 from jppo.collect import collect
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.learner import Batch, Learner, make_learner, ppo_loss
 from jppo.parts import act, step_environments
 from jppo.runs import versions, write_json

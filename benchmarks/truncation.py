@@ -29,7 +29,7 @@ from throughput import RESULTS, WORKLOADS, Workload, hardware, interleaved
 import jppo
 from jppo.anakin import Anakin
 from jppo.collect import _split, _values_where, collect
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.networks import Policy
 from jppo.runs import write_json
 from jppo.spaces import to_env_action

@@ -6,7 +6,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 
 
 @struct.dataclass

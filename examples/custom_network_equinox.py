@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.distributions import Categorical
 
 

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.distributions import Categorical
 
 

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.distributions import Categorical
 
 

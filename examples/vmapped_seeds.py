@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 
 LEARNING_RATES = (1e-5, 1e-3, 1e-1)
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.benching import bench as bench
     from jppo.checking import check_env as check_env
-    from jppo.compiling import jit as jit
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
-    from jppo.devices import HostFailed as HostFailed
+    from jppo.devices.jit import jit as jit
+    from jppo.devices.mesh import HostFailed as HostFailed
     from jppo.driver import TrainingDiverged as TrainingDiverged
     from jppo.driver import train as train
     from jppo.env_runner import ActorsFailed as ActorsFailed
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActorsFailed": "jppo.env_runner",
     "EnvRunner": "jppo.env_runner",
-    "HostFailed": "jppo.devices",
+    "HostFailed": "jppo.devices.mesh",
     "RayConfig": "jppo.config.ppo",
     "make_host_env": "jppo.envs.gymnasium",
     "make_sebulba": "jppo.sebulba",
@@ -44,7 +44,7 @@ _HOMES = {
     "check_env": "jppo.checking",
     "evaluate": "jppo.evaluation",
     "export_policy": "jppo.exporting",
-    "jit": "jppo.compiling",
+    "jit": "jppo.devices.jit",
     "load_exported": "jppo.exporting",
     "load_policy": "jppo.load",
     "make_anakin": "jppo.anakin",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.collect import sample_actions
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.networks import ActorCritic, Policy
 from jppo.numpy_form import numpy_form
 from jppo.numpy_policy import NumpyPolicy

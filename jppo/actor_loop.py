@@ -10,7 +10,7 @@ import numpy as np
 
 from jppo.checkpoints import Checkpoint, Checkpoints
 from jppo.config.ppo import Hyperparams, RayConfig
-from jppo.devices import gather
+from jppo.devices.mesh import gather
 from jppo.env_runner import ActorsFailed, RunnerSpec, blank_fragment
 from jppo.in_process import InProcess
 from jppo.logbook import Ended, Logbook

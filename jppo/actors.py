@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from jppo.actor_process import ONE_THREAD, ActorProcess, Trouble, trouble_of
 from jppo.config.ppo import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
-from jppo.determinism import inherited_flags
+from jppo.devices.determinism import inherited_flags
 from jppo.env_runner import ActorsFailed, Fragment, RunnerSpec
 from jppo.types import PolicyState
 

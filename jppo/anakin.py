@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.collect import collect, init_collect
 from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
-from jppo.devices import AXIS, make_mesh, over_devices
+from jppo.devices.mesh import AXIS, make_mesh, over_devices
 from jppo.envs import Environment, make_env
 from jppo.learner import Loss, make_learner
 from jppo.networks import Network, Policy, check_network, make_network, make_policy

@@ -14,7 +14,7 @@ import numpy as np
 from jppo.actor_loop import ActorLoop
 from jppo.benched import CEILINGS, Benched, Speed
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
-from jppo.devices import AXIS
+from jppo.devices.mesh import AXIS
 from jppo.interrupts import stop_on_interrupt
 from jppo.learner import Learner, Loss, make_learner
 from jppo.logbook import Ended, Logbook

@@ -72,7 +72,7 @@ class Train:
 
     def run(self) -> int:
         from jppo import runs
-        from jppo.devices import HostFailed
+        from jppo.devices.mesh import HostFailed
         from jppo.driver import TrainingDiverged, train
         from jppo.env_runner import ActorsFailed
         from jppo.progress import make_reporter, summary_lines
@@ -178,7 +178,7 @@ def _ask_of_jax(command: Any) -> None:
     if count > 1 and alone and not is_file and _HOST_DEVICES not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, MAX_STRATA)}".strip()
     if getattr(command, "deterministic", False):
-        from jppo.determinism import ask_for_determinism
+        from jppo.devices.determinism import ask_for_determinism
 
         ask_for_determinism()
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jppo.compiling import as_stored
+from jppo.devices.jit import as_stored
 from jppo.types import Array
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jppo.acting import Act, make_acting
 from jppo.collect import env_keys, episode_stats, rollout_keys
-from jppo.compiling import jit, putting
+from jppo.devices.jit import jit, putting
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.networks import Network, Policy, make_policy
 from jppo.statistics import empty_moments

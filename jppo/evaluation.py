@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.collect import sample_actions
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Policy

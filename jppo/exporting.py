@@ -20,7 +20,7 @@ import numpy as np
 from jax import export
 
 from jppo import __version__, numpy_policy, runs
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.networks import ActorCritic
 from jppo.numpy_form import describe_obs, numpy_form
 from jppo.policy import TrainedPolicy, as_batch

@@ -19,8 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jppo.config.ppo import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
-from jppo.determinism import inherited_flags
-from jppo.devices import HostFailed
+from jppo.devices.determinism import inherited_flags
+from jppo.devices.mesh import HostFailed
 from jppo.errors import first_line
 from jppo.progress import Reporter, Silent
 from jppo.tasks import limit_process

@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 
 from jppo import losses
 from jppo.advantages import generalized_advantages
-from jppo.compiling import as_stored
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.devices.jit import as_stored
 from jppo.networks import ActorCritic, Policy
 from jppo.optimizers import Optimizer, adam, as_vector, descend
 from jppo.pieces import bytes_kept, in_pieces, pieces_of

@@ -11,9 +11,9 @@ import numpy as np
 
 from jppo.anakin import Anakin, AnakinState
 from jppo.checkpoints import Checkpoints
-from jppo.compiling import jit
 from jppo.config.ppo import Hyperparams
-from jppo.devices import gather
+from jppo.devices.jit import jit
+from jppo.devices.mesh import gather
 from jppo.logbook import Ended, Logbook
 from jppo.types import Array, Metrics, PolicyState
 

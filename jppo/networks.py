@@ -13,8 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jppo.compiling import as_stored
 from jppo.config.ppo import PPOConfig
+from jppo.devices.jit import as_stored
 from jppo.distributions import Categorical, DiagGaussian
 from jppo.errors import kind_and_line
 from jppo.initial import orthogonal_params

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jppo import numpy_policy
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
 from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import centre_and_scale

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 
 from jppo.anakin import Anakin, AnakinState
 from jppo.collect import collect, sample_actions
-from jppo.compiling import jit
 from jppo.config.ppo import PPOConfig
-from jppo.devices import AXIS, over_devices
+from jppo.devices.jit import jit
+from jppo.devices.mesh import AXIS, over_devices
 from jppo.env_runner import EnvRunner
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.learner import Learner

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jppo.anakin import Anakin, AnakinState, make_anakin
-from jppo.compiling import jit
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, preset_for
-from jppo.devices import most_devices
+from jppo.devices.jit import jit
+from jppo.devices.mesh import most_devices
 from jppo.given import check_preset, choose_backend
 from jppo.loops import CHUNK_CAPACITY, run_chunk
 from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.networks import Policy
 from jppo.spaces import ActionSpec, to_env_action
 from jppo.types import Array, PolicyState, PyTree

@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.anakin import Anakin, AnakinState
-from jppo.compiling import jit
 from jppo.config.ppo import Hyperparams
-from jppo.devices import AXIS, line_of, over_devices
+from jppo.devices.jit import jit
+from jppo.devices.mesh import AXIS, line_of, over_devices
 from jppo.history import History, RecentEpisodes
 from jppo.loops import run_chunk
 from jppo.progress import Reporter

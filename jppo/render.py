@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.networks import Policy

@@ -19,8 +19,8 @@ from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
 from jppo.config.presets import PRESETS, preset_for
-from jppo.determinism import check_determinism, fingerprint
-from jppo.devices import check_same, most_devices, together
+from jppo.devices.determinism import check_determinism, fingerprint
+from jppo.devices.mesh import check_same, most_devices, together
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import check_preset, check_sizes, choose_backend, own_parts

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jppo.compiling import jit, putting
 from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
-from jppo.devices import AXIS, make_mesh, over_devices
+from jppo.devices.jit import jit, putting
+from jppo.devices.mesh import AXIS, make_mesh, over_devices
 from jppo.env_runner import Fragment, RunnerSpec
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.learner import Loss, make_learner

@@ -16,9 +16,9 @@ from ray import tune
 from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
-from jppo.compiling import jit
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, spread_envs
 from jppo.config.presets import PRESETS, preset_for
+from jppo.devices.jit import jit
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import choose_backend, own_parts

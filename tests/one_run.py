@@ -10,7 +10,8 @@ from checks import QUICK, SMALL
 from probes import NO_LIMIT, ObsActionReward
 
 import jppo
-from jppo import compiling, loops
+from jppo import loops
+from jppo.devices import jit as compiling
 from jppo.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)

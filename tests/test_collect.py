@@ -10,7 +10,7 @@ from probes import Counting, DictCounting, Probe
 
 import jppo
 from jppo.collect import collect, init_collect
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.distributions import DiagGaussian
 from jppo.envs import Environment, Step, make_env
 from jppo.networks import make_network, make_policy

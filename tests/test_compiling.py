@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jppo import compiling
+from jppo.devices import jit as compiling
 
 OPTIONS = (
     "jax_compilation_cache_dir",

@@ -12,7 +12,7 @@ from checks import SMALL
 from lenient import lenient
 
 import jppo
-from jppo.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
+from jppo.devices.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
 from jppo.runs import config_of, read_config
 
 SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--no-anneal-learning-rate")

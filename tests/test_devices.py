@@ -13,8 +13,9 @@ from lenient import lenient_env
 from probes import Counting
 
 import jppo
-from jppo import devices, running
-from jppo.devices import make_mesh, most_devices, over_devices
+from jppo import running
+from jppo.devices import mesh as devices
+from jppo.devices.mesh import make_mesh, most_devices, over_devices
 from jppo.learner import ppo_loss
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)

@@ -16,7 +16,7 @@ from probes import (
 )
 
 import jppo
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 
 CONFIG = jppo.PPOConfig(num_envs=8, num_steps=16, num_minibatches=2, hidden_sizes=(16,), clip_value=False)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jppo.checking import judges
 from jppo.checking.report import FAIL, PASS, SKIPPED, WARN, Check, refused
 from jppo.checking.trace import COUNTERS, MisfitError, Observations, Starts, Trace, draw_actions, space_of
-from jppo.compiling import jit
+from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.types import Array, PyTree

@@ -1,0 +1,1 @@
+"""Compilation of programs and their distribution over devices and processes."""
