@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
     from jppo.devices.jit import jit as jit
-    from jppo.devices.mesh import HostFailed as HostFailed
-    from jppo.driver import TrainingDiverged as TrainingDiverged
     from jppo.driver import train as train
-    from jppo.env_runner import ActorsFailed as ActorsFailed
     from jppo.env_runner import EnvRunner as EnvRunner
     from jppo.envs import make_env as make_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
+    from jppo.errors import ActorsFailed as ActorsFailed
+    from jppo.errors import HostFailed as HostFailed
+    from jppo.errors import TrainingDiverged as TrainingDiverged
     from jppo.evaluation import evaluate as evaluate
     from jppo.exporting import export_policy as export_policy
     from jppo.exporting import load_exported as load_exported
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from jppo.types import Hyperparams as Hyperparams
 
 _HOMES = {
-    "ActorsFailed": "jppo.env_runner",
+    "ActorsFailed": "jppo.errors",
     "EnvRunner": "jppo.env_runner",
-    "HostFailed": "jppo.devices.mesh",
+    "HostFailed": "jppo.errors",
     "RayConfig": "jppo.config.ppo",
     "make_host_env": "jppo.envs.gymnasium",
     "make_sebulba": "jppo.sebulba",
     "Hyperparams": "jppo.types",
     "PPOConfig": "jppo.config.ppo",
     "PRESETS": "jppo.config.presets",
-    "TrainingDiverged": "jppo.driver",
+    "TrainingDiverged": "jppo.errors",
     "bench": "jppo.benching",
     "check_env": "jppo.checking",
     "evaluate": "jppo.evaluation",

@@ -11,7 +11,8 @@ import numpy as np
 from jppo.checkpoints import Checkpoint, Checkpoints
 from jppo.config.ppo import Hyperparams, RayConfig
 from jppo.devices.mesh import gather
-from jppo.env_runner import ActorsFailed, RunnerSpec, blank_fragment
+from jppo.env_runner import RunnerSpec, blank_fragment
+from jppo.errors import ActorsFailed
 from jppo.in_process import InProcess
 from jppo.logbook import Ended, Logbook
 from jppo.loops import POLL_SECONDS

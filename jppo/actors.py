@@ -23,7 +23,8 @@ from jppo.actor_process import ONE_THREAD, ActorProcess, Trouble, trouble_of
 from jppo.config.ppo import RayConfig
 from jppo.connection import connect, disconnect, undisturbed
 from jppo.devices.determinism import inherited_flags
-from jppo.env_runner import ActorsFailed, Fragment, RunnerSpec
+from jppo.env_runner import Fragment, RunnerSpec
+from jppo.errors import ActorsFailed
 from jppo.types import PolicyState
 
 _START_SECONDS = 300.0  # an actor may take this long to make its environments

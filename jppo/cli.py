@@ -72,9 +72,8 @@ class Train:
 
     def run(self) -> int:
         from jppo import runs
-        from jppo.devices.mesh import HostFailed
-        from jppo.driver import TrainingDiverged, train
-        from jppo.env_runner import ActorsFailed
+        from jppo.driver import train
+        from jppo.errors import ActorsFailed, HostFailed, TrainingDiverged
         from jppo.progress import make_reporter, summary_lines
 
         stream = sys.stderr if self.json else sys.stdout

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import ray
 
 from jppo.config.ppo import RayConfig, num_cores
@@ -105,3 +106,23 @@ def _check_reachable(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+
+
+_GPU_SHARE = 0.9  # of a GPU's memory is shared out; the rest is for what each process keeps there beside JAX's arrays
+
+
+def limit_process(resources: dict[str, float]) -> None:
+    """Keeps this process to its share of the machine; without effect once JAX has started.
+
+    Args:
+      resources: "CPU" and "GPU" that Ray has assigned to it.
+    """
+    gpus, threads = resources.get("GPU", 0.0), max(1, int(resources.get("CPU", 1.0)))
+    os.environ["NPROC"] = str(threads)  # XLA sizes its thread pools by it
+    if threads == 1:
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    if not gpus:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        jax.config.update("jax_platforms", "cpu")  # the variable is read when JAX is imported
+    elif gpus < 1 and "XLA_CLIENT_MEM_FRACTION" not in os.environ:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_GPU_SHARE * gpus:.4f}")

@@ -12,9 +12,9 @@ import numpy as np
 from jppo.anakin import Anakin, make_anakin
 from jppo.config.ppo import PPOConfig, RayConfig, check_total_steps, num_cores
 from jppo.config.presets import PRESETS, preset_for
-from jppo.env_runner import ActorsFailed
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
+from jppo.errors import ActorsFailed, TrainingDiverged
 from jppo.given import check_preset, check_run_dir
 from jppo.interrupts import stop_on_interrupt
 from jppo.learner import Loss
@@ -22,7 +22,7 @@ from jppo.networks import Network
 from jppo.optimizers import Optimizer, adam
 from jppo.policy import TrainedPolicy
 from jppo.progress import Reporter, make_reporter
-from jppo.running import Given, Result, TrainingDiverged, run_here
+from jppo.running import Given, Result, run_here
 from jppo.runs import read_config
 from jppo.sebulba import Sebulba, make_sebulba
 from jppo.types import Hyperparams, PolicyState, TrainState

@@ -44,12 +44,6 @@ class Fragment(NamedTuple):
         return _PATIENCE * self.busy if self.busy > _LEAST_TURN else 0.0
 
 
-class ActorsFailed(RuntimeError):
-    """Runners failed too often in a row; the message has the last one's traceback, `result` the run up to then."""
-
-    result: Any = None
-
-
 class RunnerSpec(NamedTuple):
     """All that it takes to make a runner in another process."""
 

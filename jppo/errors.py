@@ -1,4 +1,30 @@
-"""What others' errors say, in one line."""
+"""Exceptions that users may catch, and text from the errors of others."""
+
+from typing import Any
+
+
+class ActorsFailed(RuntimeError):
+    """Runners failed too often in a row; the message has the last one's traceback, `result` the run up to then."""
+
+    result: Any = None
+
+
+class TrainingDiverged(RuntimeError):
+    """A loss, gradient or parameter became NaN or infinite; `result` holds the run up to the update before."""
+
+    def __init__(self, update: int, result: Any) -> None:
+        super().__init__(
+            f"update {update} made a loss, gradient or parameter NaN or infinite; the policy is that of update "
+            f"{update - 1}. Lower learning_rate or max_grad_norm, or check the environment's rewards and observations "
+            "for NaN"
+        )
+        self.update, self.result = update, result
+
+
+class HostFailed(RuntimeError):
+    """A run over several hosts ended because one of them failed; the message says which."""
+
+    result: Any = None  # a run without one of its hosts has none
 
 
 def first_line(error: BaseException) -> str:

@@ -18,12 +18,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jppo.config.ppo import RayConfig
-from jppo.connection import connect, disconnect, undisturbed
+from jppo.connection import connect, disconnect, limit_process, undisturbed
 from jppo.devices.determinism import inherited_flags
-from jppo.devices.mesh import HostFailed
-from jppo.errors import first_line
+from jppo.errors import HostFailed, first_line
 from jppo.progress import Reporter, Silent
-from jppo.tasks import limit_process
 
 _POLL_SECONDS = 0.2
 _ROOM_SECONDS = 20.0  # without a place in the cluster a host waits, for ever; after this long that is said

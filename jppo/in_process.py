@@ -4,7 +4,8 @@ import traceback
 
 import numpy as np
 
-from jppo.env_runner import ActorsFailed, EnvRunner, Fragment, RunnerSpec
+from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.errors import ActorsFailed
 from jppo.types import PolicyState
 
 

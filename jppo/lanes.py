@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo import runs
 from jppo.anakin import Anakin, make_anakin
-from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_seed, check_total_steps
 from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
-from jppo.given import check_preset, check_sizes, choose_backend, own_parts
+from jppo.envs.backends import choose_backend
+from jppo.given import check_preset, check_sizes, own_parts
 
 NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))
@@ -172,7 +172,7 @@ def check_seeds(seeds: Any) -> list[int]:
         return list(range(int(seeds)))
     if isinstance(seeds, bool | float | str) or seeds is None:
         raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")
-    chosen = [runs.check_seed(seed) for seed in seeds]
+    chosen = [check_seed(seed) for seed in seeds]
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")
     return chosen

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jppo.env_runner import ActorsFailed
+from jppo.errors import ActorsFailed
 from jppo.history import History, RecentEpisodes
 from jppo.progress import Reporter
 from jppo.run_writer import RunWriter

@@ -17,7 +17,8 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
 from jppo.devices.mesh import most_devices
-from jppo.given import check_preset, choose_backend
+from jppo.envs.backends import choose_backend
+from jppo.given import check_preset
 from jppo.loops import CHUNK_CAPACITY, run_chunk
 from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
 from jppo.types import PyTree

@@ -17,13 +17,23 @@ from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
-from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_total_steps, num_cores, spread_envs
+from jppo.config.ppo import (
+    PPOConfig,
+    RayConfig,
+    check_hyperparams,
+    check_seed,
+    check_total_steps,
+    num_cores,
+    spread_envs,
+)
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.determinism import check_determinism, fingerprint
 from jppo.devices.mesh import check_same, most_devices, together
 from jppo.envs import make_env
+from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
-from jppo.given import check_preset, check_sizes, choose_backend, own_parts
+from jppo.errors import TrainingDiverged
+from jppo.given import check_preset, check_sizes, own_parts
 from jppo.interrupts import never, stop_on_interrupt
 from jppo.learner import Loss
 from jppo.load import read_summary
@@ -47,18 +57,6 @@ class Result(NamedTuple):
     state: AnakinState | TrainState | None  # the latter two in the Ray mode, and where hosts were started for the run
     agent: Anakin | Sebulba
     run_dir: Path | None
-
-
-class TrainingDiverged(RuntimeError):
-    """A loss, gradient or parameter became NaN or infinite; `result` holds the run up to the update before."""
-
-    def __init__(self, update: int, result: Result) -> None:
-        super().__init__(
-            f"update {update} made a loss, gradient or parameter NaN or infinite; the policy is that of update "
-            f"{update - 1}. Lower learning_rate or max_grad_norm, or check the environment's rewards and observations "
-            "for NaN"
-        )
-        self.update, self.result = update, result
 
 
 class Given(NamedTuple):
@@ -193,7 +191,7 @@ def prepare(given: Given, cores: int) -> Prepared:
     hyperparams = chosen.hyperparams if given.hyperparams is None else given.hyperparams
     check_hyperparams(hyperparams)
     total_steps = check_total_steps(chosen.total_steps if given.total_steps is None else given.total_steps)
-    seed = runs.check_seed(0 if given.seed is None else given.seed)
+    seed = check_seed(0 if given.seed is None else given.seed)
     config = chosen.config if given.config is None else given.config
     if backend == "ray":
         config, actors = spread_envs(config, actors, hosts * cores, given.config is not None, hosts)

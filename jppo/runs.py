@@ -49,13 +49,6 @@ def safe_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
-def check_seed(seed: Any) -> int:
-    """The seed as an int. Raises ValueError where it is no whole number of 32 bits."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
-    return int(seed)
-
-
 def run_config(
     env: str, backend: str, seed: int, total_steps: int, config: PPOConfig, hyperparams: Hyperparams, **more: Any
 ) -> dict[str, Any]:

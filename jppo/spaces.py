@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.types import Array
+Array = jax.Array
+PyTree = Any
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,15 @@
 """Work spread over a Ray cluster, a task each."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import ray
 
 from jppo.config.ppo import RayConfig
-from jppo.connection import connect, disconnect, undisturbed
+from jppo.connection import connect, disconnect, limit_process, undisturbed
 from jppo.progress import Reporter
 
 _POLL_SECONDS = 0.2
-_GPU_SHARE = 0.9  # of a GPU's memory is shared out; the rest is for what each process keeps there beside JAX's arrays
 
 
 def run_tasks(
@@ -58,23 +55,6 @@ def run_tasks(
                 ray.cancel(ref, force=True)
             if owned:
                 disconnect()
-
-
-def limit_process(resources: dict[str, float]) -> None:
-    """Keeps this process to its share of the machine; without effect once JAX has started.
-
-    Args:
-      resources: "CPU" and "GPU" that Ray has assigned to it.
-    """
-    gpus, threads = resources.get("GPU", 0.0), max(1, int(resources.get("CPU", 1.0)))
-    os.environ["NPROC"] = str(threads)  # XLA sizes its thread pools by it
-    if threads == 1:
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
-    if not gpus:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        jax.config.update("jax_platforms", "cpu")  # the variable is read when JAX is imported
-    elif gpus < 1 and "XLA_CLIENT_MEM_FRACTION" not in os.environ:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_GPU_SHARE * gpus:.4f}")
 
 
 def _run(packed: bytes) -> Any:

@@ -16,12 +16,13 @@ from ray import tune
 from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.anakin import Anakin, AnakinState, make_anakin
-from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, spread_envs
+from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, spread_envs
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
 from jppo.envs import make_env
+from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
-from jppo.given import choose_backend, own_parts
+from jppo.given import own_parts
 from jppo.history import RecentEpisodes
 from jppo.learner import Loss
 from jppo.logbook import Ended, Logbook
@@ -71,7 +72,7 @@ def apply_space(
     numbers: dict[str, Any] = {}
     for name, value in space.items():
         if name == "seed":
-            seed = runs.check_seed(value)
+            seed = check_seed(value)
         elif name not in homes:
             instead = _INSTEAD.get(name)
             hint = f"; {instead}" if instead else _did_you_mean(name, {*homes, "seed"})

@@ -10,9 +10,10 @@ import numpy as np
 import ray
 from ray import tune
 
-from jppo import runs
-from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_total_steps
-from jppo.given import BACKENDS, check_preset
+from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
+from jppo.connection import limit_process
+from jppo.envs.backends import BACKENDS
+from jppo.given import check_preset
 from jppo.groups import run_group
 from jppo.lanes import check_seeds, check_settings, lay_out
 from jppo.learner import Loss
@@ -20,7 +21,6 @@ from jppo.networks import Network
 from jppo.optimizers import Optimizer, adam
 from jppo.plots import interquartile_mean
 from jppo.population import Total
-from jppo.tasks import limit_process
 from jppo.trials import METRIC, Given, Printed, train
 from jppo.types import Hyperparams
 
@@ -85,7 +85,7 @@ def trainable(
     )
     steps = None if total_steps is None else check_total_steps(total_steps)
     given = Given(
-        *(env, steps, config, hyperparams, runs.check_seed(seed), preset, network, optimizer, loss),
+        *(env, steps, config, hyperparams, check_seed(seed), preset, network, optimizer, loss),
         *(backend, actors, num_devices, checkpoint_every),
     )
     packed = ray.cloudpickle.dumps(given)  # to be opened when JAX may start: gymnax starts it when imported

@@ -3,16 +3,13 @@
 Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A actions, D devices.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jppo.config.ppo import Hyperparams
+from jppo.spaces import Array, PyTree
 
-Array = jax.Array
-PyTree = Any
 Metrics = dict[str, Array]
 
 jax.tree_util.register_dataclass(Hyperparams)

@@ -28,7 +28,7 @@ from jppo import actors, connection
 from jppo.actors import Actors
 from jppo.cli import main
 from jppo.config.ppo import RayConfig
-from jppo.env_runner import ActorsFailed
+from jppo.errors import ActorsFailed
 from jppo.networks import make_network
 from jppo.progress import Silent
 from jppo.runs import load_policy_state, read_metrics

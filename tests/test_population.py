@@ -13,7 +13,7 @@ from probes import NaNReward, ObsActionReward, Probe
 
 import jppo
 from jppo import population, sweeps
-from jppo.driver import TrainingDiverged
+from jppo.errors import TrainingDiverged
 from jppo.population import Total, begin, compile_population, fitting_population, park, resume, shares
 from jppo.progress import Silent
 

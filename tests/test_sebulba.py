@@ -14,8 +14,8 @@ from host_probes import Counting, NaNReward
 
 import jppo
 from jppo import actor_loop
-from jppo.driver import TrainingDiverged
 from jppo.env_runner import EnvRunner, Fragment
+from jppo.errors import TrainingDiverged
 from jppo.progress import Silent
 from jppo.runs import load_policy_state, read_metrics
 from jppo.types import EpisodeStats, Moments, Rollout

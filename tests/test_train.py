@@ -15,8 +15,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 import jppo
 from jppo import loops, running
-from jppo.driver import TrainingDiverged
 from jppo.envs import make_env
+from jppo.errors import TrainingDiverged
 from jppo.load import load_run
 from jppo.networks import make_network, make_policy
 from jppo.policy import TrainedPolicy

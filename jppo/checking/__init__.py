@@ -3,8 +3,8 @@
 from typing import Any
 
 from jppo.checking.report import MEANING, Check, Report, make_report, print_report
-from jppo.given import choose_backend
-from jppo.runs import check_seed
+from jppo.config.ppo import check_seed
+from jppo.envs.backends import choose_backend
 
 __all__ = ["MEANING", "Check", "Report", "check_env", "print_report"]
 

@@ -15,7 +15,7 @@ from jppo.checking.trace import COUNTERS, MisfitError, Observations, Starts, Tra
 from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.gymnax import holds_bits, make_env, make_source
-from jppo.types import Array, PyTree
+from jppo.spaces import Array, PyTree
 
 NAMES: tuple[str, ...] = (
     *("jit", "contract", "carry", "vmap", "spaces", "actions", "finite", "determinism", "seeds", "starts"),

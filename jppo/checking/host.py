@@ -15,7 +15,7 @@ from jppo.checking import judges, vector
 from jppo.checking.report import FAIL, PASS, SKIPPED, Check, refused
 from jppo.checking.trace import COUNTERS, MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
 from jppo.envs.gymnasium import HostEnvironment, make_host_env, make_source
-from jppo.types import PyTree
+from jppo.spaces import PyTree
 
 NAMES: tuple[str, ...] = (
     *("runs", "contract", "spaces", "actions", "finite", "determinism", "seeds", "starts", "time_limit"),

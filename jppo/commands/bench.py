@@ -40,7 +40,7 @@ class Bench:
     def run(self) -> int:
         from jppo.benched import draw_bench, print_bench
         from jppo.benching import bench
-        from jppo.env_runner import ActorsFailed
+        from jppo.errors import ActorsFailed
         from jppo.runs import check_output, jsonable
 
         if self.output is not None:

@@ -25,9 +25,9 @@ class Eval:
     """Print one line of JSON instead."""
 
     def run(self) -> int:
+        from jppo.config.ppo import check_seed
         from jppo.evaluation import evaluate
         from jppo.load import load_run
-        from jppo.runs import check_seed
 
         check_seed(self.seed)
         agent, state, settings = load_run(self.run_dir)
@@ -88,9 +88,9 @@ class Play:
     """Stop after this many steps."""
 
     def run(self) -> int:
+        from jppo.config.ppo import check_seed
         from jppo.load import load_run
         from jppo.render import play_gif
-        from jppo.runs import check_seed
 
         check_seed(self.seed)
         agent, state, _ = load_run(self.run_dir)

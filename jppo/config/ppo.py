@@ -286,3 +286,10 @@ def _nearest_divisors(n: int, wanted: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     divisors = {*small, *(n // d for d in small)}
     return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:5])
+
+
+def check_seed(seed: Any) -> int:
+    """Returns the seed as an int. Raises ValueError if it is not an integer of 32 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**32:
+        raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
+    return int(seed)

@@ -2,11 +2,10 @@
 
 import hashlib
 import os
+from typing import Any
 
 import jax
 import numpy as np
-
-from jppo.types import PyTree
 
 GPU_FLAG = "--xla_gpu_deterministic_ops=true"  # neither atomics in sums, nor kernels chosen by a stopwatch
 
@@ -32,7 +31,7 @@ def check_determinism() -> None:
         )
 
 
-def fingerprint(tree: PyTree) -> str:
+def fingerprint(tree: Any) -> str:
     """SHA-256 of the leaves' paths, dtypes, shapes and bytes, in hexadecimal: equal where all bits are."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -16,16 +16,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jppo.config.ppo import LEAST_SHARE, PPOConfig
+from jppo.errors import HostFailed
 
 AXIS = "devices"
 _POLL_SECONDS = 5e-4
 _WELL, _FAILED, _INTERRUPTED = 0, 1, 2
-
-
-class HostFailed(RuntimeError):
-    """A run over several hosts ended because one of them failed; the message says which."""
-
-    result: Any = None  # a run without one of its hosts has none
 
 
 def most_devices(config: PPOConfig) -> int:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jppo.spaces import ActionSpec
-from jppo.types import Array, PyTree
+from jppo.spaces import ActionSpec, Array, PyTree
 
 
 class Step(NamedTuple):

@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
 from jppo.envs.host_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
-from jppo.spaces import ActionSpec
-from jppo.types import PyTree
+from jppo.spaces import ActionSpec, PyTree
 
 ENVPOOL = "envpool:"
 
