@@ -30,9 +30,9 @@ import jppo
 from jppo.anakin import Anakin
 from jppo.collect import _split, _values_where, collect
 from jppo.devices.jit import jit
+from jppo.envs.spaces import to_env_action
 from jppo.networks import Policy
 from jppo.runs import write_json
-from jppo.spaces import to_env_action
 from jppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
 
 NUM_SEEDS = 4

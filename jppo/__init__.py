@@ -8,7 +8,6 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from jppo.anakin import make_anakin as make_anakin
     from jppo.benching import bench as bench
-    from jppo.checking import check_env as check_env
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from jppo.driver import train as train
     from jppo.env_runner import EnvRunner as EnvRunner
     from jppo.envs import make_env as make_env
+    from jppo.envs.checks import check_env as check_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
@@ -41,7 +41,7 @@ _HOMES = {
     "PRESETS": "jppo.config.presets",
     "TrainingDiverged": "jppo.errors",
     "bench": "jppo.benching",
-    "check_env": "jppo.checking",
+    "check_env": "jppo.envs.checks",
     "evaluate": "jppo.evaluation",
     "export_policy": "jppo.exporting",
     "jit": "jppo.devices.jit",

@@ -14,10 +14,10 @@ import numpy as np
 
 from jppo.collect import sample_actions
 from jppo.devices.jit import jit
+from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.networks import ActorCritic, Policy
 from jppo.numpy_form import numpy_form
 from jppo.numpy_policy import NumpyPolicy
-from jppo.spaces import ActionSpec, to_env_action
 from jppo.types import Array, PolicyState, PyTree
 
 # (obs leaves [n, ...], a step's draws [n, ...]) -> the policy's actions [n, ...], and what the environments take

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jppo.envs.base import Environment
+from jppo.envs.spaces import to_env_action
 from jppo.networks import Policy
-from jppo.spaces import to_env_action
 from jppo.statistics import moments_of
 from jppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 

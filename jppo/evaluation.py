@@ -10,8 +10,8 @@ from jppo.collect import sample_actions
 from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.spaces import to_env_action
 from jppo.networks import Policy
-from jppo.spaces import to_env_action
 from jppo.types import Array, PolicyState, PyTree
 
 _MAX_EPISODES = 1_000_000

@@ -21,10 +21,10 @@ from jax import export
 
 from jppo import __version__, numpy_policy, runs
 from jppo.devices.jit import jit
+from jppo.envs.spaces import ObsSpec, to_env_action
 from jppo.networks import ActorCritic
 from jppo.numpy_form import describe_obs, numpy_form
 from jppo.policy import TrainedPolicy, as_batch
-from jppo.spaces import ObsSpec, to_env_action
 from jppo.types import Array, PyTree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import as_stored
 from jppo.distributions import Categorical, DiagGaussian
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.errors import kind_and_line
 from jppo.initial import orthogonal_params
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import normalize
 from jppo.types import Array, PolicyState, PyTree
 

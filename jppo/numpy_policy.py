@@ -123,7 +123,7 @@ class NumpyPolicy:
         return outputs.argmax(axis=-1) if self._num_actions else outputs
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """As `jppo.spaces.to_env_action`, [B, *shape]: numbers from the space's first on; real numbers scaled where
+        """As `jppo.envs.spaces.to_env_action`, [B, *shape]: numbers from the space's first on; real numbers scaled where
         bounded on both sides, clipped to what bound there is elsewhere."""
         if self._num_actions:
             action = action.astype(self._dtype, copy=False)

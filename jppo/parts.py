@@ -16,10 +16,10 @@ from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, over_devices
 from jppo.env_runner import EnvRunner
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.learner import Learner
 from jppo.loops import CHUNK_CAPACITY
 from jppo.sebulba import Sebulba
-from jppo.spaces import ActionSpec, to_env_action
 from jppo.statistics import pooled
 from jppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 

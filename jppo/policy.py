@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from jppo.devices.jit import jit
+from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.networks import Policy
-from jppo.spaces import ActionSpec, to_env_action
 from jppo.types import Array, PolicyState, PyTree
 
 

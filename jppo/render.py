@@ -13,9 +13,9 @@ import numpy as np
 from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.spaces import to_env_action
 from jppo.networks import Policy
 from jppo.runs import check_output
-from jppo.spaces import to_env_action
 from jppo.types import PolicyState, PyTree
 
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jppo.config.ppo import Hyperparams
-from jppo.spaces import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
 
 Metrics = dict[str, Array]
 

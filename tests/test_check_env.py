@@ -11,13 +11,13 @@ import pytest
 from lenient import lenient
 
 import jppo
-from jppo.checking import MEANING
-from jppo.checking import device as device_checks
-from jppo.checking import host as host_checks
-from jppo.checking.trace import Observations, draw_actions
 from jppo.cli import main
 from jppo.envs import make_env
-from jppo.spaces import ActionSpec
+from jppo.envs.checks import MEANING
+from jppo.envs.checks import device as device_checks
+from jppo.envs.checks import host as host_checks
+from jppo.envs.checks.trajectory import Observations, draw_actions
+from jppo.envs.spaces import ActionSpec
 
 check = functools.partial(jppo.check_env, steps=64, num_envs=4)
 

@@ -13,8 +13,8 @@ from jppo.collect import collect, init_collect
 from jppo.devices.jit import jit
 from jppo.distributions import DiagGaussian
 from jppo.envs import Environment, Step, make_env
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.networks import make_network, make_policy
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import Moments, PolicyState
 
 T, N, GAMMA = 16, 8, 0.9

@@ -18,8 +18,8 @@ import jppo
 from jppo import acting, env_runner
 from jppo.collect import env_keys
 from jppo.env_runner import EnvRunner, RunnerSpec, blank_fragment
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.networks import ActorCritic, make_network, make_policy
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import moments_of
 from jppo.types import PolicyState
 

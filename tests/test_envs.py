@@ -15,8 +15,8 @@ from probes import Counting, Probe
 import jppo
 from jppo.envs import available, make_env
 from jppo.envs import gymnax as envs_gymnax
+from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.networks import make_network, make_policy
-from jppo.spaces import ActionSpec, ObsSpec, to_env_action
 
 INF = float("inf")
 

@@ -24,10 +24,10 @@ import jppo
 from jppo import exporting, numpy_policy
 from jppo.cli import main
 from jppo.distributions import Categorical
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.load import load_run
 from jppo.networks import make_network, make_policy
 from jppo.policy import TrainedPolicy
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import Moments, PolicyState
 
 FOUR = ObsSpec((4,), "float32")

@@ -16,11 +16,11 @@ from jppo import pieces as pieces_module
 from jppo.advantages import generalized_advantages
 from jppo.anakin import make_anakin
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.learner import make_learner
 from jppo.losses import approx_kl
 from jppo.networks import ActorCritic, make_network, make_policy
 from jppo.shuffle import epoch_keys, minibatch_indices
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.statistics import moments_of
 from jppo.types import EpisodeStats, Transition
 

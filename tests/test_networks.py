@@ -17,9 +17,9 @@ from probes import BoxTimeLimit, ObsActionReward
 
 import jppo
 from jppo.distributions import Categorical, DiagGaussian
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network, make_policy
 from jppo.optimizers import check_optimizer
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import PolicyState
 
 OBS = ObsSpec((3,), "float32")

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import jppo
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.learner import Batch, ppo_loss
 from jppo.networks import make_network, make_policy
 from jppo.pieces import bytes_kept, in_pieces
-from jppo.spaces import ActionSpec, ObsSpec
 from jppo.types import PolicyState
 
 ROWS = 2048

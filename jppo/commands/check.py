@@ -28,7 +28,7 @@ class CheckEnv:
     """Print one line of JSON instead."""
 
     def run(self) -> int:
-        from jppo.checking import check_env, print_report
+        from jppo.envs.checks import check_env, print_report
         from jppo.runs import jsonable
 
         report = check_env(self.env, backend=self.backend, steps=self.steps, seed=self.seed, num_envs=self.num_envs)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jppo.spaces import ActionSpec, Array, PyTree
+from jppo.envs.spaces import ActionSpec, Array, PyTree
 
 
 class Step(NamedTuple):

@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
-from jppo.envs.host_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
-from jppo.spaces import ActionSpec, PyTree
+from jppo.envs.gymnasium_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
+from jppo.envs.spaces import ActionSpec, PyTree
 
 ENVPOOL = "envpool:"
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.envs.base import Environment, Step
-from jppo.spaces import ActionSpec, Array, ObsSpec, PyTree
+from jppo.envs.spaces import ActionSpec, Array, ObsSpec, PyTree
 
 _OF_ZEROS_AND_ONES = "gymnax.environments.minatar."  # images of bools, cast to float32: four times the memory
 _ONLY_FOR_DRAWINGS = ("matplotlib.pyplot", "seaborn")

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.checking import judges, vector
-from jppo.checking.report import FAIL, PASS, SKIPPED, Check, refused
-from jppo.checking.trace import COUNTERS, MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
+from jppo.envs.checks import judges, vector
+from jppo.envs.checks.report import FAIL, PASS, SKIPPED, Check, refused
+from jppo.envs.checks.trajectory import COUNTERS, MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
 from jppo.envs.gymnasium import HostEnvironment, make_host_env, make_source
-from jppo.spaces import PyTree
+from jppo.envs.spaces import PyTree
 
 NAMES: tuple[str, ...] = (
     *("runs", "contract", "spaces", "actions", "finite", "determinism", "seeds", "starts", "time_limit"),

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from jppo.checking.report import MEANING, Check, Report, make_report, print_report
 from jppo.config.ppo import check_seed
 from jppo.envs.backends import choose_backend
+from jppo.envs.checks.report import MEANING, Check, Report, make_report, print_report
 
 __all__ = ["MEANING", "Check", "Report", "check_env", "print_report"]
 
@@ -35,11 +35,11 @@ def check_env(
     seed = check_seed(seed)
     backend = choose_backend(env, backend)
     if backend == "anakin":
-        from jppo.checking import device
+        from jppo.envs.checks import device
 
         found, names = device.check(env, params, steps, seed, num_envs), device.NAMES
     else:
-        from jppo.checking import host
+        from jppo.envs.checks import host
 
         if params is not None:
             raise ValueError("params are those of an environment on the device")

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from jppo.spaces import ActionSpec, ObsSpec, PyTree
+from jppo.envs.spaces import ActionSpec, ObsSpec, PyTree
 
 
 def obs_spec_of(name: str, space: Any) -> PyTree:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jppo.spaces import ActionSpec, ObsSpec, PyTree
+from jppo.envs.spaces import ActionSpec, ObsSpec, PyTree
 
 _MOST_NUMBERS = 1024  # of an observation that are kept
 _EXTREME = 0.125  # share of the actions that are at a bound

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.checking import judges
-from jppo.checking.report import FAIL, PASS, SKIPPED, WARN, Check, refused
-from jppo.checking.trace import COUNTERS, MisfitError, Observations, Starts, Trace, draw_actions, space_of
 from jppo.devices.jit import jit
 from jppo.envs.base import Environment
+from jppo.envs.checks import judges
+from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, refused
+from jppo.envs.checks.trajectory import COUNTERS, MisfitError, Observations, Starts, Trace, draw_actions, space_of
 from jppo.envs.gymnax import holds_bits, make_env, make_source
-from jppo.spaces import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
 
 NAMES: tuple[str, ...] = (
     *("jit", "contract", "carry", "vmap", "spaces", "actions", "finite", "determinism", "seeds", "starts"),

@@ -5,9 +5,9 @@ import time
 import jax
 import numpy as np
 
-from jppo.checking import judges
-from jppo.checking.report import FAIL, PASS, Check
-from jppo.checking.trace import MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
+from jppo.envs.checks import judges
+from jppo.envs.checks.report import FAIL, PASS, Check
+from jppo.envs.checks.trajectory import MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
 from jppo.envs.gymnasium import HostEnvironment
 
 _RESETS = 32

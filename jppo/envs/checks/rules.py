@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from jppo.checking.report import FAIL, PASS, SKIPPED, WARN, Check
-from jppo.checking.trace import Observations, Starts, Trace, alike
+from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
+from jppo.envs.checks.trajectory import Observations, Starts, Trace, alike
+from jppo.envs.spaces import ActionSpec
 from jppo.errors import kind_and_line
-from jppo.spaces import ActionSpec
 
 _FEW = 3  # ends of episodes, below which nothing is concluded from them
 _ORDINARY = 20  # ordinary steps, likewise
