@@ -27,10 +27,10 @@ from throughput import RESULTS, Updates, hardware, interleaved, parts_of
 from versus_jax_peers import ALL
 
 import jppo
-from jppo.anakin import Anakin
 from jppo.devices.jit import jit
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.types import Array, PyTree
 from jppo.runs import write_json
-from jppo.types import Array, PyTree
 
 _TIMES = 16  # that a rate's program does its work, so that neither starting it nor new memory takes the time
 _SCALARS = 5  # of a sample in a batch, besides observation and action: log-probability, value, advantage, target, row

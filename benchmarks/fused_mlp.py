@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jppo.distributions import Categorical, DiagGaussian
-from jppo.networks import ActorCritic
-from jppo.types import Array, PyTree
+from jppo.ppo.distributions import Categorical, DiagGaussian
+from jppo.ppo.networks import ActorCritic
+from jppo.ppo.types import Array, PyTree
 
 _ROWS = 64  # that a kernel computes at a time
 _PROGRAMS = 128  # of each torso in the backward pass at most: about two for each of an H100's multiprocessors
@@ -29,7 +29,7 @@ Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and th
 
 
 class FusedActorCritic:
-    """`jppo.networks.ActorCritic` with separate torsos of two tanh layers; its parameters, the same numbers."""
+    """`jppo.ppo.networks.ActorCritic` with separate torsos of two tanh layers; its parameters, the same numbers."""
 
     def __init__(self, network: ActorCritic) -> None:
         sizes = network.hidden_sizes

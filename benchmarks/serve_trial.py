@@ -12,9 +12,9 @@ from fused_mlp import FusedActorCritic
 from serving import serve
 
 import jppo
-from jppo import networks
 from jppo.envs import make_env
-from jppo.types import Array
+from jppo.ppo import networks
+from jppo.ppo.types import Array
 
 
 def _unroll(module: str, times: int) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def main(change: str, env: str, num_envs: int, num_steps: int, updates: int) -> 
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
     changed: dict[str, Any] = {}
     if change == "unroll_minibatches":
-        changed = _unroll("jppo.learner", config.num_minibatches)
+        changed = _unroll("jppo.ppo.learner", config.num_minibatches)
     elif change.startswith("unroll"):
-        changed = _unroll("jppo.collect", int(change.removeprefix("unroll")))
+        changed = _unroll("jppo.ppo.rollout", int(change.removeprefix("unroll")))
     elif change == "adam_of_arrays":
         changed = _adam_of_arrays()
     elif change == "plain_products":

@@ -19,9 +19,9 @@ from throughput import RESULTS, hardware, interleaved
 
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
+from jppo.ppo.minibatches import epoch_keys, minibatch_indices
+from jppo.ppo.types import Array
 from jppo.runs import write_json
-from jppo.shuffle import epoch_keys, minibatch_indices
-from jppo.types import Array
 
 SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
 
@@ -61,7 +61,7 @@ def main(repeats: int = 200, max_others: float = math.inf, output: Path = RESULT
     rows = [measure(*size, repeats, max_others) for size in SIZES]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_json(output, {"rows": rows, **hardware()})
-    table = Table("rows", "jppo.shuffle ms", "jax.random.permutation ms", "ratio")
+    table = Table("rows", "jppo.ppo.minibatches ms", "jax.random.permutation ms", "ratio")
     for row in rows:
         table.add_row(
             f"{row['rows']:,}", f"{row['ms']['shuffle']:.2f}", f"{row['ms']['permutation']:.2f}", f"{row['ratio']:.1f}"

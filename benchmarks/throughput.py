@@ -29,15 +29,15 @@ from rich.console import Console
 from rich.table import Table
 
 import jppo
-from jppo.advantages import generalized_advantages
-from jppo.anakin import Anakin, AnakinState
-from jppo.collect import collect
 from jppo.devices.jit import jit
-from jppo.learner import Batch, Learner, make_learner, ppo_loss
 from jppo.parts import act, step_environments
+from jppo.ppo.advantages import generalized_advantages
+from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo.learner import Batch, Learner, make_learner, ppo_loss
+from jppo.ppo.minibatches import epoch_keys, minibatch_indices
+from jppo.ppo.rollout import collect
+from jppo.ppo.types import Array, PyTree, Rollout, TrainState
 from jppo.runs import versions, write_json
-from jppo.shuffle import epoch_keys, minibatch_indices
-from jppo.types import Array, PyTree, Rollout, TrainState
 
 RESULTS = Path(__file__).parent / "results"
 Program = Callable[[], Any]

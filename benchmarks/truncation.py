@@ -2,7 +2,7 @@
 
     python benchmarks/truncation.py
 
-cond        a critic pass at each step where something was truncated (`jppo.collect`)
+cond        a critic pass at each step where something was truncated (`jppo.ppo.rollout`)
 batched     store every final observation, one critic pass over all T*N of them after the scan
 every step  a critic pass at each step
 compacted   store every final observation, gather the truncated ones, critic passes over N of them at a time
@@ -27,13 +27,13 @@ from rich.table import Table
 from throughput import RESULTS, WORKLOADS, Workload, hardware, interleaved
 
 import jppo
-from jppo.anakin import Anakin
-from jppo.collect import _split, _values_where, collect
 from jppo.devices.jit import jit
 from jppo.envs.spaces import to_env_action
-from jppo.networks import Policy
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.networks import Policy
+from jppo.ppo.rollout import _split, _values_where, collect
+from jppo.ppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
 from jppo.runs import write_json
-from jppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
 
 NUM_SEEDS = 4
 TRAINED_UPDATES = 40
@@ -85,7 +85,7 @@ FORMS = {
 
 
 def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: CollectState) -> Rollout:
-    """`jppo.collect.collect` with another way to the final values, and without episode statistics."""
+    """`jppo.ppo.rollout.collect` with another way to the final values, and without episode statistics."""
     env, policy, config = agent.env, agent.policy, agent.config
     _, rollout_key = _split(state.key, 2)
     step_keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (config.num_steps, 2)))(rollout_key), 0, 1)

@@ -8,11 +8,11 @@ import jax
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.distributions import Categorical
+from jppo.ppo.distributions import Categorical
 
 
 class EquinoxNetwork:
-    """The protocol of `jppo.networks.Network` around equinox modules, which take single observations."""
+    """The protocol of `jppo.ppo.networks.Network` around equinox modules, which take single observations."""
 
     def __init__(self, make: Callable[[jax.Array], eqx.Module]) -> None:
         self.make = make

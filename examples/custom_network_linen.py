@@ -5,7 +5,7 @@ import jax
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.distributions import Categorical
+from jppo.ppo.distributions import Categorical
 
 
 class Residual(nn.Module):

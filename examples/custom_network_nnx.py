@@ -8,11 +8,11 @@ from flax import nnx
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.distributions import Categorical
+from jppo.ppo.distributions import Categorical
 
 
 class NNXNetwork:
-    """The protocol of `jppo.networks.Network` around nnx modules: parameters outside, structure inside."""
+    """The protocol of `jppo.ppo.networks.Network` around nnx modules: parameters outside, structure inside."""
 
     def __init__(self, make: Callable[[nnx.Rngs], nnx.Module]) -> None:
         self.make = make

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from jppo.anakin import make_anakin as make_anakin
     from jppo.benching import bench as bench
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
     from jppo.exporting import load_exported as load_exported
     from jppo.load import load_policy as load_policy
     from jppo.planning import plan as plan
+    from jppo.ppo.anakin import make_anakin as make_anakin
+    from jppo.ppo.types import Hyperparams as Hyperparams
     from jppo.sebulba import make_sebulba as make_sebulba
     from jppo.sweeps import sweep as sweep
-    from jppo.types import Hyperparams as Hyperparams
 
 _HOMES = {
     "ActorsFailed": "jppo.errors",
@@ -36,7 +36,7 @@ _HOMES = {
     "RayConfig": "jppo.config.ppo",
     "make_host_env": "jppo.envs.gymnasium",
     "make_sebulba": "jppo.sebulba",
-    "Hyperparams": "jppo.types",
+    "Hyperparams": "jppo.ppo.types",
     "PPOConfig": "jppo.config.ppo",
     "PRESETS": "jppo.config.presets",
     "TrainingDiverged": "jppo.errors",
@@ -47,7 +47,7 @@ _HOMES = {
     "jit": "jppo.devices.jit",
     "load_exported": "jppo.exporting",
     "load_policy": "jppo.load",
-    "make_anakin": "jppo.anakin",
+    "make_anakin": "jppo.ppo.anakin",
     "make_env": "jppo.envs",
     "plan": "jppo.planning",
     "sweep": "jppo.sweeps",

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.collect import sample_actions
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.networks import ActorCritic, Policy
 from jppo.numpy_form import numpy_form
 from jppo.numpy_policy import NumpyPolicy
-from jppo.types import Array, PolicyState, PyTree
+from jppo.ppo.networks import ActorCritic, Policy
+from jppo.ppo.rollout import sample_actions
+from jppo.ppo.types import Array, PolicyState, PyTree
 
 # (obs leaves [n, ...], a step's draws [n, ...]) -> the policy's actions [n, ...], and what the environments take
 Act = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray, np.ndarray]]

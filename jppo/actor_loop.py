@@ -16,8 +16,8 @@ from jppo.errors import ActorsFailed
 from jppo.in_process import InProcess
 from jppo.logbook import Ended, Logbook
 from jppo.loops import POLL_SECONDS
+from jppo.ppo.types import PolicyState, TrainState
 from jppo.sebulba import Sebulba
-from jppo.types import PolicyState, TrainState
 
 _LOG_SECONDS = 0.4  # between two writes
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C

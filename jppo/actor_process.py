@@ -12,8 +12,8 @@ import ray
 from jppo.config.ppo import num_cores
 from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.errors import kind_and_line
+from jppo.ppo.types import PolicyState
 from jppo.turns import Turns
-from jppo.types import PolicyState
 
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",

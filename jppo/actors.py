@@ -25,7 +25,7 @@ from jppo.connection import connect, disconnect, undisturbed
 from jppo.devices.determinism import inherited_flags
 from jppo.env_runner import Fragment, RunnerSpec
 from jppo.errors import ActorsFailed
-from jppo.types import PolicyState
+from jppo.ppo.types import PolicyState
 
 _START_SECONDS = 300.0  # an actor may take this long to make its environments
 _ROOM_SECONDS = 20.0  # without a place in the cluster it waits, for ever; after this long that is said

@@ -16,17 +16,17 @@ from jppo.benched import CEILINGS, Benched, Speed
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
 from jppo.interrupts import stop_on_interrupt
-from jppo.learner import Learner, Loss, make_learner
 from jppo.logbook import Ended, Logbook
 from jppo.loops import AnakinLoop
-from jppo.networks import Network
-from jppo.optimizers import Optimizer, adam
 from jppo.parts import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
+from jppo.ppo.learner import Learner, Loss, make_learner
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.types import Array
 from jppo.progress import Silent
 from jppo.run_writer import RunWriter
 from jppo.running import Given, Prepared, prepare
 from jppo.sebulba import Sebulba
-from jppo.types import Array
 
 _ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
 _FEWEST_UPDATES = 3  # of actors and learner, after those that warm up

@@ -18,8 +18,8 @@ import numpy as np
 
 from jppo import runs
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.ppo.types import PyTree
 from jppo.run_writer import SAVE_ERRORS, in_short
-from jppo.types import PyTree
 
 FORMAT = 3  # 2 kept the moments of Adam array by array
 FOLDER = "checkpoints"

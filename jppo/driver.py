@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jppo.anakin import Anakin, make_anakin
 from jppo.config.ppo import PPOConfig, RayConfig, check_total_steps, num_cores
 from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
@@ -17,15 +16,16 @@ from jppo.envs.gymnasium import make_host_env
 from jppo.errors import ActorsFailed, TrainingDiverged
 from jppo.given import check_preset, check_run_dir
 from jppo.interrupts import stop_on_interrupt
-from jppo.learner import Loss
-from jppo.networks import Network
-from jppo.optimizers import Optimizer, adam
 from jppo.policy import TrainedPolicy
+from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.ppo.learner import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.types import Hyperparams, PolicyState, TrainState
 from jppo.progress import Reporter, make_reporter
 from jppo.running import Given, Result, run_here
 from jppo.runs import read_config
 from jppo.sebulba import Sebulba, make_sebulba
-from jppo.types import Hyperparams, PolicyState, TrainState
 
 
 def train(
@@ -69,8 +69,8 @@ def train(
       seed: of everything random; 0 when None.
       config, hyperparams: the preset's when None.
       preset: a name in `jppo.PRESETS`; "auto" is the environment's own.
-      network: see `jppo.networks.Network`; what config names when None.
-      optimizer, loss: see `jppo.learner.make_learner`.
+      network: see `jppo.ppo.networks.Network`; what config names when None.
+      optimizer, loss: see `jppo.ppo.learner.make_learner`.
       run_dir: where to write config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json;
         nothing is written when None. A run that is there goes on from its newest checkpoint, and gives what is None
         here; whatever else is given must be as it was (docs/checkpoints.md).

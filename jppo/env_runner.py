@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.acting import Act, make_acting
-from jppo.collect import env_keys, episode_stats, rollout_keys
 from jppo.devices.jit import jit, putting
 from jppo.envs.gymnasium import HostEnvironment, HostStep
-from jppo.networks import Network, Policy, make_policy
-from jppo.statistics import empty_moments
-from jppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
+from jppo.ppo.networks import Network, Policy, make_policy
+from jppo.ppo.normalization import empty_moments
+from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys
+from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
 try:
     import resource
@@ -59,7 +59,7 @@ class RunnerSpec(NamedTuple):
 class EnvRunner:
     """Steps n environments, `num_steps` per call, with parameters that are fixed for the call.
 
-    Every environment draws from the key stream of its global number, as on the device (`jppo.collect`), so that runners
+    Every environment draws from the key stream of its global number, as on the device (`jppo.ppo.rollout`), so that runners
     of 1, 2 or 8 environments collect the same.
     """
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.collect import sample_actions
 from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import to_env_action
-from jppo.networks import Policy
-from jppo.types import Array, PolicyState, PyTree
+from jppo.ppo.networks import Policy
+from jppo.ppo.rollout import sample_actions
+from jppo.ppo.types import Array, PolicyState, PyTree
 
 _MAX_EPISODES = 1_000_000
 _HOST_ENVS = 16  # that play at once

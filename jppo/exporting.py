@@ -22,10 +22,10 @@ from jax import export
 from jppo import __version__, numpy_policy, runs
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec, to_env_action
-from jppo.networks import ActorCritic
 from jppo.numpy_form import describe_obs, numpy_form
 from jppo.policy import TrainedPolicy, as_batch
-from jppo.types import Array, PyTree
+from jppo.ppo.networks import ActorCritic
+from jppo.ppo.types import Array, PyTree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1

@@ -8,7 +8,7 @@ import jax
 
 from jppo.config.ppo import PPOConfig
 from jppo.config.presets import PRESETS
-from jppo.optimizers import adam
+from jppo.ppo.optimizer import adam
 from jppo.runs import read_config
 
 _PARTS = ("network", "optimizer", "loss")

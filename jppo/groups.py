@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.anakin import Anakin
 from jppo.history import RecentEpisodes
 from jppo.lanes import Group, Task, agent_of
 from jppo.loops import ChunkLoop
@@ -23,9 +22,10 @@ from jppo.population import (
     shares,
     show_bytes,
 )
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.types import PyTree
 from jppo.progress import Reporter
 from jppo.results import DIVERGED, FINISHED, INTERRUPTED, STOPPED
-from jppo.types import PyTree
 
 
 class _Lane:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.errors import ActorsFailed
-from jppo.types import PolicyState
+from jppo.ppo.types import PolicyState
 
 
 class InProcess:

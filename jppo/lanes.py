@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.anakin import Anakin, make_anakin
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_seed, check_total_steps
 from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.given import check_preset, check_sizes, own_parts
+from jppo.ppo.anakin import Anakin, make_anakin
 
 NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))

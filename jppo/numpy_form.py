@@ -11,9 +11,9 @@ import numpy as np
 from jppo import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
-from jppo.statistics import centre_and_scale
-from jppo.types import Moments, PolicyState, PyTree
+from jppo.ppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
+from jppo.ppo.normalization import centre_and_scale
+from jppo.ppo.types import Moments, PolicyState, PyTree
 
 
 @functools.cache

@@ -9,19 +9,19 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jppo.anakin import Anakin, AnakinState
-from jppo.collect import collect, sample_actions
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, over_devices
 from jppo.env_runner import EnvRunner
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.learner import Learner
 from jppo.loops import CHUNK_CAPACITY
+from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo.learner import Learner
+from jppo.ppo.normalization import pooled
+from jppo.ppo.rollout import collect, sample_actions
+from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 from jppo.sebulba import Sebulba
-from jppo.statistics import pooled
-from jppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 Program = Callable[[int], Any]  # does its part so many times, and returns when that is done
 

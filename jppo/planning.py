@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
@@ -21,7 +20,8 @@ from jppo.envs.backends import choose_backend
 from jppo.given import check_preset
 from jppo.loops import CHUNK_CAPACITY, run_chunk
 from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
-from jppo.types import PyTree
+from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
+from jppo.ppo.types import PyTree
 
 
 class Planned(NamedTuple):

@@ -7,8 +7,8 @@ import numpy as np
 
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.networks import Policy
-from jppo.types import Array, PolicyState, PyTree
+from jppo.ppo.networks import Policy
+from jppo.ppo.types import Array, PolicyState, PyTree
 
 
 class TrainedPolicy:

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jppo.anakin import Anakin, AnakinState
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, line_of, over_devices
 from jppo.history import History, RecentEpisodes
 from jppo.loops import run_chunk
+from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo.types import Array, PyTree
 from jppo.progress import Reporter
-from jppo.types import Array, PyTree
 
 _HISTORY_ROWS = 1 << 20  # updates kept of all lanes together
 _EPISODES = ("count", "return_mean", "return_std")

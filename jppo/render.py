@@ -14,9 +14,9 @@ from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import to_env_action
-from jppo.networks import Policy
+from jppo.ppo.networks import Policy
+from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs import check_output
-from jppo.types import PolicyState, PyTree
 
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 _DRAWN_BY_GYMNAX = (

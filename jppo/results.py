@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from jppo import runs
-from jppo.anakin import Anakin
 from jppo.config.ppo import Hyperparams
 from jppo.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
 from jppo.policy import TrainedPolicy
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.types import PolicyState
 from jppo.run_writer import RunWriter
-from jppo.types import PolicyState
 
 _ROWS_AT_ONCE = 200  # points that TensorBoard shows of a lane
 STATES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"

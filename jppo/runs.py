@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.types import PolicyState
+from jppo.ppo.types import PolicyState
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 POLICY = "policy"

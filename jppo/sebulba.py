@@ -15,11 +15,11 @@ from jppo.devices.jit import jit, putting
 from jppo.devices.mesh import AXIS, make_mesh, over_devices
 from jppo.env_runner import Fragment, RunnerSpec
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
-from jppo.learner import Loss, make_learner
-from jppo.networks import Network, Policy, check_network, make_network, make_policy
-from jppo.optimizers import Optimizer, adam, check_optimizer
-from jppo.statistics import pooled
-from jppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
+from jppo.ppo.learner import Loss, make_learner
+from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.ppo.normalization import pooled
+from jppo.ppo.optimizer import Optimizer, adam, check_optimizer
+from jppo.ppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
 
 
 class Sebulba(NamedTuple):
@@ -50,7 +50,7 @@ def make_sebulba(
     Args:
       env: see `make_host_env`.
       total_steps: environment steps of a run, rounded up to whole updates; also the end of annealing.
-      network: anything that fits `jppo.networks.Network`; by default what `config` names.
+      network: anything that fits `jppo.ppo.networks.Network`; by default what `config` names.
       optimizer, loss: see `make_learner`.
       num_devices: over which the environments' samples are spread, of each process as many; parameters are on each.
 

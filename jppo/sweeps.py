@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from jppo import runs
-from jppo.anakin import Anakin
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.groups import run_group
 from jppo.interrupts import stop_on_interrupt
@@ -27,10 +26,11 @@ from jppo.lanes import (
     identity,
     lay_out,
 )
-from jppo.learner import Loss
-from jppo.networks import Network
-from jppo.optimizers import Optimizer, adam
 from jppo.population import Total
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.learner import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
 from jppo.progress import Reporter, Silent, make_reporter
 from jppo.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane
 

@@ -15,7 +15,6 @@ from ray import tune
 
 from jppo import runs
 from jppo.actor_loop import ActorLoop
-from jppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, spread_envs
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
@@ -24,13 +23,14 @@ from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
 from jppo.given import own_parts
 from jppo.history import RecentEpisodes
-from jppo.learner import Loss
 from jppo.logbook import Ended, Logbook
-from jppo.networks import Network
-from jppo.optimizers import Optimizer
+from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
+from jppo.ppo.learner import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer
+from jppo.ppo.types import Hyperparams, TrainState
 from jppo.progress import Silent
 from jppo.sebulba import Sebulba, make_sebulba
-from jppo.types import Hyperparams, TrainState
 
 METRIC = "return_mean"
 _MOST_RECENT = 100  # updates with episodes that return_mean can reach back to

@@ -16,13 +16,13 @@ from jppo.envs.backends import BACKENDS
 from jppo.given import check_preset
 from jppo.groups import run_group
 from jppo.lanes import check_seeds, check_settings, lay_out
-from jppo.learner import Loss
-from jppo.networks import Network
-from jppo.optimizers import Optimizer, adam
 from jppo.plots import interquartile_mean
 from jppo.population import Total
+from jppo.ppo.learner import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.types import Hyperparams
 from jppo.trials import METRIC, Given, Printed, train
-from jppo.types import Hyperparams
 
 
 def trainable(

@@ -29,7 +29,7 @@ from jppo.actors import Actors
 from jppo.cli import main
 from jppo.config.ppo import RayConfig
 from jppo.errors import ActorsFailed
-from jppo.networks import make_network
+from jppo.ppo.networks import make_network
 from jppo.progress import Silent
 from jppo.runs import load_policy_state, read_metrics
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jppo.advantages import generalized_advantages
+from jppo.ppo.advantages import generalized_advantages
 
 GOLDEN = {
     "reward": [1.0, 2.0, 3.0, 4.0, 5.0],

@@ -12,7 +12,7 @@ from gymnax.environments import spaces
 from probes import BoxTimeLimit, Counting, DictCounting, NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo.distributions import Categorical
+from jppo.ppo.distributions import Categorical
 
 
 @pytest.mark.parametrize(

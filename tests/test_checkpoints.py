@@ -30,7 +30,7 @@ from jppo.checkpoints import FORMAT, identity, newest, read, to_host, write
 from jppo.cli import main
 from jppo.in_process import InProcess
 from jppo.load import load_run
-from jppo.networks import make_network
+from jppo.ppo.networks import make_network
 from jppo.progress import Silent
 from jppo.run_writer import RunWriter
 from jppo.runs import read_config, read_metrics, run_config

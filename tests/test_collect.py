@@ -9,13 +9,13 @@ import pytest
 from probes import Counting, DictCounting, Probe
 
 import jppo
-from jppo.collect import collect, init_collect
 from jppo.devices.jit import jit
-from jppo.distributions import DiagGaussian
 from jppo.envs import Environment, Step, make_env
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.networks import make_network, make_policy
-from jppo.types import Moments, PolicyState
+from jppo.ppo.distributions import DiagGaussian
+from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.rollout import collect, init_collect
+from jppo.ppo.types import Moments, PolicyState
 
 T, N, GAMMA = 16, 8, 0.9
 

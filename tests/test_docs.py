@@ -11,8 +11,8 @@ import jax
 from lenient import lenient_env
 
 import jppo
-from jppo import losses
-from jppo.learner import ppo_loss
+from jppo.ppo import losses
+from jppo.ppo.learner import ppo_loss
 
 ROOT = Path(__file__).parent.parent
 

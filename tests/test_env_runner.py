@@ -16,12 +16,12 @@ from host_probes import Continuous, Counting, Failing, Listing, Parts
 
 import jppo
 from jppo import acting, env_runner
-from jppo.collect import env_keys
 from jppo.env_runner import EnvRunner, RunnerSpec, blank_fragment
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.networks import ActorCritic, make_network, make_policy
-from jppo.statistics import moments_of
-from jppo.types import PolicyState
+from jppo.ppo.networks import ActorCritic, make_network, make_policy
+from jppo.ppo.normalization import moments_of
+from jppo.ppo.rollout import env_keys
+from jppo.ppo.types import PolicyState
 
 T, N, GAMMA = 9, 5, 0.9
 

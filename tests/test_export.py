@@ -23,12 +23,12 @@ from saved import save_run
 import jppo
 from jppo import exporting, numpy_policy
 from jppo.cli import main
-from jppo.distributions import Categorical
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.load import load_run
-from jppo.networks import make_network, make_policy
 from jppo.policy import TrainedPolicy
-from jppo.types import Moments, PolicyState
+from jppo.ppo.distributions import Categorical
+from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.types import Moments, PolicyState
 
 FOUR = ObsSpec((4,), "float32")
 THREE = ActionSpec((), "int32", num_actions=3)

@@ -10,7 +10,7 @@ from lenient import lenient
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs import make_env
-from jppo.networks import make_network
+from jppo.ppo.networks import make_network
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import fused_mlp

@@ -17,12 +17,12 @@ from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
 
 import jppo
 from jppo import evaluation
-from jppo.distributions import Categorical
 from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
-from jppo.networks import make_policy
 from jppo.policy import TrainedPolicy
-from jppo.types import PolicyState
+from jppo.ppo.distributions import Categorical
+from jppo.ppo.networks import make_policy
+from jppo.ppo.types import PolicyState
 
 SEEDS = (5, 0, 7, 2, 9, 3)
 envpool_warns = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")

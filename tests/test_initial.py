@@ -10,8 +10,8 @@ from lenient import lenient
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.initial import orthonormal
-from jppo.networks import make_network, make_policy
+from jppo.ppo.initializers import orthonormal
+from jppo.ppo.networks import make_network, make_policy
 
 DISCRETE, BOX = ActionSpec((), "int32", num_actions=3), ActionSpec((2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2)
 

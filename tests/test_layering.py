@@ -139,9 +139,7 @@ SOURCES = sources()
 
 
 def test_the_parser_sees_every_kind_of_import():
-    source = (
-        "import os\nimport optax\ndef f():\n    from jppo import runs\n    from jppo.types import Array\n    import ray"
-    )
+    source = "import os\nimport optax\ndef f():\n    from jppo import runs\n    from jppo.ppo.types import Array\n    import ray"
     assert inside(source) == {"runs", "types"}
     assert outside(source) == {"optax", "ray"}
     assert {"config", "learner", "envs", "envs.gymnax", "__init__"} <= set(SOURCES)

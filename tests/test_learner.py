@@ -11,18 +11,18 @@ from checks import quick_jit
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
 
-from jppo import learner as learner_module
-from jppo import pieces as pieces_module
-from jppo.advantages import generalized_advantages
-from jppo.anakin import make_anakin
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.learner import make_learner
-from jppo.losses import approx_kl
-from jppo.networks import ActorCritic, make_network, make_policy
-from jppo.shuffle import epoch_keys, minibatch_indices
-from jppo.statistics import moments_of
-from jppo.types import EpisodeStats, Transition
+from jppo.ppo import grad_accumulation as pieces_module
+from jppo.ppo import learner as learner_module
+from jppo.ppo.advantages import generalized_advantages
+from jppo.ppo.anakin import make_anakin
+from jppo.ppo.learner import make_learner
+from jppo.ppo.losses import approx_kl
+from jppo.ppo.minibatches import epoch_keys, minibatch_indices
+from jppo.ppo.networks import ActorCritic, make_network, make_policy
+from jppo.ppo.normalization import moments_of
+from jppo.ppo.types import EpisodeStats, Transition
 
 T, N, OBS = 8, 16, 3
 OBS_SPEC = ObsSpec((OBS,), "float32")

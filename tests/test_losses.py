@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jppo import losses
-from jppo.statistics import moments_of
+from jppo.ppo import losses
+from jppo.ppo.normalization import moments_of
 
 EPS = 0.2
 

@@ -16,11 +16,11 @@ from lenient import lenient
 from probes import BoxTimeLimit, ObsActionReward
 
 import jppo
-from jppo.distributions import Categorical, DiagGaussian
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network, make_policy
-from jppo.optimizers import check_optimizer
-from jppo.types import PolicyState
+from jppo.ppo.distributions import Categorical, DiagGaussian
+from jppo.ppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network, make_policy
+from jppo.ppo.optimizer import check_optimizer
+from jppo.ppo.types import PolicyState
 
 OBS = ObsSpec((3,), "float32")
 BOX = ActionSpec((2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -426,8 +426,8 @@ def test_whole_updates_are_those_of_the_plain_form(monkeypatch, env):
         return state.train.policy.params
 
     fast = params_after_three()
-    monkeypatch.setattr("jppo.networks.affine", plain_affine)
-    monkeypatch.setattr("jppo.distributions.as_stored", lambda x: x)
+    monkeypatch.setattr("jppo.ppo.networks.affine", plain_affine)
+    monkeypatch.setattr("jppo.ppo.distributions.as_stored", lambda x: x)
     monkeypatch.setattr(Categorical, "log_prob", lambda self, action: plain_log_prob(self.logits, action))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), fast, params_after_three())
 
@@ -452,7 +452,7 @@ def test_first_layers_of_wide_observations_are_one_product_and_the_same_network(
 
     together = jax.value_and_grad(loss, has_aux=True)(params)
     assert one_product() == (bool(sizes) and not shared)
-    monkeypatch.setattr("jppo.networks._WIDE", 10**9)
+    monkeypatch.setattr("jppo.ppo.networks._WIDE", 10**9)
     assert not one_product()
     jax.tree.map(np.testing.assert_array_equal, params, network.init(jax.random.key(1), obs))
     apart = jax.value_and_grad(loss, has_aux=True)(params)

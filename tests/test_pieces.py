@@ -10,10 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.learner import Batch, ppo_loss
-from jppo.networks import make_network, make_policy
-from jppo.pieces import bytes_kept, in_pieces
-from jppo.types import PolicyState
+from jppo.ppo.grad_accumulation import bytes_kept, in_pieces
+from jppo.ppo.learner import Batch, ppo_loss
+from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.types import PolicyState
 
 ROWS = 2048
 ACTIONS = [ActionSpec((), "int32", num_actions=2), ActionSpec((), "int32", num_actions=18), ActionSpec((6,), "float32")]

@@ -17,10 +17,10 @@ from flax import struct
 from gymnax.environments import spaces
 
 import jppo
-from jppo.collect import collect, init_collect
 from jppo.env_runner import EnvRunner, RunnerSpec
-from jppo.networks import make_network, make_policy
-from jppo.types import Moments, PolicyState
+from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.rollout import collect, init_collect
+from jppo.ppo.types import Moments, PolicyState
 
 GAMMA, STEPS = 0.5, 44
 ENV_INDEX = np.array([7, 0, 3, 1, 12, 5], np.int32)

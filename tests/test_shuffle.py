@@ -15,9 +15,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jppo import shuffle
 from jppo.config.ppo import PPOConfig
-from jppo.shuffle import balanced_factors, epoch_keys, minibatch_indices
+from jppo.ppo import minibatches as shuffle
+from jppo.ppo.minibatches import balanced_factors, epoch_keys, minibatch_indices
 
 KEYS = 20_000
 LEAST_P = 1e-4  # some hundred statistics are taken

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jppo.statistics import NORMALIZED_BOUND, all_reduce, empty_moments, moments_of, normalize, pooled, scale_reward
-from jppo.types import EpisodeStats, Moments
+from jppo.ppo.normalization import (
+    NORMALIZED_BOUND,
+    all_reduce,
+    empty_moments,
+    moments_of,
+    normalize,
+    pooled,
+    scale_reward,
+)
+from jppo.ppo.types import EpisodeStats, Moments
 
 
 def assert_moments(moments, samples, rtol=1e-5, atol=1e-5):

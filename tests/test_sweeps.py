@@ -16,9 +16,9 @@ from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
 
 import jppo
 from jppo import loops, sweeps
-from jppo.learner import ppo_loss
 from jppo.load import load_run
 from jppo.plots import bootstrap_interval, interquartile_mean
+from jppo.ppo.learner import ppo_loss
 from jppo.progress import Silent
 from jppo.results import Lane, SweepResult
 from jppo.runs import read_metrics

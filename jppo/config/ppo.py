@@ -85,7 +85,7 @@ class PPOConfig:
 
     @property
     def num_strata(self) -> int:
-        """Shards of the environments that the shuffle keeps apart (see `jppo.shuffle`)."""
+        """Shards of the environments that the shuffle keeps apart (see `jppo.ppo.minibatches`)."""
         fits = (
             s
             for s in range(min(MAX_STRATA, self.num_envs), 0, -1)

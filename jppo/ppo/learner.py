@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jppo import losses
-from jppo.advantages import generalized_advantages
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.jit import as_stored
-from jppo.networks import ActorCritic, Policy
-from jppo.optimizers import Optimizer, adam, as_vector, descend
-from jppo.pieces import bytes_kept, in_pieces, pieces_of
-from jppo.shuffle import epoch_keys, local_strata, minibatch_indices
-from jppo.statistics import all_reduce, empty_moments, moments_of, scale_reward
-from jppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
+from jppo.ppo import losses
+from jppo.ppo.advantages import generalized_advantages
+from jppo.ppo.grad_accumulation import bytes_kept, in_pieces, pieces_of
+from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
+from jppo.ppo.networks import ActorCritic, Policy
+from jppo.ppo.normalization import all_reduce, empty_moments, moments_of, scale_reward
+from jppo.ppo.optimizer import Optimizer, adam, as_vector, descend
+from jppo.ppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
 Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]

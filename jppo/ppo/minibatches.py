@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
-from jppo.types import Array
+from jppo.ppo.types import Array
 
 _SMALLEST_FACTOR = 4
 

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jppo.collect import collect, init_collect
 from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices.mesh import AXIS, make_mesh, over_devices
 from jppo.envs import Environment, make_env
-from jppo.learner import Loss, make_learner
-from jppo.networks import Network, Policy, check_network, make_network, make_policy
-from jppo.optimizers import Optimizer, adam, check_optimizer
-from jppo.types import Array, CollectState, Metrics, TrainState
+from jppo.ppo.learner import Loss, make_learner
+from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.ppo.optimizer import Optimizer, adam, check_optimizer
+from jppo.ppo.rollout import collect, init_collect
+from jppo.ppo.types import Array, CollectState, Metrics, TrainState
 
 
 class AnakinState(struct.PyTreeNode, kw_only=True):
@@ -58,7 +58,7 @@ def make_anakin(
     Args:
       env: a name, an object with gymnax's API, or an Environment.
       total_steps: environment steps of `train`, rounded up to whole updates; also the end of annealing.
-      network: anything that fits `jppo.networks.Network`; by default what `config` names.
+      network: anything that fits `jppo.ppo.networks.Network`; by default what `config` names.
       optimizer, loss: see `make_learner`.
       num_devices: of each process as many; must divide `config.num_strata`.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jppo.types import Array, Moments, PyTree
+from jppo.ppo.types import Array, Moments, PyTree
 
 NORMALIZED_BOUND = 10.0
 _EPS = 1e-8

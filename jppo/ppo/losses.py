@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jppo.types import Array, Moments
+from jppo.ppo.types import Array, Moments
 
 _EPS = 1e-8
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.types import Array, PyTree
+from jppo.ppo.types import Array, PyTree
 
 _SMALL = (256, 512)  # kernels of at most this shape are made together, however theirs differ
 _TINY = 1e-30

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jppo.types import Array, PyTree
+from jppo.ppo.types import Array, PyTree
 
 _PIECE_BYTES = 16 << 20  # kept for the backward pass by pieces of all devices of a CPU; half of the last cache
 _AT_ONCE = 2  # pieces, by a device with minibatches of its own; devices that share one are at once already

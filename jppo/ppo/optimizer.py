@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from jppo.config.ppo import Hyperparams
 from jppo.errors import kind_and_line
-from jppo.types import Array, PyTree
+from jppo.ppo.types import Array, PyTree
 
 Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import as_stored
-from jppo.distributions import Categorical, DiagGaussian
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.errors import kind_and_line
-from jppo.initial import orthogonal_params
-from jppo.statistics import normalize
-from jppo.types import Array, PolicyState, PyTree
+from jppo.ppo.distributions import Categorical, DiagGaussian
+from jppo.ppo.initializers import orthogonal_params
+from jppo.ppo.normalization import normalize
+from jppo.ppo.types import Array, PolicyState, PyTree
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
 _KEPT = {"tanh": 3.0, "relu": 2.25, "swish": 4.0}  # for the backward pass: numbers of 32 bits per output of a layer

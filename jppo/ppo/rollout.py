@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jppo.envs.base import Environment
 from jppo.envs.spaces import to_env_action
-from jppo.networks import Policy
-from jppo.statistics import moments_of
-from jppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
+from jppo.ppo.networks import Policy
+from jppo.ppo.normalization import moments_of
+from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 
 
 def init_collect(env: Environment, key: Array, env_index: Array) -> CollectState:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jppo.devices.jit import as_stored
-from jppo.types import Array
+from jppo.ppo.types import Array
 
 _LOG_2PI = math.log(2.0 * math.pi)
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jppo.types import Array
+from jppo.ppo.types import Array
 
 
 def generalized_advantages(

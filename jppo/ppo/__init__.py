@@ -1,0 +1,1 @@
+"""PPO in plain JAX."""
