@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 
 import jppo
-from jppo import numpy_policy
+from jppo.actors import numpy_policy
 
 
 def play(policy: numpy_policy.NumpyPolicy, episodes: int) -> float:

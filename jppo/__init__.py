@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from jppo.actors.env_runner import EnvRunner as EnvRunner
+    from jppo.actors.sebulba import make_sebulba as make_sebulba
     from jppo.benching import bench as bench
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
     from jppo.devices.jit import jit as jit
     from jppo.driver import train as train
-    from jppo.env_runner import EnvRunner as EnvRunner
     from jppo.envs import make_env as make_env
     from jppo.envs.checks import check_env as check_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
@@ -26,16 +27,15 @@ if TYPE_CHECKING:
     from jppo.planning import plan as plan
     from jppo.ppo.anakin import make_anakin as make_anakin
     from jppo.ppo.types import Hyperparams as Hyperparams
-    from jppo.sebulba import make_sebulba as make_sebulba
     from jppo.sweeps import sweep as sweep
 
 _HOMES = {
     "ActorsFailed": "jppo.errors",
-    "EnvRunner": "jppo.env_runner",
+    "EnvRunner": "jppo.actors.env_runner",
     "HostFailed": "jppo.errors",
     "RayConfig": "jppo.config.ppo",
     "make_host_env": "jppo.envs.gymnasium",
-    "make_sebulba": "jppo.sebulba",
+    "make_sebulba": "jppo.actors.sebulba",
     "Hyperparams": "jppo.ppo.types",
     "PPOConfig": "jppo.config.ppo",
     "PRESETS": "jppo.config.presets",

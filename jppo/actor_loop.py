@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jppo.actors.env_runner import RunnerSpec, blank_fragment
+from jppo.actors.local import InProcess
+from jppo.actors.sebulba import Sebulba
 from jppo.checkpoints import Checkpoint, Checkpoints
 from jppo.config.ppo import Hyperparams, RayConfig
 from jppo.devices.mesh import gather
-from jppo.env_runner import RunnerSpec, blank_fragment
 from jppo.errors import ActorsFailed
-from jppo.in_process import InProcess
 from jppo.logbook import Ended, Logbook
 from jppo.loops import POLL_SECONDS
 from jppo.ppo.types import PolicyState, TrainState
-from jppo.sebulba import Sebulba
 
 _LOG_SECONDS = 0.4  # between two writes
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
@@ -218,7 +218,7 @@ def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -
     """This process's share."""
     host, envs = jax.process_index(), config.envs_per_actor or 1
     if config.num_actors:
-        from jppo.actors import Actors  # ray takes a second to import
+        from jppo.actors.actor_pool import Actors  # ray takes a second to import
 
         return Actors(spec, config, message, host, jax.process_count())
     return InProcess(spec, host * envs + np.arange(envs))

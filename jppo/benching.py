@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jppo.actor_loop import ActorLoop
+from jppo.actors.sebulba import Sebulba
 from jppo.benched import CEILINGS, Benched, Speed
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
@@ -26,7 +27,6 @@ from jppo.ppo.types import Array
 from jppo.progress import Silent
 from jppo.run_writer import RunWriter
 from jppo.running import Given, Prepared, prepare
-from jppo.sebulba import Sebulba
 
 _ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
 _FEWEST_UPDATES = 3  # of actors and learner, after those that warm up
@@ -258,7 +258,7 @@ def _benched(prepared: Prepared, **measured: Any) -> Benched:
 
 
 def _is_local(actors: RayConfig) -> bool:
-    """Whether the actors run on this machine; see `jppo.actors.connect`."""
+    """Whether the actors run on this machine; see `jppo.actors.actor_pool.connect`."""
     return (actors.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
 

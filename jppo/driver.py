@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jppo.actors.sebulba import Sebulba, make_sebulba
 from jppo.config.ppo import PPOConfig, RayConfig, check_total_steps, num_cores
 from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
@@ -25,7 +26,6 @@ from jppo.ppo.types import Hyperparams, PolicyState, TrainState
 from jppo.progress import Reporter, make_reporter
 from jppo.running import Given, Result, run_here
 from jppo.runs import read_config
-from jppo.sebulba import Sebulba, make_sebulba
 
 
 def train(

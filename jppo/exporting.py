@@ -1,6 +1,6 @@
 """A trained policy as one file, for use without training: .npz for NumPy alone, .stablehlo for JAX or any XLA.
 
-The .npz is data, arrays and a description, which `jppo.numpy_policy` knows how to apply. The .stablehlo is the policy
+The .npz is data, arrays and a description, which `jppo.actors.numpy_policy` knows how to apply. The .stablehlo is the policy
 as a program, so that it can hold any network.
 """
 
@@ -19,10 +19,11 @@ import jax
 import numpy as np
 from jax import export
 
-from jppo import __version__, numpy_policy, runs
+from jppo import __version__, runs
+from jppo.actors import numpy_policy
+from jppo.actors.numpy_params import describe_obs, numpy_form
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec, to_env_action
-from jppo.numpy_form import describe_obs, numpy_form
 from jppo.policy import TrainedPolicy, as_batch
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.types import Array, PyTree
@@ -40,7 +41,7 @@ def export_policy(
 
     Args:
       policy: `result.policy`, or the run directory of one.
-      path: what it ends in says what it becomes: .npz, for `jppo.numpy_policy.load`, or .stablehlo, for
+      path: what it ends in says what it becomes: .npz, for `jppo.actors.numpy_policy.load`, or .stablehlo, for
         `load_exported`.
       platforms: what a .stablehlo can run on.
 

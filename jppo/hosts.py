@@ -17,8 +17,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from jppo.actors.ray_cluster import connect, disconnect, limit_process, undisturbed
 from jppo.config.ppo import RayConfig
-from jppo.connection import connect, disconnect, limit_process, undisturbed
 from jppo.devices.determinism import inherited_flags
 from jppo.errors import HostFailed, first_line
 from jppo.progress import Reporter, Silent

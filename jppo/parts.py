@@ -9,10 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jppo.actors.env_runner import EnvRunner
+from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, over_devices
-from jppo.env_runner import EnvRunner
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.loops import CHUNK_CAPACITY
@@ -21,7 +22,6 @@ from jppo.ppo.learner import Learner
 from jppo.ppo.normalization import pooled
 from jppo.ppo.rollout import collect, sample_actions
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
-from jppo.sebulba import Sebulba
 
 Program = Callable[[int], Any]  # does its part so many times, and returns when that is done
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jppo import runs
 from jppo.actor_loop import ActorLoop
+from jppo.actors.sebulba import Sebulba, make_sebulba
 from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.config.ppo import (
     PPOConfig,
@@ -45,7 +46,6 @@ from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
 from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter
 from jppo.run_writer import RunWriter
-from jppo.sebulba import Sebulba, make_sebulba
 
 
 class Result(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Any
 
 import ray
 
+from jppo.actors.ray_cluster import connect, disconnect, limit_process, undisturbed
 from jppo.config.ppo import RayConfig
-from jppo.connection import connect, disconnect, limit_process, undisturbed
 from jppo.progress import Reporter
 
 _POLL_SECONDS = 0.2

@@ -10,8 +10,8 @@ import numpy as np
 import ray
 from ray import tune
 
+from jppo.actors.ray_cluster import limit_process
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
-from jppo.connection import limit_process
 from jppo.envs.backends import BACKENDS
 from jppo.given import check_preset
 from jppo.groups import run_group

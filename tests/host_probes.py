@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from jppo import env_runner
+from jppo.actors import env_runner
 
 
 class Counting(gymnasium.Env):

@@ -24,8 +24,9 @@ from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, WearsOut, noted
 from processes import descendants, left_of, running
 
 import jppo
-from jppo import actors, connection
-from jppo.actors import Actors
+from jppo.actors import actor_pool as actors
+from jppo.actors import ray_cluster
+from jppo.actors.actor_pool import Actors
 from jppo.cli import main
 from jppo.config.ppo import RayConfig
 from jppo.errors import ActorsFailed
@@ -380,7 +381,7 @@ def pretend(monkeypatch):
         rest = iter(collects)
         pretended, said = PretendRay({"collect": lambda: next(rest), "place": lambda: (0.0, next(nodes))}), []
         monkeypatch.setattr(actors, "ray", pretended)
-        monkeypatch.setattr(connection, "ray", pretended)
+        monkeypatch.setattr(ray_cluster, "ray", pretended)
         monkeypatch.setattr(actors, "time", pretended)
         fleet = Actors(None, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
         while fleet.ready(0.2) is None:

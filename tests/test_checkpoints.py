@@ -26,9 +26,9 @@ from probes import ObsActionReward
 
 import jppo
 from jppo import actor_loop, checkpoints, loops
+from jppo.actors.local import InProcess
 from jppo.checkpoints import FORMAT, identity, newest, read, to_host, write
 from jppo.cli import main
-from jppo.in_process import InProcess
 from jppo.load import load_run
 from jppo.ppo.networks import make_network
 from jppo.progress import Silent

@@ -15,8 +15,8 @@ import pytest
 from host_probes import Continuous, Counting, Failing, Listing, Parts
 
 import jppo
-from jppo import acting, env_runner
-from jppo.env_runner import EnvRunner, RunnerSpec, blank_fragment
+from jppo.actors import action_selection, env_runner
+from jppo.actors.env_runner import EnvRunner, RunnerSpec, blank_fragment
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.networks import ActorCritic, make_network, make_policy
 from jppo.ppo.normalization import moments_of
@@ -128,7 +128,7 @@ def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bou
     stats = jax.tree.map(lambda x: moments_of(x, num_batch_dims=2), policy.prepare(obs)) if normalized else ()
     state, keys = PolicyState(params=params, obs_stats=stats), jax.random.split(jax.random.key(2), (T, N))
     chosen = []
-    for make in (acting._by_xla, acting._by_numpy):
+    for make in (action_selection._by_xla, action_selection._by_numpy):
         draw, compile_ = make(policy, obs_spec, action_spec, bounds)
         draws = np.asarray(draw(keys))
         act = compile_(jax.eval_shape(lambda: state), first, jax.ShapeDtypeStruct(draws.shape[1:], draws.dtype))(state)
@@ -173,9 +173,9 @@ def test_only_networks_that_numpy_knows_are_left_to_it():
 
     spec, policy, _ = make_spec(Counting)
     rest = (spec.env.obs_spec, spec.env.action_spec, "clip")
-    assert acting.make_acting(policy, *rest).draw is not jax.random.key_data
+    assert action_selection.make_acting(policy, *rest).draw is not jax.random.key_data
     for network in (Own(spec.env.action_spec), ActorCritic(spec.env.action_spec, kind="cnn")):
-        assert acting.make_acting(make_policy(network, spec.env.obs_spec), *rest).draw is jax.random.key_data
+        assert action_selection.make_acting(make_policy(network, spec.env.obs_spec), *rest).draw is jax.random.key_data
 
 
 def test_every_environment_starts_from_a_seed_of_its_own():

@@ -21,7 +21,8 @@ from lenient import lenient
 from saved import save_run
 
 import jppo
-from jppo import exporting, numpy_policy
+from jppo import exporting
+from jppo.actors import numpy_policy
 from jppo.cli import main
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.load import load_run

@@ -14,7 +14,7 @@ from checks import SMALL
 from lenient import lenient
 
 import jppo
-from jppo import numpy_policy
+from jppo.actors import numpy_policy
 from jppo.cli import main
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "hostile_input.md"

@@ -17,7 +17,7 @@ from flax import struct
 from gymnax.environments import spaces
 
 import jppo
-from jppo.env_runner import EnvRunner, RunnerSpec
+from jppo.actors.env_runner import EnvRunner, RunnerSpec
 from jppo.ppo.networks import make_network, make_policy
 from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import Moments, PolicyState

@@ -14,7 +14,7 @@ from host_probes import Counting, NaNReward
 
 import jppo
 from jppo import actor_loop
-from jppo.env_runner import EnvRunner, Fragment
+from jppo.actors.env_runner import EnvRunner, Fragment
 from jppo.errors import TrainingDiverged
 from jppo.ppo.types import EpisodeStats, Moments, Rollout
 from jppo.progress import Silent

@@ -16,7 +16,7 @@ from faulty_envs import Healthy
 from processes import left_of, of_session, running
 
 import jppo
-from jppo import connection
+from jppo.actors import ray_cluster
 from jppo.config.ppo import RayConfig
 from jppo.runs import read_metrics
 
@@ -151,18 +151,18 @@ def test_connecting_disturbs_no_handler_and_is_not_disturbed(monkeypatch):
     worker = types.SimpleNamespace()
     private = types.SimpleNamespace(worker=worker)
     pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, _private=private)
-    monkeypatch.setattr(connection, "ray", pretended)
+    monkeypatch.setattr(ray_cluster, "ray", pretended)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in numbers}
     mine = signal.getsignal(signal.SIGTERM)
     try:
-        assert connection.connect(RayConfig(num_actors=9, actor_cpus=0.9))
+        assert ray_cluster.connect(RayConfig(num_actors=9, actor_cpus=0.9))
         assert signal.getsignal(signal.SIGTERM) is mine
         assert seen == [signal.SIGINT]
         pretended.init = lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM) or sys.exit(15)
         with pytest.raises(KeyboardInterrupt):
-            connection.connect(RayConfig(num_actors=9))
+            ray_cluster.connect(RayConfig(num_actors=9))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

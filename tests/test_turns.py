@@ -18,15 +18,15 @@ import pytest
 from checks import SMALL
 
 import jppo
-from jppo import turns
-from jppo.actor_process import ActorProcess, Trouble
-from jppo.env_runner import Fragment
-from jppo.turns import Turns
+from jppo.actors import core_lock as turns
+from jppo.actors.actor import ActorProcess, Trouble
+from jppo.actors.core_lock import Turns
+from jppo.actors.env_runner import Fragment
 
 # does what it is told, line by line: `take SECONDS`, `wait`, `give`, `fork`, which answers with the child's number
 TAKER = """
 import os, sys, time
-from jppo.turns import Turns
+from jppo.actors.core_lock import Turns
 turns = Turns(int(sys.argv[1]), int(sys.argv[2]))
 for line in sys.stdin:
     what, *words = line.split()

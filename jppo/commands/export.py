@@ -14,7 +14,7 @@ class Export:
     run_dir: tyro.conf.Positional[Path]
     """A run directory made by `jppo train`."""
     output: tyro.conf.Positional[Path]
-    """The file: name.npz for jppo.numpy_policy.load, name.stablehlo for jppo.load_exported."""
+    """The file: name.npz for jppo.actors.numpy_policy.load, name.stablehlo for jppo.load_exported."""
 
     def run(self) -> int:
         from jppo.exporting import export_policy

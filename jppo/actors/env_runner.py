@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.acting import Act, make_acting
+from jppo.actors.action_selection import Act, make_acting
 from jppo.devices.jit import jit, putting
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.ppo.networks import Network, Policy, make_policy
@@ -216,7 +216,7 @@ class _Programs(NamedTuple):
     """Compiled for n environments."""
 
     draws: Any  # streams [n, ...] -> streams, what actions are drawn with [T, n, ...]
-    act: Any  # policy state -> a jppo.acting.Act
+    act: Any  # policy state -> a jppo.actors.action_selection.Act
     value: Any  # policy state, obs -> [n]
     review: Any  # see _review
 

@@ -1,4 +1,4 @@
-"""Policies with jppo's own networks as arrays that `jppo.numpy_policy` can apply."""
+"""Policies with jppo's own networks as arrays that `jppo.actors.numpy_policy` can apply."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo import numpy_policy
+from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first

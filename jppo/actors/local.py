@@ -4,7 +4,7 @@ import traceback
 
 import numpy as np
 
-from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
 

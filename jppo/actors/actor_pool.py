@@ -19,11 +19,11 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.actor_process import ONE_THREAD, ActorProcess, Trouble, trouble_of
+from jppo.actors.actor import ONE_THREAD, ActorProcess, Trouble, trouble_of
+from jppo.actors.env_runner import Fragment, RunnerSpec
+from jppo.actors.ray_cluster import connect, disconnect, undisturbed
 from jppo.config.ppo import RayConfig
-from jppo.connection import connect, disconnect, undisturbed
 from jppo.devices.determinism import inherited_flags
-from jppo.env_runner import Fragment, RunnerSpec
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
 

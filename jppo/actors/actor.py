@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import ray
 
+from jppo.actors.core_lock import Turns
+from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.config.ppo import num_cores
-from jppo.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.errors import kind_and_line
 from jppo.ppo.types import PolicyState
-from jppo.turns import Turns
 
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",

@@ -1,5 +1,5 @@
 """The Ray mode: actors collect on the host, one learner updates on the devices (the "Sebulba" architecture of Hessel et
-al. 2021, "Podracer architectures for scalable reinforcement learning"). The processes are in `jppo.actors`."""
+al. 2021, "Podracer architectures for scalable reinforcement learning"). The processes are in `jppo.actors.actor_pool`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jppo.actors.env_runner import Fragment, RunnerSpec
 from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices.jit import jit, putting
 from jppo.devices.mesh import AXIS, make_mesh, over_devices
-from jppo.env_runner import Fragment, RunnerSpec
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.ppo.learner import Loss, make_learner
 from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy

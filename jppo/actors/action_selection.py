@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.actors.numpy_params import numpy_form
+from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.numpy_form import numpy_form
-from jppo.numpy_policy import NumpyPolicy
 from jppo.ppo.networks import ActorCritic, Policy
 from jppo.ppo.rollout import sample_actions
 from jppo.ppo.types import Array, PolicyState, PyTree

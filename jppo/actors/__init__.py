@@ -1,0 +1,1 @@
+"""Rollouts of Gymnasium environments, in Ray actors or in this process."""
