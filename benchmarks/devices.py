@@ -26,7 +26,7 @@ from throughput import RESULTS, WORKLOADS, hardware
 import jppo
 from jppo.devices.jit import jit
 from jppo.population import begin, compile_population
-from jppo.runs import write_json
+from jppo.runs.run_dir import write_json
 
 
 def together(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:

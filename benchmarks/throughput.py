@@ -37,7 +37,7 @@ from jppo.ppo.learner import Batch, Learner, make_learner, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.rollout import collect
 from jppo.ppo.types import Array, PyTree, Rollout, TrainState
-from jppo.runs import versions, write_json
+from jppo.runs.run_dir import versions, write_json
 
 RESULTS = Path(__file__).parent / "results"
 Program = Callable[[], Any]

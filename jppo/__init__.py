@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
     from jppo.errors import TrainingDiverged as TrainingDiverged
-    from jppo.evaluation import evaluate as evaluate
-    from jppo.exporting import export_policy as export_policy
-    from jppo.exporting import load_exported as load_exported
-    from jppo.load import load_policy as load_policy
     from jppo.planning import plan as plan
     from jppo.ppo.anakin import make_anakin as make_anakin
     from jppo.ppo.types import Hyperparams as Hyperparams
+    from jppo.runs.evaluation import evaluate as evaluate
+    from jppo.runs.export import export_policy as export_policy
+    from jppo.runs.export import load_exported as load_exported
+    from jppo.runs.load import load_policy as load_policy
     from jppo.sweeps import sweep as sweep
 
 _HOMES = {
@@ -42,11 +42,11 @@ _HOMES = {
     "TrainingDiverged": "jppo.errors",
     "bench": "jppo.benching",
     "check_env": "jppo.envs.checks",
-    "evaluate": "jppo.evaluation",
-    "export_policy": "jppo.exporting",
+    "evaluate": "jppo.runs.evaluation",
+    "export_policy": "jppo.runs.export",
     "jit": "jppo.devices.jit",
-    "load_exported": "jppo.exporting",
-    "load_policy": "jppo.load",
+    "load_exported": "jppo.runs.export",
+    "load_policy": "jppo.runs.load",
     "make_anakin": "jppo.ppo.anakin",
     "make_env": "jppo.envs",
     "plan": "jppo.planning",

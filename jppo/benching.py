@@ -25,8 +25,8 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Array
 from jppo.progress import Silent
-from jppo.run_writer import RunWriter
 from jppo.running import Given, Prepared, prepare
+from jppo.runs.writer import RunWriter
 
 _ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
 _FEWEST_UPDATES = 3  # of actors and learner, after those that warm up

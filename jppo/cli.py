@@ -71,10 +71,10 @@ class Train:
     actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
-        from jppo import runs
         from jppo.driver import train
         from jppo.errors import ActorsFailed, HostFailed, TrainingDiverged
         from jppo.progress import make_reporter, summary_lines
+        from jppo.runs import run_dir as runs
 
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
@@ -229,7 +229,7 @@ def _as_before(defaults: Train, argv: list[str]) -> Train:
     named = [path for option in ("--run-dir", "--resume") if (path := _value(argv, option)) is not None]
     if argv[:1] != ["train"] or not named or not Path(named[-1], "config.json").exists():
         return defaults
-    from jppo import runs
+    from jppo.runs import run_dir as runs
 
     settings = runs.read_config(Path(named[-1]))
     config, hyperparams = runs.config_of(settings, Path(named[-1]))

@@ -17,7 +17,6 @@ from jppo.envs.gymnasium import make_host_env
 from jppo.errors import ActorsFailed, TrainingDiverged
 from jppo.given import check_preset, check_run_dir
 from jppo.interrupts import stop_on_interrupt
-from jppo.policy import TrainedPolicy
 from jppo.ppo.anakin import Anakin, make_anakin
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network
@@ -25,7 +24,8 @@ from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams, PolicyState, TrainState
 from jppo.progress import Reporter, make_reporter
 from jppo.running import Given, Result, run_here
-from jppo.runs import read_config
+from jppo.runs.policy import TrainedPolicy
+from jppo.runs.run_dir import read_config
 
 
 def train(

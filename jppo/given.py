@@ -9,7 +9,7 @@ import jax
 from jppo.config.ppo import PPOConfig
 from jppo.config.presets import PRESETS
 from jppo.ppo.optimizer import adam
-from jppo.runs import read_config
+from jppo.runs.run_dir import read_config
 
 _PARTS = ("network", "optimizer", "loss")
 

@@ -9,7 +9,7 @@ import numpy as np
 from jppo.errors import ActorsFailed
 from jppo.history import History, RecentEpisodes
 from jppo.progress import Reporter
-from jppo.run_writer import RunWriter
+from jppo.runs.writer import RunWriter
 
 _EPISODES = ("count", "return_mean", "return_std")
 

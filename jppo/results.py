@@ -14,13 +14,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jppo import runs
 from jppo.config.ppo import Hyperparams
-from jppo.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
-from jppo.policy import TrainedPolicy
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
-from jppo.run_writer import RunWriter
+from jppo.runs import run_dir as runs
+from jppo.runs.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
+from jppo.runs.policy import TrainedPolicy
+from jppo.runs.writer import RunWriter
 
 _ROWS_AT_ONCE = 200  # points that TensorBoard shows of a lane
 STATES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.actors.sebulba import Sebulba, make_sebulba
-from jppo.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.config.ppo import (
     PPOConfig,
     RayConfig,
@@ -35,17 +33,19 @@ from jppo.envs.gymnasium import make_host_env
 from jppo.errors import TrainingDiverged
 from jppo.given import check_preset, check_sizes, own_parts
 from jppo.interrupts import never, stop_on_interrupt
-from jppo.load import read_summary
 from jppo.logbook import Ended, Logbook
 from jppo.loops import AnakinLoop
-from jppo.policy import TrainedPolicy
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network, hint
 from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
 from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter
-from jppo.run_writer import RunWriter
+from jppo.runs import run_dir as runs
+from jppo.runs.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
+from jppo.runs.load import read_summary
+from jppo.runs.policy import TrainedPolicy
+from jppo.runs.writer import RunWriter
 
 
 class Result(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jppo import runs
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.groups import run_group
 from jppo.interrupts import stop_on_interrupt
@@ -33,6 +32,7 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.progress import Reporter, Silent, make_reporter
 from jppo.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane
+from jppo.runs import run_dir as runs
 
 _SWEEP, _LANES = "sweep.json", "lanes"
 _RESULT = ("status", "updates", "episodes", "return_mean", "return_std", "metrics", "policy_state")

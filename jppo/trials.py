@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from ray import tune
 
-from jppo import runs
 from jppo.actor_loop import ActorLoop
 from jppo.actors.sebulba import Sebulba, make_sebulba
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, spread_envs
@@ -31,6 +30,7 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
 from jppo.progress import Silent
+from jppo.runs import run_dir as runs
 
 METRIC = "return_mean"
 _MOST_RECENT = 100  # updates with episodes that return_mean can reach back to

@@ -16,12 +16,12 @@ from jppo.envs.backends import BACKENDS
 from jppo.given import check_preset
 from jppo.groups import run_group
 from jppo.lanes import check_seeds, check_settings, lay_out
-from jppo.plots import interquartile_mean
 from jppo.population import Total
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams
+from jppo.runs.plots import interquartile_mean
 from jppo.trials import METRIC, Given, Printed, train
 
 

@@ -5,8 +5,8 @@ from checks import quick_jit
 from lenient import lenient
 
 import jppo
-from jppo.run_writer import RunWriter
-from jppo.runs import run_config
+from jppo.runs.run_dir import run_config
+from jppo.runs.writer import RunWriter
 
 ROW = {"update": 1, "step": 32, "episode/count": 2.0, "episode/return_mean": 1.5, "episode/return_std": 0.5}
 

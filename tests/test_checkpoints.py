@@ -25,15 +25,16 @@ from one_run import BATCH, CONFIG, UPDATES, Cued
 from probes import ObsActionReward
 
 import jppo
-from jppo import actor_loop, checkpoints, loops
+from jppo import actor_loop, loops
 from jppo.actors.local import InProcess
-from jppo.checkpoints import FORMAT, identity, newest, read, to_host, write
 from jppo.cli import main
-from jppo.load import load_run
 from jppo.ppo.networks import make_network
 from jppo.progress import Silent
-from jppo.run_writer import RunWriter
-from jppo.runs import read_config, read_metrics, run_config
+from jppo.runs import checkpoints
+from jppo.runs.checkpoints import FORMAT, identity, newest, read, to_host, write
+from jppo.runs.load import load_run
+from jppo.runs.run_dir import read_config, read_metrics, run_config
+from jppo.runs.writer import RunWriter
 
 
 class Stopping(Silent):
@@ -518,7 +519,7 @@ def test_a_disk_that_takes_nothing_more_costs_what_would_be_on_it_but_not_the_ru
 
 
 def test_metrics_that_could_not_be_written_are_written_when_they_can_be(tmp_path, monkeypatch):
-    monkeypatch.setattr("jppo.run_writer._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("jppo.runs.writer._AGAIN_SECONDS", 0.0)
     said = []
     writer = RunWriter(tmp_path / "run", {}, say=said.append)
     writer.write_updates([{"update": 1, "step": 8}])
@@ -536,8 +537,8 @@ def test_metrics_that_could_not_be_written_are_written_when_they_can_be(tmp_path
 
 
 def test_lines_that_were_too_many_to_wait_are_told_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("jppo.run_writer._AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr("jppo.run_writer._WAITING_BYTES", 60)
+    monkeypatch.setattr("jppo.runs.writer._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("jppo.runs.writer._WAITING_BYTES", 60)
     writer = RunWriter(tmp_path / "run", {}, say=lambda text: None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     try:

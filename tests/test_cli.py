@@ -24,9 +24,9 @@ import jppo
 from jppo import PRESETS, cli, driver
 from jppo.cli import main
 from jppo.envs import available
-from jppo.load import load_run, read_summary
-from jppo.plots import learning_curves
-from jppo.runs import read_metrics
+from jppo.runs.load import load_run, read_summary
+from jppo.runs.plots import learning_curves
+from jppo.runs.run_dir import read_metrics
 
 DEADLINE = 120  # seconds, for other processes
 SMALL = ["--num-envs", "8", "--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2"]

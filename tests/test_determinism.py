@@ -13,7 +13,7 @@ from lenient import lenient
 
 import jppo
 from jppo.devices.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
-from jppo.runs import config_of, read_config
+from jppo.runs.run_dir import config_of, read_config
 
 SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--no-anneal-learning-rate")
 WAYS = {

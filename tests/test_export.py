@@ -21,15 +21,15 @@ from lenient import lenient
 from saved import save_run
 
 import jppo
-from jppo import exporting
 from jppo.actors import numpy_policy
 from jppo.cli import main
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.load import load_run
-from jppo.policy import TrainedPolicy
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.networks import make_network, make_policy
 from jppo.ppo.types import Moments, PolicyState
+from jppo.runs import export as exporting
+from jppo.runs.load import load_run
+from jppo.runs.policy import TrainedPolicy
 
 FOUR = ObsSpec((4,), "float32")
 THREE = ActionSpec((), "int32", num_actions=3)

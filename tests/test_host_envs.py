@@ -16,13 +16,13 @@ from gymnasium.envs.registration import EnvSpec
 from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
 
 import jppo
-from jppo import evaluation
 from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
-from jppo.policy import TrainedPolicy
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.networks import make_policy
 from jppo.ppo.types import PolicyState
+from jppo.runs import evaluation
+from jppo.runs.policy import TrainedPolicy
 
 SEEDS = (5, 0, 7, 2, 9, 3)
 envpool_warns = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")

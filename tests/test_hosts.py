@@ -27,7 +27,7 @@ import jppo
 from jppo import hosts
 from jppo.config.ppo import PPOConfig, RayConfig, spread_envs
 from jppo.progress import Silent
-from jppo.runs import load_policy_state, read_metrics
+from jppo.runs.run_dir import load_policy_state, read_metrics
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)

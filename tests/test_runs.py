@@ -15,9 +15,17 @@ from saved import save_run
 import jppo
 from jppo.config.ppo import check_seed
 from jppo.history import History, RecentEpisodes
-from jppo.load import load_run, read_summary
-from jppo.run_writer import RunWriter
-from jppo.runs import default_run_dir, jsonable, load_policy_state, read_config, read_metrics, run_config, write_json
+from jppo.runs.load import load_run, read_summary
+from jppo.runs.run_dir import (
+    default_run_dir,
+    jsonable,
+    load_policy_state,
+    read_config,
+    read_metrics,
+    run_config,
+    write_json,
+)
+from jppo.runs.writer import RunWriter
 
 CHUNK = 1000
 HOUR = 130_000  # updates; 36 a second

@@ -18,7 +18,7 @@ from jppo.actors.env_runner import EnvRunner, Fragment
 from jppo.errors import TrainingDiverged
 from jppo.ppo.types import EpisodeStats, Moments, Rollout
 from jppo.progress import Silent
-from jppo.runs import load_policy_state, read_metrics
+from jppo.runs.run_dir import load_policy_state, read_metrics
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)

@@ -18,7 +18,7 @@ from processes import left_of, of_session, running
 import jppo
 from jppo.actors import ray_cluster
 from jppo.config.ppo import RayConfig
-from jppo.runs import read_metrics
+from jppo.runs.run_dir import read_metrics
 
 PATIENCE = 120.0  # seconds, for what a busy machine may delay
 SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]

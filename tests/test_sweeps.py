@@ -16,12 +16,12 @@ from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
 
 import jppo
 from jppo import loops, sweeps
-from jppo.load import load_run
-from jppo.plots import bootstrap_interval, interquartile_mean
 from jppo.ppo.learner import ppo_loss
 from jppo.progress import Silent
 from jppo.results import Lane, SweepResult
-from jppo.runs import read_metrics
+from jppo.runs.load import load_run
+from jppo.runs.plots import bootstrap_interval, interquartile_mean
+from jppo.runs.run_dir import read_metrics
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2)
 BASE = jppo.Hyperparams(learning_rate=1e-2, ent_coef=0.0)

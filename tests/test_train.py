@@ -17,12 +17,12 @@ import jppo
 from jppo import loops, running
 from jppo.envs import make_env
 from jppo.errors import TrainingDiverged
-from jppo.load import load_run
-from jppo.policy import TrainedPolicy
 from jppo.ppo.networks import make_network, make_policy
 from jppo.ppo.types import PolicyState
 from jppo.progress import Silent
-from jppo.runs import load_policy_state, read_config, read_metrics
+from jppo.runs.load import load_run
+from jppo.runs.policy import TrainedPolicy
+from jppo.runs.run_dir import load_policy_state, read_config, read_metrics
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
 RATE = jppo.Hyperparams(learning_rate=3e-3)

@@ -20,8 +20,8 @@ from ray import tune as ray_tune
 
 import jppo
 from jppo import actor_loop, trials, tune
-from jppo.load import load_run
-from jppo.runs import load_policy_state
+from jppo.runs.load import load_run
+from jppo.runs.run_dir import load_policy_state
 
 CONFIG = jppo.PPOConfig(num_envs=4, num_steps=16, num_epochs=1, num_minibatches=2)
 STEPS = 8 * CONFIG.batch_size

@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
 
 
 class NumpyPolicy:
-    """Acts on observations as `jppo.policy.TrainedPolicy` does.
+    """Acts on observations as `jppo.runs.policy.TrainedPolicy` does.
 
     Attributes:
       description: what the file says of spaces and network.

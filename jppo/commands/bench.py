@@ -41,7 +41,7 @@ class Bench:
         from jppo.benched import draw_bench, print_bench
         from jppo.benching import bench
         from jppo.errors import ActorsFailed
-        from jppo.runs import check_output, jsonable
+        from jppo.runs.run_dir import check_output, jsonable
 
         if self.output is not None:
             check_output(self.output, ".png")

@@ -17,7 +17,7 @@ class Export:
     """The file: name.npz for jppo.actors.numpy_policy.load, name.stablehlo for jppo.load_exported."""
 
     def run(self) -> int:
-        from jppo.exporting import export_policy
+        from jppo.runs.export import export_policy
 
         path = export_policy(self.run_dir, self.output)
         loader = "numpy_policy.load" if path.suffix.lower() == ".npz" else "load_exported"

@@ -26,8 +26,8 @@ class Eval:
 
     def run(self) -> int:
         from jppo.config.ppo import check_seed
-        from jppo.evaluation import evaluate
-        from jppo.load import load_run
+        from jppo.runs.evaluation import evaluate
+        from jppo.runs.load import load_run
 
         check_seed(self.seed)
         agent, state, settings = load_run(self.run_dir)
@@ -63,7 +63,7 @@ class Plot:
     """The picture to write."""
 
     def run(self) -> int:
-        from jppo.plots import plot
+        from jppo.runs.plots import plot
 
         if not self.run_dirs:
             raise ValueError("name at least one run directory")
@@ -89,8 +89,8 @@ class Play:
 
     def run(self) -> int:
         from jppo.config.ppo import check_seed
-        from jppo.load import load_run
-        from jppo.render import play_gif
+        from jppo.runs.load import load_run
+        from jppo.runs.render import play_gif
 
         check_seed(self.seed)
         agent, state, _ = load_run(self.run_dir)
@@ -118,7 +118,7 @@ class Envs:
 
         from jppo.envs import available
         from jppo.envs.gymnasium import host_env_names
-        from jppo.render import DRAWABLE
+        from jppo.runs.render import DRAWABLE
 
         on_device, on_host = available(), host_env_names()
         table = Table("environment", "backend", "preset", "drawn by `jppo play`")

@@ -128,7 +128,7 @@ class Sweep:
 
             print_settings(result, stream)
         if self.json:
-            from jppo.runs import jsonable
+            from jppo.runs.run_dir import jsonable
 
             print(json.dumps(jsonable(result.summary())))
         return EXITS.get(result.status, 0)

@@ -1,4 +1,4 @@
-"""The door to gymnax (but for its drawings, see `jppo.render`), and to whatever speaks its API."""
+"""The door to gymnax (but for its drawings, see `jppo.runs.render`), and to whatever speaks its API."""
 
 import contextlib
 import difflib

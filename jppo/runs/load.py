@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jppo import runs
 from jppo.actors.sebulba import Sebulba, make_sebulba
-from jppo.checkpoints import newest
-from jppo.policy import TrainedPolicy
 from jppo.ppo.anakin import Anakin, make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
+from jppo.runs import run_dir as runs
+from jppo.runs.checkpoints import newest
+from jppo.runs.policy import TrainedPolicy
 
 
 class LoadedRun(NamedTuple):

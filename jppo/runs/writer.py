@@ -14,7 +14,7 @@ from typing import Any
 
 from jppo.errors import first_line
 from jppo.ppo.types import PolicyState
-from jppo.runs import POLICY, UNFINISHED, jsonable, rows_until, save_policy, write_json
+from jppo.runs.run_dir import POLICY, UNFINISHED, jsonable, rows_until, save_policy, write_json
 
 SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, of tensorstore, and of orbax's threads
 _METRICS = "metrics.jsonl"

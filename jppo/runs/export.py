@@ -19,14 +19,15 @@ import jax
 import numpy as np
 from jax import export
 
-from jppo import __version__, runs
+from jppo import __version__
 from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_obs, numpy_form
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec, to_env_action
-from jppo.policy import TrainedPolicy, as_batch
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.types import Array, PyTree
+from jppo.runs import run_dir as runs
+from jppo.runs.policy import TrainedPolicy, as_batch
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1
@@ -51,7 +52,7 @@ def export_policy(
     path = Path(path)
     runs.check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
     if not isinstance(policy, TrainedPolicy):
-        from jppo.load import load_run  # gymnax takes seconds to import
+        from jppo.runs.load import load_run  # gymnax takes seconds to import
 
         policy = load_run(policy).policy
     content = _as_npz(policy) if path.suffix.lower() == ".npz" else _as_stablehlo(policy, platforms)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jppo.progress import short
-from jppo.runs import check_output, read_config, read_metrics
+from jppo.runs.run_dir import check_output, read_config, read_metrics
 
 _POINTS = 200
 _MOST_CURVES = 10

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo import runs
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.ppo.types import PyTree
-from jppo.run_writer import SAVE_ERRORS, in_short
+from jppo.runs import run_dir as runs
+from jppo.runs.writer import SAVE_ERRORS, in_short
 
 FORMAT = 3  # 2 kept the moments of Adam array by array
 FOLDER = "checkpoints"

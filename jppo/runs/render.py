@@ -16,7 +16,7 @@ from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import to_env_action
 from jppo.ppo.networks import Policy
 from jppo.ppo.types import PolicyState, PyTree
-from jppo.runs import check_output
+from jppo.runs.run_dir import check_output
 
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 _DRAWN_BY_GYMNAX = (
