@@ -7,7 +7,7 @@ import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 import jppo
-from jppo.driver import Result
+from jppo.training.train import Result
 
 
 def make_env(render_mode: str | None = None) -> gymnasium.Env:

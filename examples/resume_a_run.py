@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import jppo
-from jppo.driver import Result
-from jppo.progress import Silent
+from jppo.training.progress import Silent
+from jppo.training.train import Result
 
 
 class Impatient(Silent):

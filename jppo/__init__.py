@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
     from jppo.devices.jit import jit as jit
-    from jppo.driver import train as train
     from jppo.envs import make_env as make_env
     from jppo.envs.checks import check_env as check_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from jppo.runs.export import load_exported as load_exported
     from jppo.runs.load import load_policy as load_policy
     from jppo.sweeps import sweep as sweep
+    from jppo.training.train import train as train
 
 _HOMES = {
     "ActorsFailed": "jppo.errors",
@@ -51,7 +51,7 @@ _HOMES = {
     "make_env": "jppo.envs",
     "plan": "jppo.planning",
     "sweep": "jppo.sweeps",
-    "train": "jppo.driver",
+    "train": "jppo.training.train",
 }
 __all__ = list(_HOMES)
 

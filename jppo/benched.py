@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from jppo.config.ppo import LEAST_SHARE, MAX_STRATA
-from jppo.progress import short
 from jppo.runs.plots import draw_bars
+from jppo.training.progress import short
 
 CEILINGS = ("environment", "policy", "learner")
 _MUCH = 0.2  # share of an update that is worth hiding

@@ -11,22 +11,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.actor_loop import ActorLoop
 from jppo.actors.sebulba import Sebulba
 from jppo.benched import CEILINGS, Benched, Speed
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
-from jppo.interrupts import stop_on_interrupt
-from jppo.logbook import Ended, Logbook
-from jppo.loops import AnakinLoop
 from jppo.parts import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.ppo.learner import Learner, Loss, make_learner
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Array
-from jppo.progress import Silent
-from jppo.running import Given, Prepared, prepare
 from jppo.runs.writer import RunWriter
+from jppo.training.device_loop import AnakinLoop
+from jppo.training.interrupts import stop_on_interrupt
+from jppo.training.logger import Ended, Logbook
+from jppo.training.progress import Silent
+from jppo.training.ray_loop import ActorLoop
+from jppo.training.run import Given, Prepared, prepare
 
 _ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
 _FEWEST_UPDATES = 3  # of actors and learner, after those that warm up

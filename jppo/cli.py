@@ -71,10 +71,10 @@ class Train:
     actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
-        from jppo.driver import train
         from jppo.errors import ActorsFailed, HostFailed, TrainingDiverged
-        from jppo.progress import make_reporter, summary_lines
         from jppo.runs import run_dir as runs
+        from jppo.training.progress import make_reporter, summary_lines
+        from jppo.training.train import train
 
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jppo: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        from jppo.progress import silence
+        from jppo.training.progress import silence
 
         silence(sys.stdout)
         return 0
@@ -184,7 +184,7 @@ def _ask_of_jax(command: Any) -> None:
 
 def _import_for_good() -> None:
     """What training takes. Garbage is not looked for in it any more, which is a tenth of the start."""
-    import jppo.driver  # noqa: F401
+    import jppo.training.train  # noqa: F401
 
     gc.freeze()
 

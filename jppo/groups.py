@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.history import RecentEpisodes
 from jppo.lanes import Group, Task, agent_of
-from jppo.loops import ChunkLoop
 from jppo.population import (
     Population,
     PopulationLog,
@@ -24,8 +22,10 @@ from jppo.population import (
 )
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PyTree
-from jppo.progress import Reporter
 from jppo.results import DIVERGED, FINISHED, INTERRUPTED, STOPPED
+from jppo.training.device_loop import ChunkLoop
+from jppo.training.history import RecentEpisodes
+from jppo.training.progress import Reporter
 
 
 class _Lane:

@@ -15,8 +15,8 @@ from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_see
 from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
-from jppo.given import check_preset, check_sizes, own_parts
 from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.training.settings import check_preset, check_sizes, own_parts
 
 NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))

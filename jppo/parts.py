@@ -16,12 +16,12 @@ from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, over_devices
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.loops import CHUNK_CAPACITY
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.learner import Learner
 from jppo.ppo.normalization import pooled
 from jppo.ppo.rollout import collect, sample_actions
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
+from jppo.training.device_loop import CHUNK_CAPACITY
 
 Program = Callable[[int], Any]  # does its part so many times, and returns when that is done
 

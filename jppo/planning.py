@@ -17,11 +17,11 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
 from jppo.devices.mesh import most_devices
 from jppo.envs.backends import choose_backend
-from jppo.given import check_preset
-from jppo.loops import CHUNK_CAPACITY, run_chunk
 from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.types import PyTree
+from jppo.training.device_loop import CHUNK_CAPACITY, run_chunk
+from jppo.training.settings import check_preset
 
 
 class Planned(NamedTuple):

@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, line_of, over_devices
-from jppo.history import History, RecentEpisodes
-from jppo.loops import run_chunk
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Array, PyTree
-from jppo.progress import Reporter
+from jppo.training.device_loop import run_chunk
+from jppo.training.history import History, RecentEpisodes
+from jppo.training.progress import Reporter
 
 _HISTORY_ROWS = 1 << 20  # updates kept of all lanes together
 _EPISODES = ("count", "return_mean", "return_std")

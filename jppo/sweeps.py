@@ -12,7 +12,6 @@ import jax
 
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.groups import run_group
-from jppo.interrupts import stop_on_interrupt
 from jppo.lanes import (
     SHAPES,
     Group,
@@ -30,9 +29,10 @@ from jppo.ppo.anakin import Anakin
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.progress import Reporter, Silent, make_reporter
 from jppo.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane
 from jppo.runs import run_dir as runs
+from jppo.training.interrupts import stop_on_interrupt
+from jppo.training.progress import Reporter, Silent, make_reporter
 
 _SWEEP, _LANES = "sweep.json", "lanes"
 _RESULT = ("status", "updates", "episodes", "return_mean", "return_std", "metrics", "policy_state")

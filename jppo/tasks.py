@@ -7,7 +7,7 @@ import ray
 
 from jppo.actors.ray_cluster import connect, disconnect, limit_process, undisturbed
 from jppo.config.ppo import RayConfig
-from jppo.progress import Reporter
+from jppo.training.progress import Reporter
 
 _POLL_SECONDS = 0.2
 

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from ray import tune
 
-from jppo.actor_loop import ActorLoop
 from jppo.actors.sebulba import Sebulba, make_sebulba
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, spread_envs
 from jppo.config.presets import PRESETS, preset_for
@@ -21,16 +20,17 @@ from jppo.devices.jit import jit
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
-from jppo.given import own_parts
-from jppo.history import RecentEpisodes
-from jppo.logbook import Ended, Logbook
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
-from jppo.progress import Silent
 from jppo.runs import run_dir as runs
+from jppo.training.history import RecentEpisodes
+from jppo.training.logger import Ended, Logbook
+from jppo.training.progress import Silent
+from jppo.training.ray_loop import ActorLoop
+from jppo.training.settings import own_parts
 
 METRIC = "return_mean"
 _MOST_RECENT = 100  # updates with episodes that return_mean can reach back to

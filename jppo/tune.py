@@ -13,7 +13,6 @@ from ray import tune
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
 from jppo.envs.backends import BACKENDS
-from jppo.given import check_preset
 from jppo.groups import run_group
 from jppo.lanes import check_seeds, check_settings, lay_out
 from jppo.population import Total
@@ -22,6 +21,7 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams
 from jppo.runs.plots import interquartile_mean
+from jppo.training.settings import check_preset
 from jppo.trials import METRIC, Given, Printed, train
 
 

@@ -21,8 +21,8 @@ import pytest
 from checks import QUICK
 from lenient import leniently
 
-from jppo import running
 from jppo.devices import jit as compiling
+from jppo.training import run as running
 
 assert len(jax.devices()) == 8
 os.environ["XLA_FLAGS"] = one_device  # of what tests start

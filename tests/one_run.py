@@ -10,9 +10,9 @@ from checks import QUICK, SMALL
 from probes import NO_LIMIT, ObsActionReward
 
 import jppo
-from jppo import loops
 from jppo.devices import jit as compiling
-from jppo.progress import Silent
+from jppo.training import device_loop
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 BATCH, UPDATES = CONFIG.batch_size, 12
@@ -57,7 +57,7 @@ def kill_while_saving() -> None:
 
 
 def main(run_dir: Path, how: str) -> None:
-    compiling._CPU_OPTIONS, loops._CHUNK_SECONDS = QUICK, 0.0  # chunks of one
+    compiling._CPU_OPTIONS, device_loop._CHUNK_SECONDS = QUICK, 0.0  # chunks of one
     if how == "kill while saving":
         kill_while_saving()
     reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))

@@ -31,8 +31,8 @@ from jppo.cli import main
 from jppo.config.ppo import RayConfig
 from jppo.errors import ActorsFailed
 from jppo.ppo.networks import make_network
-from jppo.progress import Silent
 from jppo.runs.run_dir import load_policy_state, read_metrics
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
 UPDATES = 6

@@ -25,16 +25,16 @@ from one_run import BATCH, CONFIG, UPDATES, Cued
 from probes import ObsActionReward
 
 import jppo
-from jppo import actor_loop, loops
 from jppo.actors.local import InProcess
 from jppo.cli import main
 from jppo.ppo.networks import make_network
-from jppo.progress import Silent
 from jppo.runs import checkpoints
 from jppo.runs.checkpoints import FORMAT, identity, newest, read, to_host, write
 from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_config, read_metrics, run_config
 from jppo.runs.writer import RunWriter
+from jppo.training import device_loop, ray_loop
+from jppo.training.progress import Silent
 
 
 class Stopping(Silent):
@@ -76,8 +76,8 @@ class AtOnce:
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "_CHUNK_SECONDS", 0.0)  # chunks of one
-        patch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
+        patch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one
+        patch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
         patch.setattr(checkpoints, "ThreadPoolExecutor", AtOnce)
         share_programs(patch)
         yield
@@ -819,7 +819,7 @@ def test_a_run_goes_on_with_another_number_of_actors(acted, tmp_path, monkeypatc
     train(tmp_path / "run", after=4, num_actors=0, **lag, **ACTORS)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     if pretended:
-        monkeypatch.setattr(actor_loop, "_make_actors", lambda spec, config, message: Two(spec, config))
+        monkeypatch.setattr(ray_loop, "_make_actors", lambda spec, config, message: Two(spec, config))
     result = go_on(tmp_path / "run", env=Guessing, num_actors=2, address="local", **lag)
     assert result.summary["num_actors"] == 2
     for name, leaf in last_checkpoint(whole.run_dir).items():

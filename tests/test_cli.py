@@ -21,12 +21,13 @@ from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, cli, driver
+from jppo import PRESETS, cli
 from jppo.cli import main
 from jppo.envs import available
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.plots import learning_curves
 from jppo.runs.run_dir import read_metrics
+from jppo.training import train as driver
 
 DEADLINE = 120  # seconds, for other processes
 SMALL = ["--num-envs", "8", "--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2"]

@@ -15,7 +15,7 @@ from processes import descendants, left_of
 from ray.cluster_utils import Cluster
 
 import jppo
-from jppo.progress import Silent
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=6, num_steps=16, num_minibatches=2)
 UPDATES = 12

@@ -13,10 +13,10 @@ from lenient import lenient_env
 from probes import Counting
 
 import jppo
-from jppo import running
 from jppo.devices import mesh as devices
 from jppo.devices.mesh import make_mesh, most_devices, over_devices
 from jppo.ppo.learner import ppo_loss
+from jppo.training import run as running
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)

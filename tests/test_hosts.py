@@ -24,10 +24,10 @@ from processes import descendants, left_of
 from ray.cluster_utils import Cluster
 
 import jppo
-from jppo import hosts
 from jppo.config.ppo import PPOConfig, RayConfig, spread_envs
-from jppo.progress import Silent
 from jppo.runs.run_dir import load_policy_state, read_metrics
+from jppo.training import ray_hosts
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -265,7 +265,7 @@ def test_a_killed_host_ends_the_run_in_words(cluster, tmp_path):
 
     with pytest.raises(jppo.HostFailed, match=r"^host [01] \(.*\) died: "):
         on_two_hosts(cluster, total_steps=1e9, run_dir=tmp_path / "run", progress=Watching(kill))
-    assert time.monotonic() - killed_at[0] < hosts._GRACE_SECONDS + 30.0
+    assert time.monotonic() - killed_at[0] < ray_hosts._GRACE_SECONDS + 30.0
     assert not left_of(host_processes(), 10.0)
     assert len(read_metrics(tmp_path / "run")["update"]) >= 3, "what was logged stays"
 

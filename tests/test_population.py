@@ -15,7 +15,7 @@ import jppo
 from jppo import population, sweeps
 from jppo.errors import TrainingDiverged
 from jppo.population import Total, begin, compile_population, fitting_population, park, resume, shares
-from jppo.progress import Silent
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 UPDATES = 6

@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from jppo.progress import Bar, Lines, OneOfSeveral, Silent, make_reporter, status_line, summary_lines
+from jppo.training.progress import Bar, Lines, OneOfSeveral, Silent, make_reporter, status_line, summary_lines
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from saved import save_run
 
 import jppo
 from jppo.config.ppo import check_seed
-from jppo.history import History, RecentEpisodes
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import (
     default_run_dir,
@@ -26,6 +25,7 @@ from jppo.runs.run_dir import (
     write_json,
 )
 from jppo.runs.writer import RunWriter
+from jppo.training.history import History, RecentEpisodes
 
 CHUNK = 1000
 HOUR = 130_000  # updates; 36 a second

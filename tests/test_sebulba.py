@@ -13,12 +13,12 @@ from checks import SMALL
 from host_probes import Counting, NaNReward
 
 import jppo
-from jppo import actor_loop
 from jppo.actors.env_runner import EnvRunner, Fragment
 from jppo.errors import TrainingDiverged
 from jppo.ppo.types import EpisodeStats, Moments, Rollout
-from jppo.progress import Silent
 from jppo.runs.run_dir import load_policy_state, read_metrics
+from jppo.training import ray_loop
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -192,7 +192,7 @@ def test_an_interrupt_saves_what_was_reached(tmp_path, monkeypatch):
 
     closed, close = [], EnvRunner.close
     monkeypatch.setattr(EnvRunner, "close", lambda runner: (close(runner), closed.append(1)))
-    monkeypatch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
     options = {"backend": "ray", "num_actors": 0, "config": CONFIG, "progress": Interrupting()}
     result = jppo.train(Counting, total_steps=1e9, run_dir=tmp_path / "run", **options)
     assert result.summary["status"] == "interrupted"

@@ -15,13 +15,14 @@ from PIL import Image
 from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo import loops, sweeps
+from jppo import sweeps
 from jppo.ppo.learner import ppo_loss
-from jppo.progress import Silent
 from jppo.results import Lane, SweepResult
 from jppo.runs.load import load_run
 from jppo.runs.plots import bootstrap_interval, interquartile_mean
 from jppo.runs.run_dir import read_metrics
+from jppo.training import device_loop
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2)
 BASE = jppo.Hyperparams(learning_rate=1e-2, ent_coef=0.0)
@@ -244,7 +245,7 @@ def test_several_environments_make_one_table(tmp_path):
 
 @pytest.mark.parametrize("halving", [False, True])
 def test_an_interrupt_keeps_what_was_reached(tmp_path, halving, monkeypatch):
-    monkeypatch.setattr(loops, "CHUNK_CAPACITY", 1)
+    monkeypatch.setattr(device_loop, "CHUNK_CAPACITY", 1)
     told = []
     messages = Messages(lambda: told.append(1) or (len(told) == 3 and os.kill(os.getpid(), signal.SIGINT)))
     options = {"lanes_at_once": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "halving": halving}

@@ -14,15 +14,16 @@ from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
 import jppo
-from jppo import loops, running
 from jppo.envs import make_env
 from jppo.errors import TrainingDiverged
 from jppo.ppo.networks import make_network, make_policy
 from jppo.ppo.types import PolicyState
-from jppo.progress import Silent
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import load_policy_state, read_config, read_metrics
+from jppo.training import device_loop
+from jppo.training import run as running
+from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
 RATE = jppo.Hyperparams(learning_rate=3e-3)
@@ -86,7 +87,7 @@ def repeated(run):
     recorder = Recorder(lambda: traced.append(len(traces)))
     traced = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "CHUNK_CAPACITY", 3)
+        patch.setattr(device_loop, "CHUNK_CAPACITY", 3)
         patch.setattr(running, "make_anakin", counting)
         result = jppo.train(
             Cued(),
@@ -211,7 +212,7 @@ def test_a_run_is_a_plain_loop_of_step(run):
 
 
 def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
-    monkeypatch.setattr(loops, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
+    monkeypatch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
     with pytest.raises(TrainingDiverged, match=r"^update 6 made .* that of update 5") as caught:
         jppo.train(NaNReward(), total_steps=20 * BATCH, config=CONFIG, hyperparams=RATE, run_dir=tmp_path / "run")
     result = caught.value.result
@@ -423,7 +424,7 @@ def test_a_device_that_sleeps_for_good_is_noticed(monkeypatch):
         def is_ready(self):
             return False
 
-    monkeypatch.setattr(loops, "_STALL_POLLS", 3)
-    loop = loops.ChunkLoop(None, None, None, 1, loops.Logbook(1, None, Silent()))
+    monkeypatch.setattr(device_loop, "_STALL_POLLS", 3)
+    loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logbook(1, None, Silent()))
     with pytest.raises(RuntimeError, match=r"XLA's CPU client does nothing any more.* run one lane"):
         loop._fetch(1, {"finite": Never()}, 0.0)

@@ -19,9 +19,10 @@ from lenient import lenient, lenient_env
 from ray import tune as ray_tune
 
 import jppo
-from jppo import actor_loop, trials, tune
+from jppo import trials, tune
 from jppo.runs.load import load_run
 from jppo.runs.run_dir import load_policy_state
+from jppo.training import ray_loop
 
 CONFIG = jppo.PPOConfig(num_envs=4, num_steps=16, num_epochs=1, num_minibatches=2)
 STEPS = 8 * CONFIG.batch_size
@@ -185,7 +186,7 @@ def test_a_trial_that_diverges_fails(tmp_path, monkeypatch):
 
 def test_the_ray_backend_goes_on_in_new_environments(tmp_path, monkeypatch):
     """Without actors. A host environment's state cannot be saved, so a second half draws anew."""
-    monkeypatch.setattr(actor_loop, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
     trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, backend="ray", checkpoint_every=4)
     with lenient():
         whole = FakeTune(tmp_path / "whole", monkeypatch)

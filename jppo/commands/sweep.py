@@ -99,8 +99,8 @@ class Sweep:
                     raise ValueError(f"{word} wants a value, or several to sweep")
 
     def run(self) -> int:
-        from jppo.progress import make_reporter
         from jppo.sweeps import default_sweep_dir, sweep
+        from jppo.training.progress import make_reporter
 
         if not self.envs:
             raise ValueError("name at least one environment")

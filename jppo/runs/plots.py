@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jppo.progress import short
 from jppo.runs.run_dir import check_output, read_config, read_metrics
+from jppo.training.progress import short
 
 _POINTS = 200
 _MOST_CURVES = 10

@@ -21,7 +21,7 @@ from jppo.actors.ray_cluster import connect, disconnect, limit_process, undistur
 from jppo.config.ppo import RayConfig
 from jppo.devices.determinism import inherited_flags
 from jppo.errors import HostFailed, first_line
-from jppo.progress import Reporter, Silent
+from jppo.training.progress import Reporter, Silent
 
 _POLL_SECONDS = 0.2
 _ROOM_SECONDS = 20.0  # without a place in the cluster a host waits, for ever; after this long that is said

@@ -14,10 +14,10 @@ from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import Hyperparams, RayConfig
 from jppo.devices.mesh import gather
 from jppo.errors import ActorsFailed
-from jppo.logbook import Ended, Logbook
-from jppo.loops import POLL_SECONDS
 from jppo.ppo.types import PolicyState, TrainState
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.training.device_loop import POLL_SECONDS
+from jppo.training.logger import Ended, Logbook
 
 _LOG_SECONDS = 0.4  # between two writes
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C

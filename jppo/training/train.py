@@ -15,17 +15,17 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.gymnasium import make_host_env
 from jppo.errors import ActorsFailed, TrainingDiverged
-from jppo.given import check_preset, check_run_dir
-from jppo.interrupts import stop_on_interrupt
 from jppo.ppo.anakin import Anakin, make_anakin
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams, PolicyState, TrainState
-from jppo.progress import Reporter, make_reporter
-from jppo.running import Given, Result, run_here
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import read_config
+from jppo.training.interrupts import stop_on_interrupt
+from jppo.training.progress import Reporter, make_reporter
+from jppo.training.run import Given, Result, run_here
+from jppo.training.settings import check_preset, check_run_dir
 
 
 def train(
@@ -133,7 +133,7 @@ def _train_on_hosts(
     """Starts the hosts, and sums up here what came of them. JAX does not start here before they have ended: the first
     host may need this machine's GPUs."""
     check_hosts(num_hosts, host_cpus, host_gpus)
-    from jppo.hosts import run_on_hosts  # ray takes a second to import
+    from jppo.training.ray_hosts import run_on_hosts  # ray takes a second to import
 
     name = given.env if isinstance(given.env, str) else ""
     chosen = PRESETS[check_preset(preset_for(name) if given.preset == "auto" else given.preset)]

@@ -12,10 +12,10 @@ import numpy as np
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.mesh import gather
-from jppo.logbook import Ended, Logbook
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
+from jppo.training.logger import Ended, Logbook
 
 CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it sends back
 _CHUNK_SECONDS = 0.4

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from jppo.errors import ActorsFailed
-from jppo.history import History, RecentEpisodes
-from jppo.progress import Reporter
 from jppo.runs.writer import RunWriter
+from jppo.training.history import History, RecentEpisodes
+from jppo.training.progress import Reporter
 
 _EPISODES = ("count", "return_mean", "return_std")
 

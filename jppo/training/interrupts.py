@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jppo.progress import Reporter
+from jppo.training.progress import Reporter
 
 
 def never() -> bool:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.actor_loop import ActorLoop
 from jppo.actors.sebulba import Sebulba, make_sebulba
 from jppo.config.ppo import (
     PPOConfig,
@@ -31,21 +30,22 @@ from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
 from jppo.errors import TrainingDiverged
-from jppo.given import check_preset, check_sizes, own_parts
-from jppo.interrupts import never, stop_on_interrupt
-from jppo.logbook import Ended, Logbook
-from jppo.loops import AnakinLoop
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network, hint
 from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
-from jppo.progress import OneOfSeveral, Reporter, Silent, make_reporter
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
+from jppo.training.device_loop import AnakinLoop
+from jppo.training.interrupts import never, stop_on_interrupt
+from jppo.training.logger import Ended, Logbook
+from jppo.training.progress import OneOfSeveral, Reporter, Silent, make_reporter
+from jppo.training.ray_loop import ActorLoop
+from jppo.training.settings import check_preset, check_sizes, own_parts
 
 
 class Result(NamedTuple):

@@ -1,0 +1,1 @@
+"""`jppo.train`: settings, one loop per mode, logging and progress."""
