@@ -25,8 +25,8 @@ from throughput import RESULTS, WORKLOADS, hardware
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.population import begin, compile_population
 from jppo.runs.run_dir import write_json
+from jppo.sweeps.population import begin, compile_population
 
 
 def together(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:

@@ -34,7 +34,7 @@ def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
     import jax.numpy as jnp
 
     import jppo
-    from jppo.population import begin, compile_population
+    from jppo.sweeps.population import begin, compile_population
 
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=updates * config.batch_size)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jppo.runs.export import export_policy as export_policy
     from jppo.runs.export import load_exported as load_exported
     from jppo.runs.load import load_policy as load_policy
-    from jppo.sweeps import sweep as sweep
+    from jppo.sweeps.sweep import sweep as sweep
     from jppo.training.train import train as train
 
 _HOMES = {
@@ -50,7 +50,7 @@ _HOMES = {
     "make_anakin": "jppo.ppo.anakin",
     "make_env": "jppo.envs",
     "plan": "jppo.planning",
-    "sweep": "jppo.sweeps",
+    "sweep": "jppo.sweeps.sweep",
     "train": "jppo.training.train",
 }
 __all__ = list(_HOMES)

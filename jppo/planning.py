@@ -17,9 +17,9 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
 from jppo.devices.mesh import most_devices
 from jppo.envs.backends import choose_backend
-from jppo.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.types import PyTree
+from jppo.sweeps.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
 from jppo.training.device_loop import CHUNK_CAPACITY, run_chunk
 from jppo.training.settings import check_preset
 

@@ -8,8 +8,9 @@ from checks import SMALL, compiled_programs
 from probes import Counting
 
 import jppo
-from jppo import planning, population
-from jppo.population import bytes_free, show_bytes
+from jppo import planning
+from jppo.sweeps import population
+from jppo.sweeps.population import bytes_free, show_bytes
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 

@@ -12,9 +12,10 @@ from checks import SMALL, compiled_programs
 from probes import NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo import population, sweeps
 from jppo.errors import TrainingDiverged
-from jppo.population import Total, begin, compile_population, fitting_population, park, resume, shares
+from jppo.sweeps import population
+from jppo.sweeps import sweep as sweeps
+from jppo.sweeps.population import Total, begin, compile_population, fitting_population, park, resume, shares
 from jppo.training.progress import Silent
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
@@ -198,7 +199,7 @@ def test_progress_is_of_all_lanes():
 
 MANY_INITS = """
 import jax, numpy as np, jppo
-from jppo.population import begin, compile_population
+from jppo.sweeps.population import begin, compile_population
 agent = jppo.make_anakin("CartPole-v1", jppo.PPOConfig(num_envs=2, num_steps=2, num_minibatches=1), total_steps=8)
 lanes = compile_population(agent, 128, 2)
 for _ in range(10):

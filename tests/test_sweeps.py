@@ -15,12 +15,12 @@ from PIL import Image
 from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo import sweeps
 from jppo.ppo.learner import ppo_loss
-from jppo.results import Lane, SweepResult
 from jppo.runs.load import load_run
 from jppo.runs.plots import bootstrap_interval, interquartile_mean
 from jppo.runs.run_dir import read_metrics
+from jppo.sweeps import sweep as sweeps
+from jppo.sweeps.results import Lane, SweepResult
 from jppo.training import device_loop
 from jppo.training.progress import Silent
 

@@ -19,9 +19,9 @@ from lenient import lenient, lenient_env
 from ray import tune as ray_tune
 
 import jppo
-from jppo import trials, tune
 from jppo.runs.load import load_run
 from jppo.runs.run_dir import load_policy_state
+from jppo.sweeps import tune, tune_trial
 from jppo.training import ray_loop
 
 CONFIG = jppo.PPOConfig(num_envs=4, num_steps=16, num_epochs=1, num_minibatches=2)
@@ -31,7 +31,7 @@ SPACE = {"learning_rate": 1e-2, "seed": 5}
 
 def test_a_search_space_overrides_what_was_given():
     space = {"num_envs": np.int64(8), "hidden_sizes": [32], "learning_rate": np.float64(0.1), "seed": 3}
-    config, hyperparams, seed = trials.apply_space(space, CONFIG, jppo.Hyperparams(gamma=0.5), 0)
+    config, hyperparams, seed = tune_trial.apply_space(space, CONFIG, jppo.Hyperparams(gamma=0.5), 0)
     assert config == dataclasses.replace(CONFIG, num_envs=8, hidden_sizes=(32,))
     assert (hyperparams.learning_rate, hyperparams.gamma, seed) == (0.1, 0.5, 3)
 
@@ -50,7 +50,7 @@ def test_a_search_space_overrides_what_was_given():
 )
 def test_a_search_space_is_refused_in_words(space, message):
     with pytest.raises(ValueError, match=message):
-        trials.apply_space(space, CONFIG, jppo.Hyperparams(), 0)
+        tune_trial.apply_space(space, CONFIG, jppo.Hyperparams(), 0)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ class KillOnce(ray_tune.Callback):
     def __init__(self, update):
         self.update, self.killed, self.updates = update, None, collections.defaultdict(list)
 
-    def on_trial_result(self, iteration, trials, trial, result, **info):
+    def on_trial_result(self, iteration, tune_trial, trial, result, **info):
         self.updates[trial.trial_id].append(result["update"])
         if self.killed is None and result["update"] == self.update:
             self.killed = trial.trial_id

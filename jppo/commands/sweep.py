@@ -99,7 +99,7 @@ class Sweep:
                     raise ValueError(f"{word} wants a value, or several to sweep")
 
     def run(self) -> int:
-        from jppo.sweeps import default_sweep_dir, sweep
+        from jppo.sweeps.sweep import default_sweep_dir, sweep
         from jppo.training.progress import make_reporter
 
         if not self.envs:
@@ -124,7 +124,7 @@ class Sweep:
         if self.run_dirs:
             result.write_run_dirs()
         if not self.quiet:
-            from jppo.results import print_settings
+            from jppo.sweeps.results import print_settings
 
             print_settings(result, stream)
         if self.json:

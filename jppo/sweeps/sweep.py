@@ -11,8 +11,12 @@ from typing import Any
 import jax
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.groups import run_group
-from jppo.lanes import (
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.learner import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.runs import run_dir as runs
+from jppo.sweeps.grid import (
     SHAPES,
     Group,
     Task,
@@ -24,13 +28,9 @@ from jppo.lanes import (
     identity,
     lay_out,
 )
-from jppo.population import Total
-from jppo.ppo.anakin import Anakin
-from jppo.ppo.learner import Loss
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
-from jppo.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane
-from jppo.runs import run_dir as runs
+from jppo.sweeps.halving import run_group
+from jppo.sweeps.population import Total
+from jppo.sweeps.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.progress import Reporter, Silent, make_reporter
 
@@ -207,7 +207,7 @@ def _run_on_cluster(
     gpus: float,
 ) -> None:
     """Each group as a Ray task. One that fails leaves the others to end first."""
-    from jppo.tasks import run_tasks  # ray takes a second to import
+    from jppo.sweeps.ray_tasks import run_tasks  # ray takes a second to import
 
     total = Total(reporter)
     start = time.perf_counter()

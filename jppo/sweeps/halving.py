@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.lanes import Group, Task, agent_of
-from jppo.population import (
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.types import PyTree
+from jppo.sweeps.grid import Group, Task, agent_of
+from jppo.sweeps.population import (
     Population,
     PopulationLog,
     Total,
@@ -20,9 +22,7 @@ from jppo.population import (
     shares,
     show_bytes,
 )
-from jppo.ppo.anakin import Anakin
-from jppo.ppo.types import PyTree
-from jppo.results import DIVERGED, FINISHED, INTERRUPTED, STOPPED
+from jppo.sweeps.results import DIVERGED, FINISHED, INTERRUPTED, STOPPED
 from jppo.training.device_loop import ChunkLoop
 from jppo.training.history import RecentEpisodes
 from jppo.training.progress import Reporter

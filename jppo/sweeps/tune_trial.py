@@ -42,7 +42,7 @@ _INSTEAD = {
 
 
 class Given(NamedTuple):
-    """What `jppo.tune.trainable` was given; the rest comes from a trial's point in the search space."""
+    """What `jppo.sweeps.tune.trainable` was given; the rest comes from a trial's point in the search space."""
 
     env: Any
     total_steps: int | None

@@ -13,16 +13,16 @@ from ray import tune
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
 from jppo.envs.backends import BACKENDS
-from jppo.groups import run_group
-from jppo.lanes import check_seeds, check_settings, lay_out
-from jppo.population import Total
 from jppo.ppo.learner import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams
 from jppo.runs.plots import interquartile_mean
+from jppo.sweeps.grid import check_seeds, check_settings, lay_out
+from jppo.sweeps.halving import run_group
+from jppo.sweeps.population import Total
+from jppo.sweeps.tune_trial import METRIC, Given, Printed, train
 from jppo.training.settings import check_preset
-from jppo.trials import METRIC, Given, Printed, train
 
 
 def trainable(

@@ -109,7 +109,9 @@ def _combinations(values: dict[str, list[Any]], names: Sequence[str]) -> Iterato
 
 def _device_env(env: Any) -> Any:
     if isinstance(env, str) and choose_backend(env) == "ray":
-        raise ValueError(f"{env} is an environment of Gymnasium's, and a sweep runs on the device; jppo.tune sweeps it")
+        raise ValueError(
+            f"{env} is an environment of Gymnasium's, and a sweep runs on the device; jppo.sweeps.tune sweeps it"
+        )
     return make_env(env)
 
 

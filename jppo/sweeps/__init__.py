@@ -1,0 +1,1 @@
+"""`jppo.sweep` and Ray Tune."""
