@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 import jppo
+from jppo.bench.timing import act, step_environments
 from jppo.devices.jit import jit
-from jppo.parts import act, step_environments
 from jppo.ppo.advantages import generalized_advantages
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.learner import Batch, Learner, make_learner, ppo_loss

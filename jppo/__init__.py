@@ -8,7 +8,8 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from jppo.actors.env_runner import EnvRunner as EnvRunner
     from jppo.actors.sebulba import make_sebulba as make_sebulba
-    from jppo.benching import bench as bench
+    from jppo.bench.bench import bench as bench
+    from jppo.bench.plan import plan as plan
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
     from jppo.errors import TrainingDiverged as TrainingDiverged
-    from jppo.planning import plan as plan
     from jppo.ppo.anakin import make_anakin as make_anakin
     from jppo.ppo.types import Hyperparams as Hyperparams
     from jppo.runs.evaluation import evaluate as evaluate
@@ -40,7 +40,7 @@ _HOMES = {
     "PPOConfig": "jppo.config.ppo",
     "PRESETS": "jppo.config.presets",
     "TrainingDiverged": "jppo.errors",
-    "bench": "jppo.benching",
+    "bench": "jppo.bench.bench",
     "check_env": "jppo.envs.checks",
     "evaluate": "jppo.runs.evaluation",
     "export_policy": "jppo.runs.export",
@@ -49,7 +49,7 @@ _HOMES = {
     "load_policy": "jppo.runs.load",
     "make_anakin": "jppo.ppo.anakin",
     "make_env": "jppo.envs",
-    "plan": "jppo.planning",
+    "plan": "jppo.bench.plan",
     "sweep": "jppo.sweeps.sweep",
     "train": "jppo.training.train",
 }

@@ -16,8 +16,9 @@ from lenient import lenient
 from PIL import Image
 
 import jppo
-from jppo import benching, parts
-from jppo.benched import CEILINGS, Benched, Speed, advise, title_of
+from jppo.bench import bench as benching
+from jppo.bench import timing
+from jppo.bench.report import CEILINGS, Benched, Speed, advise, title_of
 from jppo.cli import main
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
@@ -55,7 +56,7 @@ def check_numbers(benched):
         assert 0.0 < speed.low <= speed.steps_per_second <= speed.high < np.inf
     assert 0.0 < benched.end_to_end.low <= benched.end_to_end.high < np.inf
     assert benched.compile_seconds > 0.0
-    assert benched.advice.startswith(jppo.benched._SUBJECTS[benched.limit][:4])
+    assert benched.advice.startswith(jppo.bench.report._SUBJECTS[benched.limit][:4])
     summary = json.loads(json.dumps(benched.summary(), allow_nan=False))
     assert set(summary) == {*Benched._fields, "limit", "advice"}
     assert summary["steady"] == benched.steady._asdict()
@@ -142,21 +143,21 @@ def test_options_start_from_the_preset_and_envs_per_actor_sets_the_sizes(monkeyp
 def test_programs_run_in_rounds_until_time_is_up_or_a_stop():
     ran = []
     programs = {name: lambda count, name=name: ran.append((name, count)) for name in "ab"}
-    times = parts.time_programs(programs, 1e-9, lambda: False)
+    times = timing.time_programs(programs, 1e-9, lambda: False)
     assert times["a"].shape == times["b"].shape == (5,)
     counts = dict(ran[-2:])
     assert ran == [("a", 1)] * 2 + [("b", 1)] * 2 + [("a", counts["a"]), ("b", counts["b"])] * 5
     with pytest.raises(KeyboardInterrupt):
-        parts.time_programs(programs, 1e9, lambda: len(ran) > 100)
+        timing.time_programs(programs, 1e9, lambda: len(ran) > 100)
 
 
 def test_the_parts_do_the_work_of_a_rollout():
     agent = jppo.make_anakin(probes.Counting(), CONFIG)
     state, key = quick_jit(agent.init)(jax.random.key(0), jppo.Hyperparams()), jax.random.key(1)
-    after = jax.jit(lambda state: parts.step_environments(agent, state, key))(state.collect)
+    after = jax.jit(lambda state: timing.step_environments(agent, state, key))(state.collect)
     np.testing.assert_array_equal(after.episode.lengths, np.full(8, 16))
     obs = jax.numpy.broadcast_to(state.collect.obs, (16, *state.collect.obs.shape))
-    action, log_prob, value = parts.act(agent, state.train.policy, obs, key)
+    action, log_prob, value = timing.act(agent, state.train.policy, obs, key)
     distribution, expected = agent.policy.apply(state.train.policy, obs[0])
     np.testing.assert_allclose(log_prob[3], distribution.log_prob(action[3]), rtol=1e-5)
     np.testing.assert_allclose(value[3], expected, rtol=1e-5)
@@ -165,7 +166,7 @@ def test_the_parts_do_the_work_of_a_rollout():
 
 @pytest.mark.parametrize(("env", "shape"), [("Pendulum-v1", (2, 5, 1)), ("CartPole-v1", (2, 5))])
 def test_random_actions_fit_the_environment(env, shape):
-    action = parts.random_actions(jppo.make_host_env(env).action_spec, (2, 5), jax.random.key(0))
+    action = timing.random_actions(jppo.make_host_env(env).action_spec, (2, 5), jax.random.key(0))
     assert action.shape == shape
     assert len(np.unique(action)) > 1
     assert np.abs(action).max() <= 1
@@ -175,7 +176,7 @@ def test_environments_that_wait_are_told_from_those_that_compute(tmp_path):
     def waiting():
         return faulty_envs.Healthy(notes=tmp_path, step_seconds=0.005)
 
-    environments = parts.BareEnvironments(jppo.make_host_env(waiting), CONFIG, 2, jax.random.key(0))
+    environments = timing.BareEnvironments(jppo.make_host_env(waiting), CONFIG, 2, jax.random.key(0))
     environments(1)
     environments.close()
     assert environments.cores_busy < 0.5

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from jppo.actors.sebulba import Sebulba
-from jppo.benched import CEILINGS, Benched, Speed
+from jppo.bench.report import CEILINGS, Benched, Speed
+from jppo.bench.timing import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
-from jppo.parts import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.ppo.learner import Learner, Loss, make_learner
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam

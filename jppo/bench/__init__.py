@@ -1,0 +1,1 @@
+"""`jppo.bench` and `jppo.plan`."""
