@@ -2,6 +2,6 @@
 
 import sys
 
-from jppo.cli import main
+from jppo.cli.main import main
 
 sys.exit(main())

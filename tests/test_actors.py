@@ -27,7 +27,7 @@ import jppo
 from jppo.actors import actor_pool as actors
 from jppo.actors import ray_cluster
 from jppo.actors.actor_pool import Actors
-from jppo.cli import main
+from jppo.cli.main import main
 from jppo.config.ppo import RayConfig
 from jppo.errors import ActorsFailed
 from jppo.ppo.networks import make_network

@@ -19,7 +19,7 @@ import jppo
 from jppo.bench import bench as benching
 from jppo.bench import timing
 from jppo.bench.report import CEILINGS, Benched, Speed, advise, title_of
-from jppo.cli import main
+from jppo.cli.main import main
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 SIZES = ["--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2", "--seconds", "0.05"]

@@ -11,7 +11,7 @@ import pytest
 from lenient import lenient
 
 import jppo
-from jppo.cli import main
+from jppo.cli.main import main
 from jppo.envs import make_env
 from jppo.envs.checks import MEANING
 from jppo.envs.checks import device as device_checks

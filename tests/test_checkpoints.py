@@ -26,7 +26,7 @@ from probes import ObsActionReward
 
 import jppo
 from jppo.actors.local import InProcess
-from jppo.cli import main
+from jppo.cli.main import main
 from jppo.ppo.networks import make_network
 from jppo.runs import checkpoints
 from jppo.runs.checkpoints import FORMAT, identity, newest, read, to_host, write

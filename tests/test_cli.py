@@ -21,8 +21,9 @@ from PIL import Image
 from saved import save_run
 
 import jppo
-from jppo import PRESETS, cli
-from jppo.cli import main
+from jppo import PRESETS
+from jppo.cli import main as cli
+from jppo.cli.main import main
 from jppo.envs import available
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.plots import learning_curves
@@ -571,7 +572,7 @@ def test_the_script_is_installed():
 
 def start(program, *argv):
     return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; from jppo.cli import main; {program}", *argv],
+        [sys.executable, "-c", f"import sys; from jppo.cli.main import main; {program}", *argv],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,7 @@ from saved import save_run
 
 import jppo
 from jppo.actors import numpy_policy
-from jppo.cli import main
+from jppo.cli.main import main
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.networks import make_network, make_policy

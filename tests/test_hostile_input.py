@@ -15,7 +15,7 @@ from lenient import lenient
 
 import jppo
 from jppo.actors import numpy_policy
-from jppo.cli import main
+from jppo.cli.main import main
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "hostile_input.md"
 ROWS = re.findall(r"^\| `(.+?)` \| (.+?) \|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)

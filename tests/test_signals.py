@@ -39,7 +39,7 @@ class Command:
 
     def __init__(self, directory):
         self.directory = directory
-        program = "import sys; from jppo.cli import main; sys.exit(main())"
+        program = "import sys; from jppo.cli.main import main; sys.exit(main())"
         options = ["CartPole-v1", "--backend", "ray", "--num-actors", "2", "--total-steps", "1e9", "--run-dir", "run"]
         self.out, self.err = directory / "out", directory / "err"
         with self.out.open("w") as out, self.err.open("w") as err:

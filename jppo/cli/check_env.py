@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jppo.commands import WholeNumber
+from jppo.cli.arguments import WholeNumber
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jppo import __version__
-from jppo.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, EXITS, Inline, WholeNumber
-from jppo.commands.bench import Bench
-from jppo.commands.check import CheckEnv
-from jppo.commands.export import Export
-from jppo.commands.plan import Plan
-from jppo.commands.runs import Envs, Eval, Play, Plot
-from jppo.commands.sweep import Sweep
+from jppo.cli.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, EXITS, Inline, WholeNumber
+from jppo.cli.bench import Bench
+from jppo.cli.check_env import CheckEnv
+from jppo.cli.export import Export
+from jppo.cli.plan import Plan
+from jppo.cli.runs import Envs, Eval, Play, Plot
+from jppo.cli.sweep import Sweep
 from jppo.config.ppo import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, num_cores, spread_envs
 from jppo.config.presets import PRESETS, preset_for
 

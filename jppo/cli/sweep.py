@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.commands import EXITS, Inline, WholeNumber
+from jppo.cli.arguments import EXITS, Inline, WholeNumber
 from jppo.config.ppo import Hyperparams, PPOConfig
 
 

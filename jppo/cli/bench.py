@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jppo.commands import EXIT_FAILED, Inline
+from jppo.cli.arguments import EXIT_FAILED, Inline
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from jppo.commands import Inline
+from jppo.cli.arguments import Inline
 from jppo.config.ppo import PPOConfig
 
 
