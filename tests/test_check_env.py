@@ -14,8 +14,8 @@ import jppo
 from jppo.cli.main import main
 from jppo.envs import make_env
 from jppo.envs.checks import MEANING
-from jppo.envs.checks import device as device_checks
-from jppo.envs.checks import host as host_checks
+from jppo.envs.checks import check_gymnasium as host_checks
+from jppo.envs.checks import check_gymnax as device_checks
 from jppo.envs.checks.trajectory import Observations, draw_actions
 from jppo.envs.spaces import ActionSpec
 

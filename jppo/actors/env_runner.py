@@ -59,8 +59,8 @@ class RunnerSpec(NamedTuple):
 class EnvRunner:
     """Steps n environments, `num_steps` per call, with parameters that are fixed for the call.
 
-    Every environment draws from the key stream of its global number, as on the device (`jppo.ppo.rollout`), so that runners
-    of 1, 2 or 8 environments collect the same.
+    Every environment draws from the key stream of its global number, as in on-device rollouts (`jppo.ppo.rollout`), so
+    runners of 1, 2 or 8 environments collect the same data.
     """
 
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:

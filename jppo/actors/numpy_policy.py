@@ -123,8 +123,7 @@ class NumpyPolicy:
         return outputs.argmax(axis=-1) if self._num_actions else outputs
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """As `jppo.envs.spaces.to_env_action`, [B, *shape]: numbers from the space's first on; real numbers scaled where
-        bounded on both sides, clipped to what bound there is elsewhere."""
+        """Like `jppo.envs.spaces.to_env_action`, for actions [B, *shape]."""
         if self._num_actions:
             action = action.astype(self._dtype, copy=False)
             return action + self._start if self._start else action

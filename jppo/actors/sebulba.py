@@ -1,5 +1,8 @@
 """The Ray mode: actors collect on the host, one learner updates on the devices (the "Sebulba" architecture of Hessel et
-al. 2021, "Podracer architectures for scalable reinforcement learning"). The processes are in `jppo.actors.actor_pool`."""
+al. 2021, "Podracer architectures for scalable reinforcement learning").
+
+`jppo.actors.actor_pool` starts the processes.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -8,8 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jppo.config.ppo import LEAST_SHARE, MAX_STRATA
-from jppo.runs.plots import draw_bars
-from jppo.training.progress import short
+from jppo.runs.plots import draw_bars, format_steps
 
 CEILINGS = ("environment", "policy", "learner")
 _MUCH = 0.2  # share of an update that is worth hiding
@@ -181,7 +180,7 @@ def speeds_of(benched: Benched) -> dict[str, Speed]:
 
 
 def _shown(speed: Speed) -> tuple[str, str]:
-    return f"{speed.steps_per_second:,.0f}", f"{short(speed.low)} - {short(speed.high)}"
+    return f"{speed.steps_per_second:,.0f}", f"{format_steps(speed.low)} - {format_steps(speed.high)}"
 
 
 def _milliseconds(benched: Benched, speed: Speed) -> float:

@@ -1,7 +1,7 @@
 """A trained policy as one file, for use without training: .npz for NumPy alone, .stablehlo for JAX or any XLA.
 
-The .npz is data, arrays and a description, which `jppo.actors.numpy_policy` knows how to apply. The .stablehlo is the policy
-as a program, so that it can hold any network.
+The .npz is data, arrays and a description, which `jppo.actors.numpy_policy` knows how to apply. The .stablehlo is the
+policy as a program, so that it can hold any network.
 """
 
 import contextlib

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jppo.runs.run_dir import check_output, read_config, read_metrics
-from jppo.training.progress import short
 
 _POINTS = 200
 _MOST_CURVES = 10
@@ -139,7 +138,7 @@ def draw_bars(
     middle, low, high = np.array(list(speeds.values())).T
     within = np.array([np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)])
     bars = left.barh(list(speeds), middle, xerr=within, color="C0", error_kw={"ecolor": "0.3", "capsize": 3})
-    left.bar_label(bars, [short(number) for number in middle], padding=6)
+    left.bar_label(bars, [format_steps(number) for number in middle], padding=6)
     left.set(
         xscale="log",
         xlim=(low.min() / 3.0, high.max() * 4.0),
@@ -224,3 +223,11 @@ def _save(figure: Any, output: Path) -> None:
         figure.savefig(output, format="png", dpi=120)
     except OSError as error:
         raise ValueError(f"{output} cannot be written: {error.strerror or error}") from error
+
+
+def format_steps(number: float) -> str:
+    """Returns a number of steps with three significant digits, for example 583k or 1.53M."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"

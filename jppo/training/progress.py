@@ -9,6 +9,8 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jppo.runs.plots import format_steps
+
 _PLAIN_SECONDS = 5.0
 _REDRAW_SECONDS = 0.5
 _METHODS = ("start", "message", "tick", "update", "close")
@@ -132,7 +134,7 @@ def status_line(step: int, total: int, steps_per_second: float, recent_return: f
     """step/total, speed, time to go, recent return."""
     remaining = max(0, total - step) / steps_per_second if steps_per_second else math.inf
     shown = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    return f"{step:,}/{total:,} steps  {short(steps_per_second)} steps/s  {_duration(remaining)} left  {shown}"
+    return f"{step:,}/{total:,} steps  {format_steps(steps_per_second)} steps/s  {_duration(remaining)} left  {shown}"
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
@@ -146,19 +148,11 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     start = "starting" if summary["backend"] == "ray" else "compiling"
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
-        f"{summary['seconds']:.1f} s ({short(summary['steps_per_second'])} steps/s) "
+        f"{summary['seconds']:.1f} s ({format_steps(summary['steps_per_second'])} steps/s) "
         f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
     ]
     lost = f", but for {', '.join(summary['unsaved'])}" if "unsaved" in summary else ""
     return lines + ([f"saved in {summary['run_dir']}{lost}"] if summary["run_dir"] else [])
-
-
-def short(number: float) -> str:
-    """A number of steps in three digits: 583k, 1.53M."""
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -35,16 +35,16 @@ def check_env(
     seed = check_seed(seed)
     backend = choose_backend(env, backend)
     if backend == "anakin":
-        from jppo.envs.checks import device
+        from jppo.envs.checks import check_gymnax
 
-        found, names = device.check(env, params, steps, seed, num_envs), device.NAMES
+        found, names = check_gymnax.check(env, params, steps, seed, num_envs), check_gymnax.NAMES
     else:
-        from jppo.envs.checks import host
+        from jppo.envs.checks import check_gymnasium
 
         if params is not None:
             raise ValueError("params are those of an environment on the device")
-        num_envs = 1 if host.is_made(env) else num_envs
-        found, names = host.check(env, steps, seed, num_envs), host.NAMES
+        num_envs = 1 if check_gymnasium.is_made(env) else num_envs
+        found, names = check_gymnasium.check(env, steps, seed, num_envs), check_gymnasium.NAMES
     name = env if isinstance(env, str) else _name(env)
     return make_report(names, found, env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs)
 

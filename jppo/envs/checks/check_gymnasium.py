@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.envs.checks import judges, vector
+from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, Check, refused
 from jppo.envs.checks.trajectory import COUNTERS, MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
 from jppo.envs.gymnasium import HostEnvironment, make_host_env, make_source
@@ -58,7 +58,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> list[Check]:
                 return _check_singles(env, steps, seed, envs)
         first.close()
         host = _accept(env)
-        return [host] if isinstance(host, Check) else vector.check(host, steps, seed, num_envs)
+        return [host] if isinstance(host, Check) else check_vector.check(host, steps, seed, num_envs)
     except _BrokenContractError as error:
         return [Check("runs", PASS, "reset and step raise nothing"), Check("contract", FAIL, *error.args)]
     except MisfitError as error:
@@ -66,7 +66,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> list[Check]:
     except RaisedError as error:
         cause = error.__cause__
         assert cause is not None, "it is raised from what the environment raised"
-        return [judges.raised("runs", str(error), cause, "".join(traceback.format_exception(cause)))]
+        return [rules.raised("runs", str(error), cause, "".join(traceback.format_exception(cause)))]
 
 
 def _made(source: Any, seed: int) -> Any:
@@ -108,7 +108,7 @@ def _check_singles(source: Any, steps: int, seed: int, envs: list[Any]) -> list[
     return [
         Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes"),
         Check("contract", PASS, _AS_DECLARED),
-        *judges.judge_all(observations, host.action_spec, trace, again, starts, how),
+        *rules.judge_all(observations, host.action_spec, trace, again, starts, how),
         Check("autoreset", SKIPPED, "one environment; jppo resets it in the step that ends an episode"),
         _speed(envs[0], actions[:, 0]),
     ]
@@ -260,4 +260,4 @@ def _speed(env: Any, actions: np.ndarray) -> Check:
         t += 1
         if terminated or truncated:
             _reset(env, None)
-    return judges.judge_speed(t, seconds, "one environment in one process")
+    return rules.judge_speed(t, seconds, "one environment in one process")

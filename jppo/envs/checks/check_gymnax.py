@@ -11,7 +11,7 @@ import numpy as np
 
 from jppo.devices.jit import jit
 from jppo.envs.base import Environment
-from jppo.envs.checks import judges
+from jppo.envs.checks import rules
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, refused
 from jppo.envs.checks.trajectory import COUNTERS, MisfitError, Observations, Starts, Trace, draw_actions, space_of
 from jppo.envs.gymnax import holds_bits, make_env, make_source
@@ -77,7 +77,7 @@ def _trace_once(source: Any, params: Any) -> list[Check]:
                 return [inner]
         returned = jax.eval_shape(source.step, key, reset[1], action, params)
     except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
-        return [judges.raised("jit", "tracing it", error, traceback.format_exc())]
+        return [rules.raised("jit", "tracing it", error, traceback.format_exc())]
     found = [Check("jit", PASS, "reset and step can be traced"), _judge_contract(returned)]
     return found if found[1].status == FAIL else [*found, _judge_carry(reset[1], returned[1])]
 
@@ -139,7 +139,7 @@ def _play(env: Environment, steps: int, seed: int, num_envs: int) -> list[Check]
         play = jax.device_get(together(keys, actions))
         alone = jax.device_get(jit(_episodes(env))(keys[0, : _ALONE_STEPS + 1], actions[:_ALONE_STEPS, 0]))
     except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
-        return [judges.raised("vmap", "running it under vmap and scan", error, traceback.format_exc())]
+        return [rules.raised("vmap", "running it under vmap and scan", error, traceback.format_exc())]
     start = time.perf_counter()
     again = jax.device_get(together(keys, actions))
     seconds = time.perf_counter() - start
@@ -147,11 +147,11 @@ def _play(env: Environment, steps: int, seed: int, num_envs: int) -> list[Check]
     trace, repeated = _trace(observations, play), _trace(observations, again)
     starts = _starts(observations, env, seed)
     how = "the compiled program, called twice"
-    found = judges.judge_all(observations, env.action_spec, trace, repeated, starts, how)
+    found = rules.judge_all(observations, env.action_spec, trace, repeated, starts, how)
     found = [misfit if misfit and check.name == misfit.name else check for check in found]
     if limit := _judge_limit(env, observations, keys, actions, trace):
         found = [limit if check.name == limit.name else _despite(limit, check) for check in found]
-    speed = judges.judge_speed(steps * num_envs, seconds, f"{num_envs} side by side, everything kept")
+    speed = rules.judge_speed(steps * num_envs, seconds, f"{num_envs} side by side, everything kept")
     repeats = all(check.status != FAIL for check in found if check.name == "determinism")
     return [_judge_alone(play, alone if repeats else None), *found, speed]
 

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from jppo.envs.checks import judges
+from jppo.envs.checks import rules
 from jppo.envs.checks.report import FAIL, PASS, Check
 from jppo.envs.checks.trajectory import MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
 from jppo.envs.gymnasium import HostEnvironment
@@ -39,9 +39,9 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> list[C
     return [
         Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes"),
         Check("contract", PASS, "as Gymnasium's vector environments"),
-        *judges.judge_all(observations, host.action_spec, trace, again, starts, "made anew"),
+        *rules.judge_all(observations, host.action_spec, trace, again, starts, "made anew"),
         Check("autoreset", PASS, f"final observations came with all {int(trace.done.sum()):,} ends"),
-        judges.judge_speed(trace.reward.size, seconds, f"{num_envs} side by side"),
+        rules.judge_speed(trace.reward.size, seconds, f"{num_envs} side by side"),
     ]
 
 
