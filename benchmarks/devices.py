@@ -29,7 +29,7 @@ from jppo.runs.run_dir import write_json
 from jppo.sweeps.population import begin, compile_population
 
 
-def together(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
+def raise_on_all_processes(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
     """An update of one run over so many devices."""
     agent = jppo.make_anakin(env, config, num_devices=num_devices)
     state = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(0), jppo.Hyperparams())
@@ -91,9 +91,9 @@ def main(
     config = config if num_envs is None else dataclasses.replace(config, num_envs=num_envs)
     wide = {d: dataclasses.replace(config, num_envs=d * config.num_envs) for d in devices}
     programs = {
-        **{("strong", d): together(env, config, d) for d in devices},
+        **{("strong", d): raise_on_all_processes(env, config, d) for d in devices},
         **{("strong, apart", d): apart(env, config, d) for d in devices},
-        **{("weak", d): together(env, wide[d], d) for d in devices},
+        **{("weak", d): raise_on_all_processes(env, wide[d], d) for d in devices},
         **{("weak, apart", d): apart(env, wide[d], d) for d in devices},
     }
     for update in programs.values():

@@ -31,7 +31,7 @@ from rich.table import Table
 import jppo
 from jppo.bench.timing import act, step_environments
 from jppo.devices.jit import jit
-from jppo.ppo.advantages import generalized_advantages
+from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.learner import Batch, Learner, make_learner, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
@@ -175,19 +175,19 @@ def learner_of(agent: Anakin, **changes: Any) -> Learner:
 
 def advantages(train: TrainState, rollout: Rollout) -> Array:
     r, h = rollout, train.hyperparams
-    return generalized_advantages(r.reward, r.value, r.next_value, r.terminated, r.truncated, h.gamma, h.gae_lambda)
+    return gae(r.reward, r.value, r.next_value, r.terminated, r.truncated, h.gamma, h.gae_lambda)
 
 
 def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
     """The shuffle and gather of every epoch and minibatch; the last minibatch."""
     config = agent.config
 
-    def gather(_: Batch, rows: Array) -> tuple[Batch, None]:
+    def allgather_ints(_: Batch, rows: Array) -> tuple[Batch, None]:
         return jax.tree.map(lambda x: x[rows], batch), None
 
     def epoch(last: Batch, keys: Array) -> tuple[Batch, None]:
         rows = minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
-        return jax.lax.scan(gather, last, rows)
+        return jax.lax.scan(allgather_ints, last, rows)
 
     first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
     return jax.lax.scan(epoch, first, epoch_keys(key, config, config.batch_size, jnp.arange(config.num_strata)))[0]

@@ -139,7 +139,7 @@ def truncating(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
     return state.train.policy, state.collect.replace(env_state=aged)
 
 
-def check_same(rollouts: dict[str, Rollout], reference: Rollout) -> None:
+def assert_same_settings(rollouts: dict[str, Rollout], reference: Rollout) -> None:
     for name, rollout in rollouts.items():
         for field in ("action", "reward", "terminated", "truncated"):
             np.testing.assert_array_equal(getattr(rollout, field), getattr(reference, field), err_msg=f"{name} {field}")
@@ -161,7 +161,7 @@ def measure(workload: Workload, start: Callable, repeats: int, max_others: float
     inputs = {name: several if "seeds" in name else single for name in programs}
     reference = jit(functools.partial(collect, agent.env, agent.policy, agent.config.action_bounds, workload.num_steps))
     rollout = reference(*single, jnp.asarray(0.99))[1]
-    check_same({name: programs[name](*single) for name in FORMS}, rollout)
+    assert_same_settings({name: programs[name](*single) for name in FORMS}, rollout)
     times, others = interleaved(
         {name: functools.partial(program, *inputs[name]) for name, program in programs.items()}, repeats, max_others
     )

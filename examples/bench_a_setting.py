@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import jppo
-from jppo.bench.report import Benched
+from jppo.bench.report import BenchResult
 
 
-def main(sizes: Sequence[int] = (64, 1024), seconds: float = 1.0) -> list[Benched]:
+def main(sizes: Sequence[int] = (64, 1024), seconds: float = 1.0) -> list[BenchResult]:
     """A bench for each number of environments."""
     results = []
     print("environments   steps/s   ceilings: environment       policy      learner   takes most of an update")

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import jppo
-from jppo.bench.plan import Planned
+from jppo.bench.plan import PlanResult
 
 
-def main(sizes: Sequence[int] = (64, 512, 4096), seconds: float = 1.0) -> list[Planned]:
+def main(sizes: Sequence[int] = (64, 512, 4096), seconds: float = 1.0) -> list[PlanResult]:
     """A plan for each number of environments."""
     plans = []
     print("environments   memory    of free   compiling   steps/s   a million steps")

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 import jppo
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 from jppo.training.train import Result
 
 
-class Impatient(Silent):
+class Impatient(NullReporter):
     """Presses Ctrl-C, once, when a run is under way."""
 
     pressed = False

@@ -32,6 +32,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def kind_and_line(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Its type's name before that."""
     return ": ".join(filter(None, (type(error).__name__, first_line(error))))

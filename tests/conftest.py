@@ -33,7 +33,7 @@ optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # raises a f
 
 
 # Runs are on one of the eight unless a test says otherwise: collectives of eight on two cores take their time.
-running.most_devices = lambda config: 1
+running.max_usable_devices = lambda config: 1
 
 AS_SHIPPED = compiling._CPU_OPTIONS  # as it still is in processes that tests start
 compiling._CPU_OPTIONS = QUICK

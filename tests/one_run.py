@@ -12,7 +12,7 @@ from probes import NO_LIMIT, ObsActionReward
 import jppo
 from jppo.devices import jit as compiling
 from jppo.training import device_loop
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 BATCH, UPDATES = CONFIG.batch_size, 12
@@ -26,7 +26,7 @@ class Cued(ObsActionReward):
     limit = 5
 
 
-class Ending(Silent):
+class Ending(NullReporter):
     """Ends the process once there is a checkpoint."""
 
     def __init__(self, run_dir: Path, number: int | None) -> None:

@@ -26,13 +26,13 @@ from processes import descendants, left_of, running
 import jppo
 from jppo.actors import actor_pool as actors
 from jppo.actors import ray_cluster
-from jppo.actors.actor_pool import Actors
+from jppo.actors.actor_pool import ActorPool
 from jppo.cli.main import main
 from jppo.config.ppo import RayConfig
 from jppo.errors import ActorsFailed
 from jppo.ppo.networks import make_network
 from jppo.runs.run_dir import load_policy_state, read_metrics
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
 UPDATES = 6
@@ -58,7 +58,7 @@ def local_ray(tmp_path_factory):
     assert not left
 
 
-class Recorder(Silent):
+class Recorder(NullReporter):
     """Keeps what it was told, and calls `act` with the number of updates."""
 
     def __init__(self, act=lambda update: None):
@@ -383,7 +383,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(actors, "ray", pretended)
         monkeypatch.setattr(ray_cluster, "ray", pretended)
         monkeypatch.setattr(actors, "time", pretended)
-        fleet = Actors(None, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
+        fleet = ActorPool(None, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
         while fleet.ready(0.2) is None:
             pass
         return fleet, pretended, said

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jppo.ppo.advantages import generalized_advantages
+from jppo.ppo.advantages import gae
 
 GOLDEN = {
     "reward": [1.0, 2.0, 3.0, 4.0, 5.0],
@@ -49,7 +49,7 @@ def random_rollout(seed, shape=(13, 4), ends=0.2):
 
 
 def ours(rollout, gamma, gae_lambda):
-    return np.asarray(generalized_advantages(**jax.tree.map(jnp.asarray, rollout), gamma=gamma, gae_lambda=gae_lambda))
+    return np.asarray(gae(**jax.tree.map(jnp.asarray, rollout), gamma=gamma, gae_lambda=gae_lambda))
 
 
 def test_golden_numbers_by_hand():
@@ -143,4 +143,4 @@ def test_matches_the_textbook_whatever_the_rollout(reward, value, next_value, te
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-2)
 
 
-_jitted = jax.jit(generalized_advantages)
+_jitted = jax.jit(gae)

@@ -18,7 +18,7 @@ from PIL import Image
 import jppo
 from jppo.bench import bench as benching
 from jppo.bench import timing
-from jppo.bench.report import CEILINGS, Benched, Speed, advise, title_of
+from jppo.bench.report import CEILINGS, BenchResult, Speed, advise, title_of
 from jppo.cli.main import main
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
@@ -58,7 +58,7 @@ def check_numbers(benched):
     assert benched.compile_seconds > 0.0
     assert benched.advice.startswith(jppo.bench.report._SUBJECTS[benched.limit][:4])
     summary = json.loads(json.dumps(benched.summary(), allow_nan=False))
-    assert set(summary) == {*Benched._fields, "limit", "advice"}
+    assert set(summary) == {*BenchResult._fields, "limit", "advice"}
     assert summary["steady"] == benched.steady._asdict()
     assert summary["shares"][summary["limit"]] == max(summary["shares"].values())
     assert list(Path().iterdir()) == []
@@ -223,7 +223,7 @@ def made_up(shares, end_to_end=90.0, cores_busy=1.0, **actors):
     speeds |= {"ceilings": dict.fromkeys(CEILINGS, Speed(1000.0, 900.0, 1100.0))}
     sizes = {"num_envs": 8, "num_steps": 16, "num_devices": 1, "cores": 2, "cores_busy": cores_busy}
     names = {"env": "Env", "backend": "", "device": "", "compile_seconds": 1.0}
-    return Benched(**names, actors=spread, **sizes, **speeds, seconds=seconds, shares=shares)
+    return BenchResult(**names, actors=spread, **sizes, **speeds, seconds=seconds, shares=shares)
 
 
 ON_DEVICE = {"environment": 0.05, "policy": 0.1, "learner": 0.82, "rest": 0.03}

@@ -25,7 +25,7 @@ from one_run import BATCH, CONFIG, UPDATES, Cued
 from probes import ObsActionReward
 
 import jppo
-from jppo.actors.local import InProcess
+from jppo.actors.local import LocalRunner
 from jppo.cli.main import main
 from jppo.ppo.networks import make_network
 from jppo.runs import checkpoints
@@ -34,10 +34,10 @@ from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_config, read_metrics, run_config
 from jppo.runs.writer import RunWriter
 from jppo.training import device_loop, ray_loop
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 
-class Stopping(Silent):
+class Stopping(NullReporter):
     """Sends Ctrl-C once so many updates are logged; keeps what it is told."""
 
     def __init__(self, after=None):
@@ -792,7 +792,7 @@ class Two:
 
     def __init__(self, spec, config):
         assert config.num_actors == 2
-        self.runners = [InProcess(spec, first + np.arange(4)) for first in (0, 4)]
+        self.runners = [LocalRunner(spec, first + np.arange(4)) for first in (0, 4)]
 
     def poll(self, timeout):
         return [fragment for runner in self.runners for fragment in runner.poll(timeout)]

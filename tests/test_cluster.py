@@ -15,7 +15,7 @@ from processes import descendants, left_of
 from ray.cluster_utils import Cluster
 
 import jppo
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=6, num_steps=16, num_minibatches=2)
 UPDATES = 12
@@ -39,7 +39,7 @@ def cluster():
     assert not left
 
 
-class Removal(Silent):
+class Removal(NullReporter):
     """Takes a node away once the run has made a few updates."""
 
     def __init__(self, cluster):

@@ -88,7 +88,7 @@ def test_a_second_process_does_not_compile(tmp_path):
 def test_arrays_are_put_as_they_are_whatever_their_size(size):
     device = jax.devices()[3]
     tree = {"many": np.arange(size, dtype=np.float32), "few": (np.ones((2, 3), np.float16), np.array(True), ())}
-    there = compiling.putting(jax.sharding.SingleDeviceSharding(device))(tree)
+    there = compiling.make_device_put(jax.sharding.SingleDeviceSharding(device))(tree)
     assert jax.tree.structure(there) == jax.tree.structure(tree)
     for given, expected in zip(jax.tree.leaves(there), jax.tree.leaves(tree), strict=True):
         assert (given.dtype, given.devices()) == (expected.dtype, {device})

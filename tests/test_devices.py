@@ -14,7 +14,7 @@ from probes import Counting
 
 import jppo
 from jppo.devices import mesh as devices
-from jppo.devices.mesh import make_mesh, most_devices, over_devices
+from jppo.devices.mesh import make_mesh, max_usable_devices, shard_over_devices
 from jppo.ppo.learner import ppo_loss
 from jppo.training import run as running
 
@@ -126,7 +126,7 @@ def test_the_program_is_compiled_once():
 
 
 def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
-    monkeypatch.setattr(running, "most_devices", most_devices)
+    monkeypatch.setattr(running, "max_usable_devices", max_usable_devices)
     monkeypatch.setattr(devices, "LEAST_SHARE", CONFIG.batch_size // 8)
     results = [
         jppo.train(
@@ -157,7 +157,7 @@ def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
 )
 def test_most_devices(num_envs, num_steps, most):
     """Each of which, on a CPU, has 2,048 samples of an update at least."""
-    assert most_devices(SMALL(num_envs=num_envs, num_steps=num_steps, num_minibatches=2)) == most
+    assert max_usable_devices(SMALL(num_envs=num_envs, num_steps=num_steps, num_minibatches=2)) == most
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_one_device_needs_no_shard_map():
     def double(x):
         return 2 * x
 
-    assert over_devices(double, make_mesh(CONFIG, 1), None, None) is double
+    assert shard_over_devices(double, make_mesh(CONFIG, 1), None, None) is double

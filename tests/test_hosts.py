@@ -27,7 +27,7 @@ import jppo
 from jppo.config.ppo import PPOConfig, RayConfig, spread_envs
 from jppo.runs.run_dir import load_policy_state, read_metrics
 from jppo.training import ray_hosts
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -100,12 +100,12 @@ def test_two_processes_are_one(processes, name):
         summary = outcome["summary"]
         assert (summary["status"], summary["num_hosts"]) == ("finished", 2)
         assert summary["num_devices"] == expected.summary["num_devices"]
-        check_same(np.load(processes[0] / f"{name}-{number}.npz"), expected)
+        assert_same_settings(np.load(processes[0] / f"{name}-{number}.npz"), expected)
     assert (first["run_dir"], second["run_dir"]) == (str(processes[0] / name), "None")
     check_saved(processes[0] / name, expected)
 
 
-def check_same(given, expected):
+def assert_same_settings(given, expected):
     """What was learnt, up to the order of sums."""
     for i, leaf in enumerate(jax.tree.leaves(expected.policy.state)):
         np.testing.assert_allclose(given[f"leaf{i}"], leaf, rtol=1e-4, atol=1e-5)
@@ -191,7 +191,7 @@ def on_two_hosts(cluster, env="CartPole-v1", **arguments):
     return jppo.train(env, **given | arguments)
 
 
-class Watching(Silent):
+class Watching(NullReporter):
     """Keeps messages; does something at the third update."""
 
     def __init__(self, at_third=lambda: None):
@@ -223,7 +223,7 @@ def test_one_call_trains_on_two_hosts(cluster, tmp_path):
     summary = result.summary
     assert (summary["status"], summary["num_hosts"], summary["num_devices"]) == ("finished", 2, 2)
     leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
-    check_same(leaves | result.metrics, expected)
+    assert_same_settings(leaves | result.metrics, expected)
     check_saved(result.run_dir, expected)
     obs = [0.0, 0.1, 0.0, -0.1]
     np.testing.assert_allclose(result.policy.value(obs), expected.policy.value(obs), rtol=1e-3)
@@ -240,7 +240,7 @@ def test_each_host_has_its_own_actors_near_it(cluster, tmp_path):
     assert len(noted(tmp_path, "node")) == 2
     expected = jppo.train(env, config=CONFIG, hyperparams=RATE, seed=7, total_steps=STEPS, num_actors=0, num_devices=2)
     leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
-    check_same(leaves | result.metrics, expected)
+    assert_same_settings(leaves | result.metrics, expected)
     assert result.state.step == 6
     assert (result.summary["num_actors"], result.summary["envs_per_actor"]) == (2, 4)
 

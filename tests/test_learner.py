@@ -15,7 +15,7 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo import grad_accumulation as pieces_module
 from jppo.ppo import learner as learner_module
-from jppo.ppo.advantages import generalized_advantages
+from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.learner import make_learner
 from jppo.ppo.losses import approx_kl
@@ -323,7 +323,7 @@ def test_one_pass_over_one_minibatch_sees_no_change_of_policy():
         assert abs(float(metrics["policy/approx_kl"])) < 1e-9
         assert float(metrics["policy/clip_fraction"]) == 0.0
         columns = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
-        advantage = generalized_advantages(*columns, NUMBERS.gamma, NUMBERS.gae_lambda)
+        advantage = gae(*columns, NUMBERS.gamma, NUMBERS.gae_lambda)
         assert float(metrics["loss/policy"]) == pytest.approx(-float(advantage.mean()), abs=1e-6)
         moved = state.policy.replace(obs_stats=after.policy.obs_stats)
         distribution, _ = policy.apply(moved, rollout.obs.reshape(-1, OBS))
@@ -485,7 +485,7 @@ def test_devices_share_one_update(num_devices, check_vma):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), ours, theirs)
 
 
-def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
+def num_microbatches(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
     """Into how many pieces a minibatch of so many rows would be cut."""
     policy, found = policy or policy_of(config), []
 
@@ -495,7 +495,7 @@ def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
 
     config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner_module, "in_pieces", cut)
+        patch.setattr(learner_module, "accumulate_gradients", cut)
         learner = make_learner(policy, config, loss=loss)
         state = jax.eval_shape(learner.init, jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
         floats = dict.fromkeys(("log_prob", "value", "next_value", "reward"), jnp.zeros((1, rows)))
@@ -508,13 +508,13 @@ def pieces_of(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
 
 def test_minibatches_too_large_for_the_cache_are_cut_into_equal_pieces(monkeypatch):
     wide = variant(hidden_sizes=(64, 64))
-    assert [pieces_of(rows, config=wide) for rows in (2048, 4096, 8192)] == [1, 1, 2]
+    assert [num_microbatches(rows, config=wide) for rows in (2048, 4096, 8192)] == [1, 1, 2]
     for rows in (16_384, 65_536, 60_000):
-        pieces = pieces_of(rows, config=wide)
+        pieces = num_microbatches(rows, config=wide)
         assert rows % pieces == 0
         assert 2048 <= rows // pieces <= 5000
-    assert pieces_of(65_537, config=wide) == 1, "a prime"
-    assert pieces_of(16_384, config=variant(hidden_sizes=(256, 256))) > 2 * pieces_of(16_384, config=wide)
+    assert num_microbatches(65_537, config=wide) == 1, "a prime"
+    assert num_microbatches(16_384, config=variant(hidden_sizes=(256, 256))) > 2 * num_microbatches(16_384, config=wide)
 
 
 @pytest.mark.parametrize(("rows", "alone", "of_each"), [(16_384, 4, 4), (8192, 2, 1)])
@@ -526,7 +526,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
         found.append((len(samples.value), pieces))
         return gradient(samples)
 
-    monkeypatch.setattr(learner_module, "in_pieces", cut)
+    monkeypatch.setattr(learner_module, "accumulate_gradients", cut)
     config = variant(hidden_sizes=(64, 64), num_envs=rows, num_steps=1, num_minibatches=1, num_epochs=1)
     for num_devices in (1, 2):
         agent = make_anakin(lenient_env("CartPole-v1"), config, num_devices=num_devices)
@@ -548,12 +548,12 @@ def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
         pass
 
     inheriting = Inheriting(network.action, network.kind, network.hidden_sizes)
-    assert pieces_of(64) > 1
-    assert pieces_of(64, policy=make_policy(inheriting, OBS_SPEC)) == 1
-    assert pieces_of(64, policy=make_policy(Own(), OBS_SPEC)) == 1
-    assert pieces_of(64, loss=other_loss) == 1
+    assert num_microbatches(64) > 1
+    assert num_microbatches(64, policy=make_policy(inheriting, OBS_SPEC)) == 1
+    assert num_microbatches(64, policy=make_policy(Own(), OBS_SPEC)) == 1
+    assert num_microbatches(64, loss=other_loss) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert pieces_of(64) == 1
+    assert num_microbatches(64) == 1
 
 
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])

@@ -427,7 +427,7 @@ def test_whole_updates_are_those_of_the_plain_form(monkeypatch, env):
 
     fast = params_after_three()
     monkeypatch.setattr("jppo.ppo.networks.affine", plain_affine)
-    monkeypatch.setattr("jppo.ppo.distributions.as_stored", lambda x: x)
+    monkeypatch.setattr("jppo.ppo.distributions.materialize_on_cpu", lambda x: x)
     monkeypatch.setattr(Categorical, "log_prob", lambda self, action: plain_log_prob(self.logits, action))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), fast, params_after_three())
 

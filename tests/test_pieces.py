@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.grad_accumulation import bytes_kept, in_pieces
+from jppo.ppo.grad_accumulation import accumulate_gradients, residual_bytes
 from jppo.ppo.learner import Batch, ppo_loss
 from jppo.ppo.networks import make_network, make_policy
 from jppo.ppo.types import PolicyState
@@ -38,7 +38,7 @@ def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, siz
         return ppo_loss(*outputs, batch, jppo.Hyperparams(), config)
 
     params = jax.eval_shape(policy.init, jax.random.key(0), batch.obs)
-    assert ROWS * network.bytes_kept(inputs) == pytest.approx(bytes_kept(loss, params), rel=0.1)
+    assert ROWS * network.residual_bytes(inputs) == pytest.approx(residual_bytes(loss, params), rel=0.1)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5])
@@ -48,7 +48,7 @@ def test_pieces_give_the_mean_over_all_rows_once_each(pieces):
     def gradient(rows):
         return {"scale": jnp.square(rows).mean()}, rows.mean(0)
 
-    scalars, vector = jax.jit(lambda x: in_pieces(gradient, x, pieces, jnp.zeros(3), axis_name=None))(rows)
+    scalars, vector = jax.jit(lambda x: accumulate_gradients(gradient, x, pieces, jnp.zeros(3), axis_name=None))(rows)
     np.testing.assert_allclose(vector, rows.mean(0), rtol=1e-5)
     np.testing.assert_allclose(scalars["scale"], np.square(rows).mean(), rtol=1e-5)
 
@@ -58,7 +58,7 @@ def test_two_pieces_are_computed_at_once_where_no_other_device_computes_one(num_
     axis_name = num_devices and "devices"
 
     def mean(rows):
-        return in_pieces(lambda rows: ({}, rows.mean(0)), rows, pieces, 0.0 * rows[0], axis_name)[1]
+        return accumulate_gradients(lambda rows: ({}, rows.mean(0)), rows, pieces, 0.0 * rows[0], axis_name)[1]
 
     if num_devices is not None:
         mesh, by_row = Mesh(np.array(jax.devices()[:num_devices]), (axis_name,)), PartitionSpec(axis_name)

@@ -16,7 +16,7 @@ from jppo.errors import TrainingDiverged
 from jppo.sweeps import population
 from jppo.sweeps import sweep as sweeps
 from jppo.sweeps.population import Total, begin, compile_population, fitting_population, park, resume, shares
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 UPDATES = 6
@@ -37,11 +37,11 @@ def swept(env=Short, **options):
 
 
 @pytest.fixture(scope="module")
-def together():
+def raise_on_all_processes():
     return swept()
 
 
-def check_same(lane, other, rtol=2e-4, atol=2e-5):
+def assert_same_settings(lane, other, rtol=2e-4, atol=2e-5):
     assert (lane.number, lane.seed, lane.settings, lane.status) == (
         other.number,
         other.seed,
@@ -54,11 +54,11 @@ def check_same(lane, other, rtol=2e-4, atol=2e-5):
         np.testing.assert_allclose(lane.metrics[name], other.metrics[name], rtol, atol, err_msg=name)
 
 
-def test_a_lane_is_the_run_it_would_be_alone(together):
-    assert [(lane.seed, lane.settings["learning_rate"]) for lane in together.lanes] == [
+def test_a_lane_is_the_run_it_would_be_alone(raise_on_all_processes):
+    assert [(lane.seed, lane.settings["learning_rate"]) for lane in raise_on_all_processes.lanes] == [
         (seed, rate) for rate in RATES for seed in SEEDS
     ]
-    for lane in together.lanes:
+    for lane in raise_on_all_processes.lanes:
         alone = jppo.train(Short(), total_steps=STEPS, seed=lane.seed, config=CONFIG, hyperparams=lane.hyperparams)
         for name in set(lane.metrics) - {"time/elapsed"}:
             np.testing.assert_allclose(lane.metrics[name], alone.metrics[name], 2e-4, 2e-5, err_msg=name)
@@ -73,8 +73,8 @@ def test_a_lane_is_the_run_it_would_be_alone(together):
         np.testing.assert_array_equal(lane.policy.act(obs), alone.policy.act(obs))
 
 
-def test_lanes_differ(together):
-    final = [lane.metrics["loss/total"][-1] for lane in together.lanes]
+def test_lanes_differ(raise_on_all_processes):
+    final = [lane.metrics["loss/total"][-1] for lane in raise_on_all_processes.lanes]
     assert len(set(final)) == 6
 
 
@@ -83,12 +83,12 @@ def test_lanes_differ(together):
     [({"num_devices": 2}, 1), ({"num_devices": 4}, 1), ({"lanes_at_once": 2}, 1), ({"lanes_at_once": 4}, 1)],
     ids=["2 devices", "4 devices, 2 lanes too many", "3 pieces", "pieces of 3"],
 )
-def test_devices_and_pieces_change_nothing(together, options, programs):
+def test_devices_and_pieces_change_nothing(raise_on_all_processes, options, programs):
     with compiled_programs("run_chunk") as names:
         result = swept(**options)
     assert len(names) == programs
-    for lane, expected in zip(result.lanes, together.lanes, strict=True):
-        check_same(lane, expected)
+    for lane, expected in zip(result.lanes, raise_on_all_processes.lanes, strict=True):
+        assert_same_settings(lane, expected)
 
 
 def test_lanes_are_shared_out_over_devices():
@@ -106,7 +106,7 @@ def test_lanes_are_shared_over_as_few_devices_as_give_none_more(lanes, devices, 
     assert shares(lanes, devices) == expected
 
 
-def test_a_program_is_cut_until_it_fits(together, monkeypatch):
+def test_a_program_is_cut_until_it_fits(raise_on_all_processes, monkeypatch):
     agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)
     whole, half = (compile_population(agent, lanes).bytes for lanes in (6, 3))
     assert half < whole < 3 * half
@@ -118,8 +118,8 @@ def test_a_program_is_cut_until_it_fits(together, monkeypatch):
     messages = Messages()
     result = swept(progress=lambda _: messages)
     assert any("3 of 6 lanes at a time" in text for text in messages.texts)
-    for lane, expected in zip(result.lanes, together.lanes, strict=True):
-        check_same(lane, expected)
+    for lane, expected in zip(result.lanes, raise_on_all_processes.lanes, strict=True):
+        assert_same_settings(lane, expected)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_numbers(monkeypatch):
@@ -130,7 +130,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_numbers(monkeypatch):
         swept()
 
 
-class Messages(Silent):
+class Messages(NullReporter):
     def __init__(self):
         self.texts, self.updates = [], []
 
@@ -147,7 +147,7 @@ def test_a_lane_that_diverges_leaves_the_others_untouched():
     whole = swept(seeds=[7], learning_rate=[1e-3, 2e-3, 1e-2])
     assert [lane.status for lane in broken.lanes] == ["finished", "diverged", "finished"]
     for number in (0, 2):
-        check_same(broken.lane(number), whole.lane(number), 0.0, 0.0)
+        assert_same_settings(broken.lane(number), whole.lane(number), 0.0, 0.0)
     with pytest.raises(TrainingDiverged) as caught:
         jppo.train(Short(), total_steps=STEPS, seed=7, config=CONFIG, hyperparams=broken.lane(1).hyperparams)
     alone, lane = caught.value.result, broken.lane(1)

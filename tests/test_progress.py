@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from jppo.training.progress import Bar, Lines, OneOfSeveral, Silent, make_reporter, status_line, summary_lines
+from jppo.training.progress import Bar, Lines, NullReporter, WorkerReporter, make_reporter, status_line, summary_lines
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,15 @@ def test_a_bar_shows_the_status_of_its_last_update():
 
 
 def test_kinds():
-    assert isinstance(make_reporter("none", 1), Silent)
+    assert isinstance(make_reporter("none", 1), NullReporter)
     with pytest.raises(ValueError, match="progress = 'loud' is neither auto nor none nor a reporter"):
         make_reporter("loud", 1)
-    mine = Silent()
+    mine = NullReporter()
     assert make_reporter(mine, 1) is mine
-    with pytest.raises(ValueError, match=r"progress = Silent is a class; give an instance, Silent\(\.\.\.\)"):
-        make_reporter(Silent, 1)
+    with pytest.raises(
+        ValueError, match=r"progress = NullReporter is a class; give an instance, NullReporter\(\.\.\.\)"
+    ):
+        make_reporter(NullReporter, 1)
     for nothing in (None, False):
         with pytest.raises(ValueError, match=f"progress = {nothing} is neither .* nor a reporter: it has no start"):
             make_reporter(nothing, 1)
@@ -110,7 +112,7 @@ def test_a_bar_that_was_never_started_shows_nothing():
 
 def test_one_of_several_processes_passes_on_messages_only():
     stream = io.StringIO()
-    reporter = OneOfSeveral(Lines(stream, 100), 3)
+    reporter = WorkerReporter(Lines(stream, 100), 3)
     reporter.start()
     reporter.update(100, 5.0, 1.0)
     reporter.message("actor 7 failed")

@@ -18,7 +18,7 @@ from jppo.errors import TrainingDiverged
 from jppo.ppo.types import EpisodeStats, Moments, Rollout
 from jppo.runs.run_dir import load_policy_state, read_metrics
 from jppo.training import ray_loop
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -185,7 +185,7 @@ def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path):
 
 
 def test_an_interrupt_saves_what_was_reached(tmp_path, monkeypatch):
-    class Interrupting(Silent):
+    class Interrupting(NullReporter):
         def update(self, step, steps_per_second, recent_return):
             if step == 2 * CONFIG.batch_size:
                 os.kill(os.getpid(), signal.SIGINT)

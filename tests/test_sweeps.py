@@ -22,7 +22,7 @@ from jppo.runs.run_dir import read_metrics
 from jppo.sweeps import sweep as sweeps
 from jppo.sweeps.results import Lane, SweepResult
 from jppo.training import device_loop
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2)
 BASE = jppo.Hyperparams(learning_rate=1e-2, ent_coef=0.0)
@@ -42,7 +42,7 @@ class Endless(Probe):
     length = limit = NO_LIMIT
 
 
-class Messages(Silent):
+class Messages(NullReporter):
     def __init__(self, act=lambda: None):
         self.texts, self.act = [], act
 

@@ -23,7 +23,7 @@ from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import load_policy_state, read_config, read_metrics
 from jppo.training import device_loop
 from jppo.training import run as running
-from jppo.training.progress import Silent
+from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
 RATE = jppo.Hyperparams(learning_rate=3e-3)
@@ -43,7 +43,7 @@ class Cued(ObsActionReward):
     limit = 5
 
 
-class Recorder(Silent):
+class Recorder(NullReporter):
     """Calls `act` at every update and keeps what it was told."""
 
     def __init__(self, act=lambda: None):
@@ -282,7 +282,7 @@ def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch
         raise error
 
     recorder = Recorder()
-    monkeypatch.setattr(running, "AnakinLoop", fail)
+    monkeypatch.setattr(running, "DeviceLoop", fail)
     with pytest.raises(type(error)):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -303,7 +303,7 @@ def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, inte
             closed.append(1)
 
     recorder = Recorder()
-    monkeypatch.setattr(running, "AnakinLoop", Loop)
+    monkeypatch.setattr(running, "DeviceLoop", Loop)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -315,7 +315,7 @@ def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
 
-    monkeypatch.setattr(running, "AnakinLoop", fail)
+    monkeypatch.setattr(running, "DeviceLoop", fail)
     with pytest.raises(ValueError, match="num_envs = 8 and num_steps = 4 need more memory"):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -425,6 +425,6 @@ def test_a_device_that_sleeps_for_good_is_noticed(monkeypatch):
             return False
 
     monkeypatch.setattr(device_loop, "_STALL_POLLS", 3)
-    loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logbook(1, None, Silent()))
+    loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logger(1, None, NullReporter()))
     with pytest.raises(RuntimeError, match=r"XLA's CPU client does nothing any more.* run one lane"):
         loop._fetch(1, {"finite": Never()}, 0.0)

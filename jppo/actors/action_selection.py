@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.actors.numpy_params import numpy_form
+from jppo.actors.numpy_params import to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, to_env_action
@@ -49,7 +49,7 @@ def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_
     leaf_specs = tuple(jax.tree.leaves(obs_spec))  # in whatever containers they come
 
     def prepare(policy_state: PolicyState) -> Act:
-        form = numpy_form(policy.network, policy_state, leaf_specs, action_spec, action_bounds)
+        form = to_numpy_params(policy.network, policy_state, leaf_specs, action_spec, action_bounds)
         return functools.partial(_act_by_numpy, NumpyPolicy(*form))
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:

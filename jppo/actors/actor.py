@@ -12,7 +12,7 @@ import ray
 from jppo.actors.core_lock import Turns
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.config.ppo import num_cores
-from jppo.errors import kind_and_line
+from jppo.errors import describe_error
 from jppo.ppo.types import PolicyState
 
 ONE_THREAD = {
@@ -33,7 +33,7 @@ class Trouble(NamedTuple):
 def trouble_of(error: Exception, full: str) -> Trouble:
     """Args: full: its traceback."""
     plain = re.compile(r"\x1b\[\d+m")  # Ray colours
-    return Trouble(plain.sub("", kind_and_line(error)), plain.sub("", full).strip())
+    return Trouble(plain.sub("", describe_error(error)), plain.sub("", full).strip())
 
 
 class ActorProcess:

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.actors.actor import ONE_THREAD, ActorProcess, Trouble, trouble_of
 from jppo.actors.env_runner import Fragment, RunnerSpec
-from jppo.actors.ray_cluster import connect, disconnect, undisturbed
+from jppo.actors.ray_cluster import connect, defer_signals, disconnect
 from jppo.config.ppo import RayConfig
 from jppo.devices.determinism import inherited_flags
 from jppo.errors import ActorsFailed
@@ -37,7 +37,7 @@ _INLINE_BYTES = 90_000  # of a policy, sent with each call: any Ray does so up t
 _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for each further one
 
 
-class Actors:
+class ActorPool:
     """Owns the actor processes, and the connection to Ray where it made one.
 
     Attributes:
@@ -58,7 +58,7 @@ class Actors:
           ValueError: no cluster at the address, one without the GPUs asked for, or an environment or network that
             cannot be sent to another process.
         """
-        assert config.num_actors, "in-process running is InProcess"
+        assert config.num_actors, "use LocalRunner for 0 actors"
         share, envs = config.num_actors // num_hosts, config.envs_per_actor or 0
         self._num_envs, self._near = config.num_actors * envs, num_hosts > 1
         config = dataclasses.replace(config, num_actors=share)
@@ -127,7 +127,7 @@ class Actors:
 
     def close(self) -> None:
         """Ends the environments, the actors, and the connection to Ray where it was made here."""
-        with undisturbed():
+        with defer_signals():
             self._close()
 
     def _close(self) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.actors.action_selection import Act, make_acting
-from jppo.devices.jit import jit, putting
+from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.ppo.networks import Network, Policy, make_policy
 from jppo.ppo.normalization import empty_moments
@@ -25,7 +25,7 @@ except ImportError:  # it is Unix's, and what is asked of it Linux's
 _FEW_WAITS = 0.05  # per step
 _LEAST_TURN = 0.05  # seconds: shorter turns gain nothing (docs/performance.md)
 _PATIENCE = 20.0  # in rollouts: whoever waits longer for its turn takes another actor to hang
-_put = putting()
+_put = make_device_put()
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
 
 

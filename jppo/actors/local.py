@@ -9,8 +9,8 @@ from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
 
 
-class InProcess:
-    """One EnvRunner in this process, in the place of `Actors`: for debugging."""
+class LocalRunner:
+    """One EnvRunner in this process, in the place of `ActorPool`: for debugging."""
 
     turns = 1.0
 

@@ -21,7 +21,7 @@ def _centre_and_scale() -> Callable:
     return jit(centre_and_scale)  # not when this is imported: it starts JAX's backend
 
 
-def numpy_form(
+def to_numpy_params(
     network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec, action_bounds: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Description and arrays for `numpy_policy.NumpyPolicy`.

@@ -36,7 +36,7 @@ def connect(config: RayConfig) -> bool:
         }
     try:
         _check_reachable(address)
-        with undisturbed(interruptible=address != "local"), warnings.catch_warnings():
+        with defer_signals(interruptible=address != "local"), warnings.catch_warnings():
             # Ray forks only to become another program at once, which JAX's threads survive.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
@@ -60,13 +60,13 @@ def connect(config: RayConfig) -> bool:
 
 def disconnect() -> None:
     """Also ends the Ray that was started here, if it was."""
-    with undisturbed():
+    with defer_signals():
         ray.shutdown()
     _set_echo(True)
 
 
 @contextlib.contextmanager
-def undisturbed(interruptible: bool = False) -> Iterator[None]:
+def defer_signals(interruptible: bool = False) -> Iterator[None]:
     """Holds back Ctrl-C and SIGTERM: daemons of a Ray that is half started or half stopped live on for a minute.
 
     Also puts back the handler of SIGTERM, for which `ray.init` has one that does not save.
@@ -97,7 +97,7 @@ def _end_log_monitor() -> None:
 
 
 def _set_echo(echo: bool) -> None:
-    """Whether Ray prints what its daemons say, on standard output. That an actor died is said by `Actors`, in short."""
+    """Turns on or off that Ray prints the messages of its daemons on standard output."""
     ray._private.worker._worker_logs_enabled = echo
 
 

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jppo.actors.env_runner import Fragment, RunnerSpec
 from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
-from jppo.devices.jit import jit, putting
-from jppo.devices.mesh import AXIS, make_mesh, over_devices
+from jppo.devices.jit import jit, make_device_put
+from jppo.devices.mesh import AXIS, make_mesh, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.ppo.learner import Loss, make_learner
 from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy
@@ -86,8 +86,8 @@ def make_sebulba(
         return learner.update(state, rollout, pooled(stats))  # which adds up those of all devices
 
     split, whole = PartitionSpec(None, AXIS), PartitionSpec()
-    update = over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))
-    place = functools.partial(_place, mesh, putting(replicated))
+    update = shard_over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))
+    place = functools.partial(_place, mesh, make_device_put(replicated))
     return Sebulba(
         jit(init, out_shardings=replicated), place, jit(update), runner_spec, env, policy, config, num_updates
     )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jppo.actors.sebulba import Sebulba
-from jppo.bench.report import CEILINGS, Benched, Speed
+from jppo.bench.report import CEILINGS, BenchResult, Speed
 from jppo.bench.timing import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
@@ -21,12 +21,12 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Array
 from jppo.runs.writer import RunWriter
-from jppo.training.device_loop import AnakinLoop
+from jppo.training.device_loop import DeviceLoop
 from jppo.training.interrupts import stop_on_interrupt
-from jppo.training.logger import Ended, Logbook
-from jppo.training.progress import Silent
-from jppo.training.ray_loop import ActorLoop
-from jppo.training.run import Given, Prepared, prepare
+from jppo.training.logger import Logger, LoopResult
+from jppo.training.progress import NullReporter
+from jppo.training.ray_loop import RayLoop
+from jppo.training.run import Given, PreparedRun, prepare
 
 _ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
 _FEWEST_UPDATES = 3  # of actors and learner, after those that warm up
@@ -47,7 +47,7 @@ def bench(
     seconds: float = 2.0,
     say: Callable[[str], None] = lambda text: None,
     **actors: Any,
-) -> Benched:
+) -> BenchResult:
     """Trains for some seconds, runs the parts of an update alone, and says which of them limits. Nothing is kept.
 
     Args:
@@ -70,9 +70,9 @@ def bench(
     )
     prepared = prepare(given, num_cores())
     config = prepared.agent.config
-    with tempfile.TemporaryDirectory() as directory, stop_on_interrupt(Silent()) as stop_requested:
+    with tempfile.TemporaryDirectory() as directory, stop_on_interrupt(NullReporter()) as stop_requested:
         writer = RunWriter(Path(directory), prepared.settings)
-        log = Logbook(config.batch_size, writer, _Messages(say))
+        log = Logger(config.batch_size, writer, _Messages(say))
         try:
             if isinstance(prepared.agent, Sebulba):
                 return _bench_actors(prepared, log, seconds, stop_requested)
@@ -87,7 +87,7 @@ def bench(
             writer.abort()
 
 
-class _Messages(Silent):
+class _Messages(NullReporter):
     """Passes on what is said, and nothing else."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -97,17 +97,17 @@ class _Messages(Silent):
         self._say(text)
 
 
-def _learner_of(prepared: Prepared, optimizer: Optimizer, loss: Loss | None) -> Learner:
+def _learner_of(prepared: PreparedRun, optimizer: Optimizer, loss: Loss | None) -> Learner:
     axis_name = AXIS if prepared.settings["num_devices"] > 1 else None
     return make_learner(prepared.agent.policy, prepared.agent.config, optimizer, loss, axis_name)
 
 
 def _bench_device(
-    prepared: Prepared, learner: Learner, log: Logbook, seconds: float, stop_requested: Callable[[], bool]
-) -> Benched:
+    prepared: PreparedRun, learner: Learner, log: Logger, seconds: float, stop_requested: Callable[[], bool]
+) -> BenchResult:
     """Half of the run before and half after the parts, so that whatever else the machine does falls on all of them."""
     agent: Any = prepared.agent
-    loop = AnakinLoop(agent, prepared.seed, prepared.hyperparams, log)
+    loop = DeviceLoop(agent, prepared.seed, prepared.hyperparams, log)
     jax.block_until_ready(loop.launch(1))
     _run_for(0.5 * seconds, loop, log, stop_requested)
     log.say("measuring the parts")
@@ -129,14 +129,14 @@ def _bench_device(
     )
 
 
-def _run_for(seconds: float, loop: AnakinLoop, log: Logbook, stop_requested: Callable[[], bool]) -> None:
+def _run_for(seconds: float, loop: DeviceLoop, log: Logger, stop_requested: Callable[[], bool]) -> None:
     """Trains and logs for so long, at least a chunk."""
     before, deadline = log.updates, time.perf_counter() + seconds
     ended = loop.run(lambda: stop_requested() or (log.updates > before and time.perf_counter() > deadline))
     _check(ended, log, stop_requested)
 
 
-def _check(ended: Ended, log: Logbook, stop_requested: Callable[[], bool]) -> None:
+def _check(ended: LoopResult, log: Logger, stop_requested: Callable[[], bool]) -> None:
     """Raises what stands in the way of a result."""
     if ended.error is not None:
         raise ended.error
@@ -149,11 +149,13 @@ def _check(ended: Ended, log: Logbook, stop_requested: Callable[[], bool]) -> No
         raise KeyboardInterrupt
 
 
-def _bench_actors(prepared: Prepared, log: Logbook, seconds: float, stop_requested: Callable[[], bool]) -> Benched:
+def _bench_actors(
+    prepared: PreparedRun, log: Logger, seconds: float, stop_requested: Callable[[], bool]
+) -> BenchResult:
     """The run with its own clocks, and then, when its actors are gone, environments and learner alone."""
     agent: Any = prepared.agent
     warm_up = 1 + prepared.actors.policy_lag  # updates
-    loop = ActorLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.actors)
+    loop = RayLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.actors)
 
     def enough() -> bool:
         return stop_requested() or (log.updates >= warm_up + _FEWEST_UPDATES and log.seconds >= seconds)
@@ -209,7 +211,7 @@ def _of_clocks(columns: dict[str, np.ndarray], policy_lag: int) -> tuple[dict[st
 
 
 def _time_alone(
-    prepared: Prepared, loop: ActorLoop, seconds: float, stop_requested: Callable[[], bool]
+    prepared: PreparedRun, loop: RayLoop, seconds: float, stop_requested: Callable[[], bool]
 ) -> tuple[dict[str, np.ndarray], float]:
     """Seconds per update, [rounds], of the environments of all actors and of the learner, each without the other; and
     how many cores one actor's environments keep busy.
@@ -238,13 +240,13 @@ def _time_alone(
     return times, environments.cores_busy
 
 
-def _benched(prepared: Prepared, **measured: Any) -> Benched:
+def _benched(prepared: PreparedRun, **measured: Any) -> BenchResult:
     """With what was asked for."""
     agent, actors = prepared.agent, prepared.actors
     on_host = isinstance(agent, Sebulba)
     spread = {name: getattr(actors, name) for name in ("num_actors", "envs_per_actor", "policy_lag")}
     spread["local"] = _is_local(actors)
-    return Benched(
+    return BenchResult(
         env=agent.env.name,
         backend="ray" if on_host else "anakin",
         device=jax.devices()[0].device_kind,
@@ -262,7 +264,7 @@ def _is_local(actors: RayConfig) -> bool:
     return (actors.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
 
-def _key_of_parts(prepared: Prepared) -> Array:
+def _key_of_parts(prepared: PreparedRun) -> Array:
     """Not the run's."""
     return jax.random.key(2**32 - 1 - prepared.seed)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
-from jppo.devices.mesh import most_devices
+from jppo.devices.mesh import max_usable_devices
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.types import PyTree
@@ -24,7 +24,7 @@ from jppo.training.device_loop import CHUNK_CAPACITY, run_chunk
 from jppo.training.settings import check_preset
 
 
-class Planned(NamedTuple):
+class PlanResult(NamedTuple):
     """A run's needs; memory is that of one device."""
 
     env: str
@@ -50,7 +50,7 @@ def plan(
     preset: str = "auto",
     num_devices: int | None = None,
     seconds: float = 2.0,
-) -> Planned:
+) -> PlanResult:
     """Compiles a run on the device, tries it, and says how far it could grow, for which it compiles three or four more.
 
     Args:
@@ -70,7 +70,7 @@ def plan(
     name = env if isinstance(env, str) else ""
     chosen = PRESETS[check_preset(preset_for(name) if preset == "auto" else preset)]
     config = chosen.config if config is None else config
-    num_devices = most_devices(config) if num_devices is None else num_devices
+    num_devices = max_usable_devices(config) if num_devices is None else num_devices
     free = bytes_free(num_devices)
     agent = make_anakin(env, config, num_devices=num_devices)
     chunk, compile_seconds = _compile(agent)
@@ -84,7 +84,7 @@ def plan(
         )
     speed = _try(agent, chunk, seconds)
     state = jax.eval_shape(agent.init, jax.random.key(0), Hyperparams())
-    return Planned(
+    return PlanResult(
         env=agent.env.name,
         num_envs=config.num_envs,
         num_steps=config.num_steps,
@@ -102,7 +102,7 @@ def plan(
     )
 
 
-def print_plan(planned: Planned) -> None:
+def print_plan(planned: PlanResult) -> None:
     """As a table."""
     table = Table(show_header=False, title=f"{planned.env}, {planned.num_envs} x {planned.num_steps}")
     table.add_row("parameters", f"{planned.parameters:,}")

@@ -50,7 +50,7 @@ class Speed(NamedTuple):
     high: float
 
 
-class Benched(NamedTuple):
+class BenchResult(NamedTuple):
     """Where a run's time goes."""
 
     env: str
@@ -86,7 +86,7 @@ class Benched(NamedTuple):
         return self._asdict() | speeds | {"ceilings": ceilings, "limit": self.limit, "advice": self.advice}
 
 
-def advise(benched: Benched) -> str:
+def advise(benched: BenchResult) -> str:
     """One or two sentences: which part limits and the knobs for it, and what else stands out."""
     part, share = benched.limit, f"{benched.shares[benched.limit]:.0%} of an update"
     first = f"{_SUBJECTS[part]} {share}: {_knobs(benched, part)}."
@@ -97,13 +97,13 @@ def advise(benched: Benched) -> str:
     return " ".join([first, *_remarks(benched)])
 
 
-def _knobs(benched: Benched, part: str) -> str:
+def _knobs(benched: BenchResult, part: str) -> str:
     if not benched.actors:
         return _ON_DEVICE[part]
     return _more_environments(benched) if part == "environment" else _WITH_ACTORS[part]
 
 
-def _more_environments(benched: Benched) -> str:
+def _more_environments(benched: BenchResult) -> str:
     actors, cores = benched.actors, benched.cores
     if not actors["num_actors"]:
         return f"actors in processes of their own (num_actors; there are {cores} cores)"
@@ -116,7 +116,7 @@ def _more_environments(benched: Benched) -> str:
     return f"more cores than these {cores} (address joins a cluster), or cheaper environments"
 
 
-def _remarks(benched: Benched) -> list[str]:
+def _remarks(benched: BenchResult) -> list[str]:
     """What would help besides: at most one sentence."""
     shares, actors = benched.shares, benched.actors
     if actors and actors["num_actors"] and not actors["policy_lag"]:
@@ -143,7 +143,7 @@ def _remarks(benched: Benched) -> list[str]:
     return []
 
 
-def print_bench(benched: Benched) -> None:
+def print_bench(benched: BenchResult) -> None:
     """As a table, and the advice."""
     table = Table(title=escape(title_of(benched)))
     for name in ("", "steps/s", "quartiles", "ms of an update", "share"):
@@ -162,7 +162,7 @@ def print_bench(benched: Benched) -> None:
     console.print(benched.advice, highlight=False, markup=False)
 
 
-def title_of(benched: Benched) -> str:
+def title_of(benched: BenchResult) -> str:
     """What was measured."""
     sizes = f"{benched.env}, {benched.num_envs} x {benched.num_steps}"
     devices = f"{benched.num_devices} device{'s' if benched.num_devices > 1 else ''}"
@@ -173,7 +173,7 @@ def title_of(benched: Benched) -> str:
     return f"{sizes}, {actors}, {devices}" + (", policy_lag = 1" if benched.actors["policy_lag"] else "")
 
 
-def speeds_of(benched: Benched) -> dict[str, Speed]:
+def speeds_of(benched: BenchResult) -> dict[str, Speed]:
     """All speeds, by what a reader calls them."""
     ceilings = {f"{part} only": speed for part, speed in benched.ceilings.items()}
     return {"end to end": benched.end_to_end, "steady": benched.steady} | ceilings
@@ -183,14 +183,14 @@ def _shown(speed: Speed) -> tuple[str, str]:
     return f"{speed.steps_per_second:,.0f}", f"{format_steps(speed.low)} - {format_steps(speed.high)}"
 
 
-def _milliseconds(benched: Benched, speed: Speed) -> float:
+def _milliseconds(benched: BenchResult, speed: Speed) -> float:
     return 1e3 * benched.num_envs * benched.num_steps / speed.steps_per_second
 
 
-def _share(benched: Benched, part: str) -> str:
+def _share(benched: BenchResult, part: str) -> str:
     return f"{benched.shares[part]:.0%}" if part in benched.shares else ""
 
 
-def draw_bench(benched: Benched, output: Path) -> None:
+def draw_bench(benched: BenchResult, output: Path) -> None:
     """As a PNG."""
     draw_bars(title_of(benched), speeds_of(benched), benched.shares, output)

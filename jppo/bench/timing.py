@@ -13,7 +13,7 @@ from jppo.actors.env_runner import EnvRunner
 from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
-from jppo.devices.mesh import AXIS, over_devices
+from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.ppo.anakin import Anakin, AnakinState
@@ -123,7 +123,7 @@ def device_programs(agent: Anakin, learner: Learner, state: AnakinState, key: Ar
     whole, split, rolled = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
 
     def over(function: Callable, in_specs: Any, out_specs: Any) -> Any:
-        return jit(over_devices(function, mesh, in_specs, out_specs))
+        return jit(shard_over_devices(function, mesh, in_specs, out_specs))
 
     def roll(state: AnakinState) -> tuple[Rollout, EpisodeStats]:
         gamma, options = state.train.hyperparams.gamma, (agent.config.action_bounds, agent.config.num_steps)

@@ -34,13 +34,13 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     return jax.jit(fun, compiler_options=options, **kwargs)
 
 
-def as_stored(x: Any) -> Any:
+def materialize_on_cpu(x: Any) -> Any:
     """The same pytree; on CPU XLA is made to write it to memory as it is, transposed for instance, where it would
     otherwise read another one at strides, and on one thread (docs/performance.md). Elsewhere a copy would only cost."""
     return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
 
 
-def putting(sharding: Any = None) -> Callable[[Any], Any]:
+def make_device_put(sharding: Any = None) -> Callable[[Any], Any]:
     """What puts a pytree of NumPy arrays on the device.
 
     Small ones in one call, which takes a third of `jax.device_put`'s time but makes a copy more (docs/performance.md),

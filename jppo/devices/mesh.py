@@ -23,7 +23,7 @@ _POLL_SECONDS = 5e-4
 _WELL, _FAILED, _INTERRUPTED = 0, 1, 2
 
 
-def most_devices(config: PPOConfig) -> int:
+def max_usable_devices(config: PPOConfig) -> int:
     """The largest number of devices over which the environments can be sharded, of each process as many; of a CPU's
     devices no more than each have enough to do."""
     hosts = _by_process()
@@ -54,17 +54,17 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
             f"num_devices = {num_devices} must divide {config.num_strata}, the shards that num_envs = "
             f"{config.num_envs} environments are shuffled in"
         )
-    return line_of([device for devices in hosts for device in devices[: num_devices // len(hosts)]])
+    return mesh_1d([device for devices in hosts for device in devices[: num_devices // len(hosts)]])
 
 
-def line_of(devices: list[Any]) -> Mesh:
+def mesh_1d(devices: list[Any]) -> Mesh:
     """The mesh of these devices."""
     if jax.process_count() > 1:  # a process's devices stay together, as its environments do; make_mesh may part them
         return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
-def over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
+def shard_over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
     """`jax.shard_map`, unless there is one device only.
 
     Which values differ between devices is not checked: environments of others loop and branch as they like, and would
@@ -75,7 +75,7 @@ def over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Ca
     return jax.shard_map(fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def gather(values: Sequence[int]) -> np.ndarray:
+def allgather_ints(values: Sequence[int]) -> np.ndarray:
     """What each process gives, [processes, k] i32, on all of them. All must call it, at the same point of the run."""
     row = np.array([values], np.int32)
     if jax.process_count() == 1:
@@ -89,7 +89,7 @@ def gather(values: Sequence[int]) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def raise_on_all_processes() -> Iterator[None]:
     """For what each process does for itself: where it raises in one, it raises in all.
 
     Raises:
@@ -99,18 +99,18 @@ def together() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        gather([_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED])
+        allgather_ints([_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED])
         raise
-    codes = gather([_WELL])[:, 0]
+    codes = allgather_ints([_WELL])[:, 0]
     if (codes == _FAILED).any():
         raise HostFailed(f"process {int(np.argmax(codes == _FAILED))} failed; its own error says why")
     if codes.any():
         raise KeyboardInterrupt
 
 
-def check_same(settings: str) -> None:
+def assert_same_settings(settings: str) -> None:
     """Raises ValueError, in all processes, where they were not given the same."""
-    sums = gather([zlib.crc32(settings.encode()) >> 1])[:, 0]
+    sums = allgather_ints([zlib.crc32(settings.encode()) >> 1])[:, 0]
     if (sums != sums[0]).any():
         raise ValueError(
             f"process {int(np.argmax(sums != sums[0]))} was given other settings than process 0; give num_actors where "
@@ -124,7 +124,7 @@ def _by_process() -> list[list[Any]]:
 
 @functools.cache
 def _gathering() -> tuple[NamedSharding, Any]:
-    """How the rows of `gather` are spread over processes, and the program that puts them on all."""
+    """How the rows of `allgather_ints` are spread over processes, and the program that puts them on all."""
     mesh = Mesh(np.array([devices[0] for devices in _by_process()]), (AXIS,))
     return NamedSharding(mesh, PartitionSpec(AXIS)), jax.jit(
         lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec())

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jppo.ppo.types import Array
 
 
-def generalized_advantages(
+def gae(
     reward: Array,
     value: Array,
     next_value: Array,

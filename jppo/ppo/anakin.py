@@ -11,7 +11,7 @@ from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
-from jppo.devices.mesh import AXIS, make_mesh, over_devices
+from jppo.devices.mesh import AXIS, make_mesh, shard_over_devices
 from jppo.envs import Environment, make_env
 from jppo.ppo.learner import Loss, make_learner
 from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy
@@ -90,7 +90,7 @@ def make_anakin(
 
     whole = PartitionSpec()
     split = AnakinState(train=whole, collect=PartitionSpec(AXIS))  # type: ignore[arg-type]
-    step = over_devices(local_step, mesh, (split,), (split, whole))
+    step = shard_over_devices(local_step, mesh, (split,), (split, whole))
     sharding = jax.tree.map(functools.partial(NamedSharding, mesh), split, is_leaf=_is_spec)
 
     def train(key: Array, hyperparams: Hyperparams = Hyperparams()) -> tuple[AnakinState, Metrics]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jppo.devices.jit import as_stored
+from jppo.devices.jit import materialize_on_cpu
 from jppo.ppo.types import Array
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -45,7 +45,7 @@ class Categorical(struct.PyTreeNode):
 
     def _log_probs(self) -> Array:
         """[A, ...]: sums over a few actions are then over whole rows of the batch, not within each of its rows."""
-        return jax.nn.log_softmax(as_stored(jnp.moveaxis(self.logits, -1, 0)), axis=0)
+        return jax.nn.log_softmax(materialize_on_cpu(jnp.moveaxis(self.logits, -1, 0)), axis=0)
 
 
 class DiagGaussian(struct.PyTreeNode):

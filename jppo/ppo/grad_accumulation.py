@@ -14,7 +14,7 @@ _AT_ONCE = 2  # pieces, by a device with minibatches of its own; devices that sh
 _FEWEST_IN_TURN = 3  # of two, one after the other, nothing is gained
 
 
-def pieces_of(num_bytes: int, rows: int, axis_name: str | None) -> int:
+def num_microbatches(num_bytes: int, rows: int, axis_name: str | None) -> int:
     """Into how many pieces of equal size so many rows are best cut on a CPU.
 
     Args:
@@ -27,13 +27,13 @@ def pieces_of(num_bytes: int, rows: int, axis_name: str | None) -> int:
     return 1 if least < fewest else next((n for n in range(least, 2 * least) if rows % n == 0), 1)
 
 
-def bytes_kept(loss: Callable[[PyTree], Any], params: PyTree) -> int:
+def residual_bytes(loss: Callable[[PyTree], Any], params: PyTree) -> int:
     """What a forward pass keeps for the backward one of loss: (params) -> a scalar and more; is traced."""
     kept = jax.eval_shape(lambda params: jax.vjp(loss, params, has_aux=True)[1], params)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
 
-def in_pieces(
+def accumulate_gradients(
     gradient: Callable[[PyTree], tuple[PyTree, Array]],
     samples: PyTree,
     pieces: int,
@@ -43,7 +43,7 @@ def in_pieces(
     """gradient(samples), scalars and a vector like zero, as the mean over pieces of the samples.
 
     Args:
-      axis_name: as for pieces_of.
+      axis_name: as for num_microbatches.
     """
     if pieces == 1:
         return gradient(samples)

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.devices.jit import as_stored
+from jppo.devices.jit import materialize_on_cpu
 from jppo.ppo import losses
-from jppo.ppo.advantages import generalized_advantages
-from jppo.ppo.grad_accumulation import bytes_kept, in_pieces, pieces_of
+from jppo.ppo.advantages import gae
+from jppo.ppo.grad_accumulation import accumulate_gradients, num_microbatches, residual_bytes
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
 from jppo.ppo.networks import ActorCritic, Policy
 from jppo.ppo.normalization import all_reduce, empty_moments, moments_of, scale_reward
-from jppo.ppo.optimizer import Optimizer, adam, as_vector, descend
+from jppo.ppo.optimizer import Optimizer, adam, apply_gradient, ravel_f32
 from jppo.ppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
@@ -166,7 +166,7 @@ def _prepare(parts: _Parts, state: TrainState, rollout: Rollout) -> tuple[Batch,
     """Advantages and targets, flattened to [B, ...]."""
     reward = scale_reward(rollout.reward, state.reward_stats) if parts.config.normalize_reward else rollout.reward
     hyperparams = state.hyperparams
-    advantage = generalized_advantages(
+    advantage = gae(
         reward,
         rollout.value,
         rollout.next_value,
@@ -243,17 +243,17 @@ def _gradient_step(
     def gradient(samples: Batch) -> tuple[Metrics, Array]:
         # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
         (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(varying(params), samples)
-        return metrics | {"loss/total": total}, as_vector(grads)[0]
+        return metrics | {"loss/total": total}, ravel_f32(grads)[0]
 
-    zero = varying(jnp.zeros_like(as_vector(params)[0]))
+    zero = varying(jnp.zeros_like(ravel_f32(params)[0]))
     pieces = _num_pieces(parts, loss_of, params, samples)
-    metrics, grads = in_pieces(gradient, samples, pieces, zero, parts.axis_name)
+    metrics, grads = accumulate_gradients(gradient, samples, pieces, zero, parts.axis_name)
     if parts.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
         joined, parted = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
         grads, metrics = parted(jax.lax.pmean(joined, parts.axis_name))
     optimizer, max_norm = parts.optimizer(hyperparams), hyperparams.max_grad_norm
-    params, opt_state, norm = descend(optimizer, params, opt_state, grads, max_norm, rate)
+    params, opt_state, norm = apply_gradient(optimizer, params, opt_state, grads, max_norm, rate)
     return (params, opt_state), metrics | {"grad/norm": norm}
 
 
@@ -265,10 +265,10 @@ def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, s
         return 1
     if network.kind == "mlp" and network.hidden_sizes:
         features = jax.tree.leaves(jax.eval_shape(parts.policy.prepare, samples.obs))
-        num_bytes = rows * network.bytes_kept(sum(leaf.size for leaf in features) // rows)
+        num_bytes = rows * network.residual_bytes(sum(leaf.size for leaf in features) // rows)
     else:
-        num_bytes = bytes_kept(lambda params: loss_of(params, samples), params)
-    return pieces_of(num_bytes, rows, parts.axis_name)
+        num_bytes = residual_bytes(lambda params: loss_of(params, samples), params)
+    return num_microbatches(num_bytes, rows, parts.axis_name)
 
 
 def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: Array, target_kl: Array | float) -> tuple[PyTree, Metrics]:
@@ -316,8 +316,8 @@ def _all_finite(tree: Any) -> Array:
     small = [leaf for leaf in leaves if leaf.size <= _SMALL_SIZE and jnp.isrealobj(leaf)]
     others = [leaf for leaf in leaves if leaf.size > _SMALL_SIZE or jnp.iscomplexobj(leaf)]
     # stored, or XLA looks at each by itself, and at all anew for whatever depends on them
-    joined = as_stored(jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in small]))
-    return as_stored(jnp.stack([jnp.isfinite(x).all() for x in [joined, *others]])).all()
+    joined = materialize_on_cpu(jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in small]))
+    return materialize_on_cpu(jnp.stack([jnp.isfinite(x).all() for x in [joined, *others]])).all()
 
 
 def _is_moments(node: Any) -> bool:

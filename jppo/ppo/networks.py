@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
-from jppo.devices.jit import as_stored
+from jppo.devices.jit import materialize_on_cpu
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.errors import kind_and_line
+from jppo.errors import describe_error
 from jppo.ppo.distributions import Categorical, DiagGaussian
 from jppo.ppo.initializers import orthogonal_params
 from jppo.ppo.normalization import normalize
@@ -72,9 +72,9 @@ def affine(x: Array, kernel: Array, bias: Array) -> Array:
 @affine.defjvp
 def _affine_jvp(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Array, Array]:
     (x, kernel, bias), (dx, dkernel, dbias) = primals, tangents
-    across, ones = x.T, as_stored(jnp.ones((1, x.shape[0]), bias.dtype))
+    across, ones = x.T, materialize_on_cpu(jnp.ones((1, x.shape[0]), bias.dtype))
     if x.shape[1] < _WIDE:
-        across = as_stored(across)
+        across = materialize_on_cpu(across)
     return affine(x, kernel, bias), dx @ kernel + (dkernel.T @ across).T + ones.T @ dbias[None]
 
 
@@ -147,7 +147,7 @@ class ActorCritic(nn.Module):
         log_std = self.param("log_std", nn.initializers.zeros, (self.action.size,))
         return DiagGaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
 
-    def bytes_kept(self, num_inputs: int) -> int:
+    def residual_bytes(self, num_inputs: int) -> int:
         """What hidden dense layers and the loss keep of each row for the backward pass, within a tenth of what tracing
         counts, which takes a sixth of a second: inputs, each layer's outputs and its activation's derivative, loss."""
         torsos, sizes = 1 if self.shared_torso else 2, self.hidden_sizes
@@ -266,7 +266,7 @@ def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any
         return jax.eval_shape(function, first, features)
     except Exception as error:
         shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
-        said = kind_and_line(error)
+        said = describe_error(error)
         raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {said}") from error
 
 

@@ -8,7 +8,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jppo.config.ppo import Hyperparams
-from jppo.errors import kind_and_line
+from jppo.errors import describe_error
 from jppo.ppo.types import Array, PyTree
 
 Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
@@ -23,14 +23,14 @@ def adam(hyperparams: Hyperparams) -> optax.GradientTransformation:
     inner = optax.scale_by_adam(eps=hyperparams.adam_eps)
 
     def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        vector, restore = as_vector(grads)
+        vector, restore = ravel_f32(grads)
         direction, state = inner.update(vector, state)
         return restore(direction), state
 
-    return optax.GradientTransformation(lambda params: inner.init(as_vector(params)[0]), update)
+    return optax.GradientTransformation(lambda params: inner.init(ravel_f32(params)[0]), update)
 
 
-def as_vector(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
+def ravel_f32(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
     """All numbers as one float32 vector, and what makes a float32 tree of such a vector. Arrays one by one are kernels
     each (docs/performance.md)."""
     return ravel_pytree(optax.tree.cast(tree, jnp.float32))
@@ -58,7 +58,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
             direction, state = made.update(ones, state, start)
             if _shapes(direction) != _shapes(params):
                 raise ValueError(f"of gradients {_shapes(params)} it makes {_shapes(direction)}")
-            vector = as_vector(direction)[0]
+            vector = ravel_f32(direction)[0]
             return state, jnp.stack([vector.sum(), jnp.abs(vector).sum()])
 
         return jax.lax.scan(step, made.init(start), length=_CHECKED_STEPS)[1].sum(0)
@@ -68,7 +68,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
             along, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, Hyperparams())))
     except Exception as error:
         raise ValueError(
-            f"optimizer failed ({kind_and_line(error)}); it must be a function of the "
+            f"optimizer failed ({describe_error(error)}); it must be a function of the "
             "hyperparameters that returns an optax transformation, such as lambda h: optax.scale_by_adam()"
         ) from error
     if along < -0.5 * size:
@@ -82,7 +82,7 @@ def _shapes(tree: PyTree) -> list[tuple[str, tuple[int, ...]]]:
     return [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)]
 
 
-def descend(
+def apply_gradient(
     optimizer: optax.GradientTransformation,
     params: PyTree,
     opt_state: PyTree,
@@ -93,13 +93,13 @@ def descend(
     """One step against a gradient whose norm is clipped first, as in Pascanu et al. (2013), algorithm 1.
 
     Args:
-      gradient: float32 vector of all parameters, as `as_vector` orders them.
+      gradient: float32 vector of all parameters, as `ravel_f32` orders them.
 
     Returns:
       params and opt_state after the step, and the norm before clipping.
     """
     norm = jnp.linalg.norm(gradient)
-    scaled = as_vector(params)[1](gradient * jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)))
+    scaled = ravel_f32(params)[1](gradient * jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)))
     clipped = jax.tree.map(lambda grad, param: grad.astype(param.dtype), scaled, params)
     direction, opt_state = optimizer.update(clipped, opt_state, params)
 

@@ -21,7 +21,7 @@ from jax import export
 
 from jppo import __version__
 from jppo.actors import numpy_policy
-from jppo.actors.numpy_params import describe_obs, numpy_form
+from jppo.actors.numpy_params import describe_obs, to_numpy_params
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec, to_env_action
 from jppo.ppo.networks import ActorCritic
@@ -146,7 +146,9 @@ def _as_npz(policy: TrainedPolicy) -> bytes:
             f"this policy's network is your own, {type(network).__name__}, which NumPy cannot know; export it as "
             ".stablehlo, which holds any network"
         )
-    description, arrays = numpy_form(network, policy.state, policy.obs_spec, policy.action_spec, policy.action_bounds)
+    description, arrays = to_numpy_params(
+        network, policy.state, policy.obs_spec, policy.action_spec, policy.action_bounds
+    )
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})
     contents: dict[str, Any] = arrays | {"description": np.array(described)}

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
-from jppo.devices.mesh import AXIS, line_of, over_devices
+from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Array, PyTree
 from jppo.training.device_loop import run_chunk
@@ -48,7 +48,7 @@ def compile_population(agent: Anakin, lanes: int, num_devices: int = 1) -> Popul
       lanes: a multiple of num_devices.
     """
     start = time.perf_counter()
-    mesh = line_of(jax.local_devices()[:num_devices])
+    mesh = mesh_1d(jax.local_devices()[:num_devices])
     split, whole = PartitionSpec(AXIS), PartitionSpec()
     sharding = NamedSharding(mesh, split)
 
@@ -58,10 +58,10 @@ def compile_population(agent: Anakin, lanes: int, num_devices: int = 1) -> Popul
     keys, finite = jax.eval_shape(lambda: (keys_of(np.zeros(lanes, np.uint32)), jnp.ones(lanes, bool)))
     numbers = jax.tree.map(lambda _: jax.ShapeDtypeStruct((lanes,), jnp.float32), Hyperparams())
     given = described((keys, numbers))
-    init = jit(over_devices(jax.vmap(agent.init), mesh, split, split), out_shardings=sharding)
+    init = jit(shard_over_devices(jax.vmap(agent.init), mesh, split, split), out_shardings=sharding)
     state = described(jax.eval_shape(jax.vmap(agent.init), *given))
     updates = jax.vmap(functools.partial(run_chunk, agent), in_axes=(0, 0, None))
-    chunk = jit(over_devices(updates, mesh, (split, split, whole), split), donate_argnums=0)
+    chunk = jit(shard_over_devices(updates, mesh, (split, split, whole), split), donate_argnums=0)
     compiled = chunk.lower(state, described(finite), jax.ShapeDtypeStruct((), jnp.int32)).compile()
     first = init.lower(*given).compile()
     stats = compiled.memory_analysis()  # metrics of one chunk are read while the next one runs

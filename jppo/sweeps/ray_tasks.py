@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from jppo.actors.ray_cluster import connect, disconnect, limit_process, undisturbed
+from jppo.actors.ray_cluster import connect, defer_signals, disconnect, limit_process
 from jppo.config.ppo import RayConfig
 from jppo.training.progress import Reporter
 
@@ -50,7 +50,7 @@ def run_tasks(
                     result = error
                 yield key, result
     finally:
-        with undisturbed():
+        with defer_signals():
             for ref in pending:
                 ray.cancel(ref, force=True)
             if owned:

@@ -32,7 +32,7 @@ from jppo.sweeps.halving import run_group
 from jppo.sweeps.population import Total
 from jppo.sweeps.results import INTERRUPTED, Lane, SweepResult, read_lane, show, write_lane
 from jppo.training.interrupts import stop_on_interrupt
-from jppo.training.progress import Reporter, Silent, make_reporter
+from jppo.training.progress import NullReporter, Reporter, make_reporter
 
 _SWEEP, _LANES = "sweep.json", "lanes"
 _RESULT = ("status", "updates", "episodes", "return_mean", "return_std", "metrics", "policy_state")
@@ -230,7 +230,7 @@ def _outcomes_of(group: Group) -> list[dict[str, Any]]:
     """In a process of its own, with the devices it finds there."""
     outcomes: list[dict[str, Any]] = []
     group = group._replace(num_devices=len(jax.local_devices()))
-    run_group(group, Total(Silent()), lambda: False, outcomes.append)
+    run_group(group, Total(NullReporter()), lambda: False, outcomes.append)
     return outcomes
 
 

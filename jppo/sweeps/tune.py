@@ -21,7 +21,7 @@ from jppo.runs.plots import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, lay_out
 from jppo.sweeps.halving import run_group
 from jppo.sweeps.population import Total
-from jppo.sweeps.tune_trial import METRIC, Given, Printed, train
+from jppo.sweeps.tune_trial import METRIC, Given, PrintReporter, train
 from jppo.training.settings import check_preset
 
 
@@ -164,7 +164,7 @@ class _ToTune(Total):
     """Reports the lanes of a population."""
 
     def __init__(self) -> None:
-        super().__init__(Printed())
+        super().__init__(PrintReporter())
         self._returns: dict[int, float] = {}
 
     def add(self, steps: int, seconds: float, returns: dict[int, float]) -> None:

@@ -27,9 +27,9 @@ from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
 from jppo.runs import run_dir as runs
 from jppo.training.history import RecentEpisodes
-from jppo.training.logger import Ended, Logbook
-from jppo.training.progress import Silent
-from jppo.training.ray_loop import ActorLoop
+from jppo.training.logger import Logger, LoopResult
+from jppo.training.progress import NullReporter
+from jppo.training.ray_loop import RayLoop
 from jppo.training.settings import own_parts
 
 METRIC = "return_mean"
@@ -126,12 +126,12 @@ class _UpdateByUpdate:
     """The on-device mode, one update at a time, so that the state after each can be saved. The next is computed
     meanwhile."""
 
-    def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logbook) -> None:
+    def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logger) -> None:
         self._log, self._num_updates = log, agent.num_updates
         self.state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
         self._step = jit(agent.step).lower(self.state).compile()
 
-    def run(self, stop_requested: Callable[[], bool]) -> Ended:
+    def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains to the end, or to a NaN."""
         start, following = time.perf_counter(), None
         for number in range(self._log.updates + 1, self._num_updates + 1):
@@ -139,14 +139,14 @@ class _UpdateByUpdate:
             following = self._step(self.state) if number < self._num_updates else None
             columns = {name: np.asarray(value)[None] for name, value in metrics.items()}
             if not self._log.add(columns, time.perf_counter() - start):
-                return Ended("diverged")
-        return Ended("finished")
+                return LoopResult("diverged")
+        return LoopResult("finished")
 
     def close(self) -> None:
         """Nothing outlives the program."""
 
 
-class Printed(Silent):
+class PrintReporter(NullReporter):
     """Tune shows how a trial goes; what happens to its actors is printed."""
 
     def message(self, text: str) -> None:
@@ -187,13 +187,13 @@ def train(given: Given, space: dict[str, Any], path: Path | None) -> None:
     before: dict[str, Any] = {} if path is None else runs.read_config(path)
     settings |= {name: before.get(name, start) for name, start in (("update", 0), ("recent_episodes", []))}
     reports = _Reports(given.checkpoint_every, agent.num_updates, settings)
-    log = Logbook(agent.config.batch_size, reports, Printed())  # type: ignore[arg-type]
+    log = Logger(agent.config.batch_size, reports, PrintReporter())  # type: ignore[arg-type]
     log.updates = settings["update"]
-    loop: _UpdateByUpdate | ActorLoop
+    loop: _UpdateByUpdate | RayLoop
     if isinstance(agent, Anakin):
         loop = _UpdateByUpdate(agent, settings["seed"], hyperparams, log)
     else:
-        loop = ActorLoop(agent, settings["seed"], hyperparams, log, actors)
+        loop = RayLoop(agent, settings["seed"], hyperparams, log, actors)
     try:
         if path is not None:
             loop.state = restore(path, loop.state)

@@ -11,11 +11,11 @@ import numpy as np
 
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
-from jppo.devices.mesh import gather
+from jppo.devices.mesh import allgather_ints
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
-from jppo.training.logger import Ended, Logbook
+from jppo.training.logger import Logger, LoopResult
 
 CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it sends back
 _CHUNK_SECONDS = 0.4
@@ -50,7 +50,7 @@ class ChunkLoop:
         self._num_updates, self._log, self._shared = num_updates, log, shared
         self._checkpoints = checkpoints
 
-    def run(self, stop_requested: Callable[[], bool]) -> Ended:
+    def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains to the end, or to an interrupt or a NaN."""
         start = time.perf_counter() - self._log.seconds
         launched, length, pace = 0, 1, 0.0
@@ -70,11 +70,11 @@ class ChunkLoop:
             if pending is not None:
                 chunk_start = self._log.seconds
                 if not self._fetch(*pending, start):
-                    return Ended("diverged")
+                    return LoopResult("diverged")
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
             if following is None and pending is None:
-                return Ended("finished" if launched == self._num_updates else "interrupted")
+                return LoopResult("finished" if launched == self._num_updates else "interrupted")
             pending = following
 
     def save(self) -> None:
@@ -91,7 +91,7 @@ class ChunkLoop:
         """The first process's length, and whether any process stops."""
         if not self._shared:
             return length, stop
-        rows = gather([length, stop])
+        rows = allgather_ints([length, stop])
         return int(rows[0, 0]), bool(rows[:, 1].any())
 
     def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
@@ -120,7 +120,7 @@ def _check_alive(before: float) -> float:
     return now
 
 
-class AnakinLoop(ChunkLoop):
+class DeviceLoop(ChunkLoop):
     """The on-device mode."""
 
     def __init__(
@@ -128,7 +128,7 @@ class AnakinLoop(ChunkLoop):
         agent: Anakin,
         seed: int,
         hyperparams: Hyperparams,
-        log: Logbook,
+        log: Logger,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run remembers, writes and shows of its updates, and how it ends. Both loops log into one `Logbook`."""
+"""What a run remembers, writes and shows of its updates, and how it ends. Both loops log into one `Logger`."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jppo.training.progress import Reporter
 _EPISODES = ("count", "return_mean", "return_std")
 
 
-class Logbook:
+class Logger:
     """Keeps, writes and shows what updates report."""
 
     def __init__(self, batch_size: int, writer: RunWriter | None, reporter: Reporter) -> None:
@@ -86,7 +86,7 @@ class Logbook:
         return bool(finite.all())
 
 
-class Ended(NamedTuple):
+class LoopResult(NamedTuple):
     """How a loop came to its end."""
 
     status: str  # finished, interrupted, diverged, or failed

@@ -30,7 +30,7 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class Silent:
+class NullReporter:
     """Shows nothing; also the base of those that show little."""
 
     def start(self) -> None: ...
@@ -44,7 +44,7 @@ class Silent:
     def close(self) -> None: ...
 
 
-class OneOfSeveral(Silent):
+class WorkerReporter(NullReporter):
     """Of a process that is not the first of a run: passes on messages only, with its number."""
 
     def __init__(self, reporter: Reporter, number: int) -> None:
@@ -91,7 +91,7 @@ class Bar:
         self._progress.stop()
 
 
-class Lines(Silent):
+class Lines(NullReporter):
     """A line every few seconds, where the output is no terminal."""
 
     def __init__(self, stream: TextIO, total_steps: int) -> None:
@@ -121,7 +121,7 @@ def make_reporter(kind: str | Reporter, total_steps: int, stream: TextIO | None 
         raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter")
     stream = stream or sys.stdout
     if kind == "none":
-        return Silent()
+        return NullReporter()
     return Bar(Console(file=stream), total_steps) if stream.isatty() else Lines(stream, total_steps)
 
 

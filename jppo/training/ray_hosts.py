@@ -17,11 +17,11 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jppo.actors.ray_cluster import connect, disconnect, limit_process, undisturbed
+from jppo.actors.ray_cluster import connect, defer_signals, disconnect, limit_process
 from jppo.config.ppo import RayConfig
 from jppo.devices.determinism import inherited_flags
 from jppo.errors import HostFailed, first_line
-from jppo.training.progress import Reporter, Silent
+from jppo.training.progress import NullReporter, Reporter
 
 _POLL_SECONDS = 0.2
 _ROOM_SECONDS = 20.0  # without a place in the cluster a host waits, for ever; after this long that is said
@@ -79,7 +79,7 @@ def run_on_hosts(
         calls = [host.handle.run.remote(*given, number) for number, host in enumerate(hosts)]
         return _await_outcomes(hosts, calls, reporter, stop_requested)
     finally:
-        with undisturbed():
+        with defer_signals():
             for host in hosts:
                 ray.kill(host.handle)
             if room is not None:
@@ -261,7 +261,7 @@ class _Host:
         return outcome
 
 
-class _Relay(Silent):
+class _Relay(NullReporter):
     """Keeps what is reported until it is asked for."""
 
     def __init__(self) -> None:

@@ -9,15 +9,15 @@ import jax
 import numpy as np
 
 from jppo.actors.env_runner import RunnerSpec, blank_fragment
-from jppo.actors.local import InProcess
+from jppo.actors.local import LocalRunner
 from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import Hyperparams, RayConfig
-from jppo.devices.mesh import gather
+from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState, TrainState
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
-from jppo.training.logger import Ended, Logbook
+from jppo.training.logger import Logger, LoopResult
 
 _LOG_SECONDS = 0.4  # between two writes
 _WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
@@ -33,7 +33,7 @@ class ActorState(NamedTuple):
     behaviour: PolicyState | tuple[()]  # that collects the next rollout, where it is not the newest: with policy_lag 1
 
 
-class ActorLoop:
+class RayLoop:
     """The Ray mode: with policy_lag 0, collect and learn in turn; with 1, the actors collect the next rollout while
     the learner learns from the last, so that from the second update on the samples' policy is one update old.
 
@@ -44,7 +44,7 @@ class ActorLoop:
         agent: Sebulba,
         seed: int,
         hyperparams: Hyperparams,
-        log: Logbook,
+        log: Logger,
         config: RayConfig,
         checkpoints: Checkpoints | None = None,
     ) -> None:
@@ -89,14 +89,14 @@ class ActorLoop:
         """The policy as it is now."""
         return self.state.policy
 
-    def run(self, stop_requested: Callable[[], bool]) -> Ended:
+    def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains to the end, or to an interrupt, a NaN, or an actor that fails too often."""
         try:
             status = self._run(stop_requested)
         except ActorsFailed as error:
             self._flush()
-            return Ended("failed", error)
-        return Ended(status)
+            return LoopResult("failed", error)
+        return LoopResult(status)
 
     def summary(self) -> dict[str, Any]:
         """What this mode adds to summary.json."""
@@ -183,7 +183,7 @@ class ActorLoop:
             error = failure
         own = _FAILED if error is not None else _STOP if result is None else _ONWARD
         counts = self._actors.counts()
-        rows = gather([own, *counts.values()])
+        rows = allgather_ints([own, *counts.values()])
         totals = zip(counts, rows[:, 1:].sum(axis=0).tolist(), strict=True)
         self._counts = {name: total + self._counts_before.get(name, 0) for name, total in totals}
         if error is not None:
@@ -218,7 +218,7 @@ def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -
     """This process's share."""
     host, envs = jax.process_index(), config.envs_per_actor or 1
     if config.num_actors:
-        from jppo.actors.actor_pool import Actors  # ray takes a second to import
+        from jppo.actors.actor_pool import ActorPool  # ray takes a second to import
 
-        return Actors(spec, config, message, host, jax.process_count())
-    return InProcess(spec, host * envs + np.arange(envs))
+        return ActorPool(spec, config, message, host, jax.process_count())
+    return LocalRunner(spec, host * envs + np.arange(envs))

@@ -25,7 +25,7 @@ from jppo.config.ppo import (
 )
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.determinism import check_determinism, fingerprint
-from jppo.devices.mesh import check_same, most_devices, together
+from jppo.devices.mesh import assert_same_settings, max_usable_devices, raise_on_all_processes
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
@@ -40,11 +40,11 @@ from jppo.runs.checkpoints import DEFAULT_SECONDS, Checkpoints, check_same_run
 from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
-from jppo.training.device_loop import AnakinLoop
+from jppo.training.device_loop import DeviceLoop
 from jppo.training.interrupts import never, stop_on_interrupt
-from jppo.training.logger import Ended, Logbook
-from jppo.training.progress import OneOfSeveral, Reporter, Silent, make_reporter
-from jppo.training.ray_loop import ActorLoop
+from jppo.training.logger import Logger, LoopResult
+from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
+from jppo.training.ray_loop import RayLoop
 from jppo.training.settings import check_preset, check_sizes, own_parts
 
 
@@ -81,7 +81,7 @@ class Given(NamedTuple):
     deterministic: bool | None = None
 
 
-class Prepared(NamedTuple):
+class PreparedRun(NamedTuple):
     """A run, checked but not begun."""
 
     agent: Anakin | Sebulba
@@ -106,7 +106,7 @@ class _Files(NamedTuple):
             return None
         return RunWriter(self.run_dir, settings, self.wandb, self.goes_on, _loudly(reporter))
 
-    def checkpoints(self, settings: dict[str, Any], log: Logbook) -> Checkpoints | None:
+    def checkpoints(self, settings: dict[str, Any], log: Logger) -> Checkpoints | None:
         """None where there are to be none. The log of a run that goes on is taken up at the newest."""
         if self.run_dir is None:
             return None
@@ -125,7 +125,7 @@ class _Files(NamedTuple):
 
 def _loudly(reporter: Reporter) -> Callable[[str], None]:
     """For what is wrong, and is said even where nothing is shown."""
-    return functools.partial(warnings.warn, stacklevel=2) if type(reporter) is Silent else reporter.message
+    return functools.partial(warnings.warn, stacklevel=2) if type(reporter) is NullReporter else reporter.message
 
 
 def run_here(
@@ -140,7 +140,7 @@ def run_here(
       stop: asks for an early end, as Ctrl-C does.
       cores: of this machine, for actors.
     """
-    with together():
+    with raise_on_all_processes():
         before = _settings_before(given)
         prepared = prepare(
             given if before is None else _as_before(given, before), num_cores() if cores is None else cores
@@ -152,8 +152,8 @@ def run_here(
         total_steps, number = prepared.settings["total_steps"], jax.process_index()
         reporter = make_reporter(progress, total_steps)
         if number:
-            given, reporter = given._replace(run_dir=None, wandb=False), OneOfSeveral(reporter, number)
-    check_same(json.dumps(prepared.settings | {"xla_flags": None}, default=str))
+            given, reporter = given._replace(run_dir=None, wandb=False), WorkerReporter(reporter, number)
+    assert_same_settings(json.dumps(prepared.settings | {"xla_flags": None}, default=str))
     files = _Files(given.run_dir, given.wandb, before is not None, given.checkpoint_every, given.keep)
     return _run(prepared, files, reporter, stop)
 
@@ -183,7 +183,7 @@ def _as_before(given: Given, before: dict[str, Any]) -> Given:
     )
 
 
-def prepare(given: Given, cores: int) -> Prepared:
+def prepare(given: Given, cores: int) -> PreparedRun:
     """Raises ValueError for anything given that cannot be."""
     backend, hosts, actors = choose_backend(given.env, given.backend), jax.process_count(), given.actors
     env = make_host_env(given.env) if backend == "ray" else make_env(given.env)
@@ -199,7 +199,7 @@ def prepare(given: Given, cores: int) -> Prepared:
     elif actors != RayConfig():
         raise ValueError(f"{env.name} runs on the device, without actors; give backend = 'ray' for them")
     parts: dict[str, Any] = {"network": given.network, "optimizer": given.optimizer, "loss": given.loss}
-    num_devices = most_devices(config) if given.num_devices is None else given.num_devices
+    num_devices = max_usable_devices(config) if given.num_devices is None else given.num_devices
     if given.deterministic:
         check_determinism()
     make: Any = make_sebulba if backend == "ray" else make_anakin
@@ -211,21 +211,21 @@ def prepare(given: Given, cores: int) -> Prepared:
     if given.deterministic:
         more |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
     settings = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **more)
-    return Prepared(agent, actors, seed, hyperparams, settings)
+    return PreparedRun(agent, actors, seed, hyperparams, settings)
 
 
-def _run(prepared: Prepared, files: _Files, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+def _run(prepared: PreparedRun, files: _Files, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     """Everything that leaves a trace, and its tidying up."""
     agent, actors, seed, hyperparams, settings = prepared
     writer, loop, checkpoints, config = None, None, None, agent.config
     try:
         with stop_on_interrupt(reporter, stop) as stop_requested:
-            with together():
+            with raise_on_all_processes():
                 writer = files.writer(settings, reporter)
                 reporter.start()
                 if "network" not in settings and (said := hint(config, agent.env.obs_spec)):
                     reporter.message(said)
-                log = Logbook(config.batch_size, writer, reporter)
+                log = Logger(config.batch_size, writer, reporter)
                 checkpoints = files.checkpoints(settings, log)
                 loop = _make_loop(agent, seed, hyperparams, log, actors, checkpoints)
                 log.rewind()
@@ -262,17 +262,17 @@ def _make_loop(
     agent: Anakin | Sebulba,
     seed: int,
     hyperparams: Hyperparams,
-    log: Logbook,
+    log: Logger,
     actors: RayConfig,
     checkpoints: Checkpoints | None,
-) -> AnakinLoop | ActorLoop:
+) -> DeviceLoop | RayLoop:
     if isinstance(agent, Anakin):
-        return AnakinLoop(agent, seed, hyperparams, log, checkpoints)
-    return ActorLoop(agent, seed, hyperparams, log, actors, checkpoints)
+        return DeviceLoop(agent, seed, hyperparams, log, checkpoints)
+    return RayLoop(agent, seed, hyperparams, log, actors, checkpoints)
 
 
 def _result(
-    loop: AnakinLoop | ActorLoop, agent: Anakin | Sebulba, log: Logbook, ended: Ended, checkpoints: Checkpoints | None
+    loop: DeviceLoop | RayLoop, agent: Anakin | Sebulba, log: Logger, ended: LoopResult, checkpoints: Checkpoints | None
 ) -> Result:
     """Saves and sums up."""
     if ended.status != "diverged":

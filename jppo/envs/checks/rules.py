@@ -5,7 +5,7 @@ import numpy as np
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
 from jppo.envs.checks.trajectory import Observations, Starts, Trace, alike
 from jppo.envs.spaces import ActionSpec
-from jppo.errors import kind_and_line
+from jppo.errors import describe_error
 
 _FEW = 3  # ends of episodes, below which nothing is concluded from them
 _ORDINARY = 20  # ordinary steps, likewise
@@ -215,7 +215,7 @@ def raised(name: str, what: str, error: BaseException, where: str) -> Check:
     Args:
       where: its traceback.
     """
-    return Check(name, FAIL, f"{what} raised {kind_and_line(error)}", "see the traceback", where)
+    return Check(name, FAIL, f"{what} raised {describe_error(error)}", "see the traceback", where)
 
 
 def _lengths(done: np.ndarray) -> np.ndarray:
