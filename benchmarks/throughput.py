@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jppo
-from jppo.bench.timing import act, step_environments
+from jppo.benchmark.timing import act, step_environments
 from jppo.devices.jit import jit
 from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import Anakin, AnakinState

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jppo
-from jppo.bench.report import BenchResult
+from jppo.benchmark.report import BenchResult
 
 
 def main(sizes: Sequence[int] = (64, 1024), seconds: float = 1.0) -> list[BenchResult]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jppo
-from jppo.bench.plan import PlanResult
+from jppo.benchmark.plan import PlanResult
 
 
 def main(sizes: Sequence[int] = (64, 512, 4096), seconds: float = 1.0) -> list[PlanResult]:

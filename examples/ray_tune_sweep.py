@@ -10,7 +10,6 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 import jppo
-import jppo.tune
 
 CONFIG = jppo.PPOConfig(num_steps=128)
 

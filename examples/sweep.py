@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import jppo
 from jppo.results import SweepResult
+
+import jppo
 
 
 def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path("runs/sweep")) -> SweepResult:

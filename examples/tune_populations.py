@@ -7,7 +7,6 @@ import ray
 from ray import tune
 
 import jppo
-import jppo.tune
 
 
 def main(

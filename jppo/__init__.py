@@ -8,8 +8,8 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from jppo.actors.env_runner import EnvRunner as EnvRunner
     from jppo.actors.sebulba import make_sebulba as make_sebulba
-    from jppo.bench.bench import bench as bench
-    from jppo.bench.plan import plan as plan
+    from jppo.benchmark.bench import bench as bench
+    from jppo.benchmark.plan import plan as plan
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
@@ -40,7 +40,7 @@ _HOMES = {
     "PPOConfig": "jppo.config.ppo",
     "PRESETS": "jppo.config.presets",
     "TrainingDiverged": "jppo.errors",
-    "bench": "jppo.bench.bench",
+    "bench": "jppo.benchmark.bench",
     "check_env": "jppo.envs.checks",
     "evaluate": "jppo.runs.evaluation",
     "export_policy": "jppo.runs.export",
@@ -49,7 +49,7 @@ _HOMES = {
     "load_policy": "jppo.runs.load",
     "make_anakin": "jppo.ppo.anakin",
     "make_env": "jppo.envs",
-    "plan": "jppo.bench.plan",
+    "plan": "jppo.benchmark.plan",
     "sweep": "jppo.sweeps.sweep",
     "train": "jppo.training.train",
 }
@@ -57,6 +57,8 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tune":  # the module of Ray Tune trainables
+        return importlib.import_module("jppo.sweeps.tune")
     if name not in _HOMES:
         raise AttributeError(f"module 'jppo' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -16,9 +16,9 @@ from lenient import lenient
 from PIL import Image
 
 import jppo
-from jppo.bench import bench as benching
-from jppo.bench import timing
-from jppo.bench.report import CEILINGS, BenchResult, Speed, advise, title_of
+from jppo.benchmark import bench as benching
+from jppo.benchmark import timing
+from jppo.benchmark.report import CEILINGS, BenchResult, Speed, advise, title_of
 from jppo.cli.main import main
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
@@ -56,7 +56,7 @@ def check_numbers(benched):
         assert 0.0 < speed.low <= speed.steps_per_second <= speed.high < np.inf
     assert 0.0 < benched.end_to_end.low <= benched.end_to_end.high < np.inf
     assert benched.compile_seconds > 0.0
-    assert benched.advice.startswith(jppo.bench.report._SUBJECTS[benched.limit][:4])
+    assert benched.advice.startswith(jppo.benchmark.report._SUBJECTS[benched.limit][:4])
     summary = json.loads(json.dumps(benched.summary(), allow_nan=False))
     assert set(summary) == {*BenchResult._fields, "limit", "advice"}
     assert summary["steady"] == benched.steady._asdict()

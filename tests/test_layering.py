@@ -13,7 +13,7 @@ import jppo
 ROOT = Path(jppo.__file__).parent
 
 # Each package may import itself and the packages to the left of it.
-ORDER = ("config", "errors", "devices", "envs", "ppo", "actors", "runs", "training", "sweeps", "bench", "cli")
+ORDER = ("config", "errors", "devices", "envs", "ppo", "actors", "runs", "training", "sweeps", "benchmark", "cli")
 
 ALL = set(ORDER) - {"config", "errors"}
 ALLOWED = {
@@ -34,7 +34,7 @@ ALLOWED = {
     "wandb": {"runs"},
     "matplotlib": {"runs"},
     "PIL": {"runs"},
-    "rich": {"envs", "training", "sweeps", "bench", "cli"},  # envs: the report of check_env
+    "rich": {"envs", "training", "sweeps", "benchmark", "cli"},  # envs: the report of check_env
     "tyro": {"cli"},
 }
 

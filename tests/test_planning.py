@@ -8,7 +8,7 @@ from checks import SMALL, compiled_programs
 from probes import Counting
 
 import jppo
-from jppo.bench import plan as planning
+from jppo.benchmark import plan as planning
 from jppo.sweeps import population
 from jppo.sweeps.population import bytes_free, show_bytes
 

@@ -38,8 +38,8 @@ class Bench:
     actors: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
 
     def run(self) -> int:
-        from jppo.bench.bench import bench
-        from jppo.bench.report import draw_bench, print_bench
+        from jppo.benchmark.bench import bench
+        from jppo.benchmark.report import draw_bench, print_bench
         from jppo.errors import ActorsFailed
         from jppo.runs.run_dir import check_output, jsonable
 

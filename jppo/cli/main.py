@@ -164,7 +164,7 @@ def _spread(command: Any, argv: list[str]) -> Any:
 def _is_ours(error: ValueError) -> bool:
     """Whether jppo says it, rather than an environment or a library, whose traceback is wanted."""
     frames = traceback.extract_tb(error.__traceback__)
-    return Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+    return Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
 
 
 def _ask_of_jax(command: Any) -> None:

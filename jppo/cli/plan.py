@@ -28,7 +28,7 @@ class Plan:
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
 
     def run(self) -> int:
-        from jppo.bench.plan import plan, print_plan
+        from jppo.benchmark.plan import plan, print_plan
         from jppo.runs.run_dir import jsonable
 
         planned = plan(

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from jppo.actors.sebulba import Sebulba
-from jppo.bench.report import CEILINGS, BenchResult, Speed
-from jppo.bench.timing import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
+from jppo.benchmark.report import CEILINGS, BenchResult, Speed
+from jppo.benchmark.timing import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
 from jppo.ppo.learner import Learner, Loss, make_learner
