@@ -100,7 +100,7 @@ def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dic
     trained = time.perf_counter()
     lanes = [jax.tree.map(lambda x, i=i: x[i], state.train.policy) for i in range(num_seeds)]
     play = functools.partial(jppo.evaluate, agent.env, agent.policy, num_episodes=EVAL_EPISODES, seed=1)
-    greedy = np.array([play(lane, action_bounds=agent.config.action_bounds).returns.mean() for lane in lanes])
+    greedy = np.array([play(lane).returns.mean() for lane in lanes])
     steps = agent.num_updates * agent.config.batch_size
     return {
         "steps": steps,
@@ -122,8 +122,7 @@ def run_with_ray(env: str, task: Task, num_seeds: int, total_steps: int) -> dict
     metrics = {name: np.stack([result.metrics[name] for result in results]) for name in results[0].metrics}
     greedy = []
     for result in results:
-        bounds = result.agent.config.action_bounds
-        play = functools.partial(jppo.evaluate, num_episodes=EVAL_EPISODES, seed=1, action_bounds=bounds)
+        play = functools.partial(jppo.evaluate, num_episodes=EVAL_EPISODES, seed=1)
         greedy.append(play(result.agent.env, result.agent.policy, result.policy.state).returns.mean())
     seconds = sum(result.summary["seconds"] for result in results)
     return {

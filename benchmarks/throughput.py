@@ -213,7 +213,7 @@ def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
     """Programs that do one part of the loop, on a state and a rollout of their own."""
     state = jit(agent.init)(jax.random.key(1), jppo.Hyperparams())
     train, key = state.train, jax.random.key(2)
-    roll = jit(functools.partial(collect, agent.env, agent.policy, agent.config.action_bounds, agent.config.num_steps))
+    roll = jit(functools.partial(collect, agent.env, agent.policy, agent.config.num_steps))
     _, rollout, stats = roll(train.policy, state.collect, train.hyperparams.gamma)
 
     def bound(function: Callable, *args: Any) -> Program:

@@ -30,7 +30,7 @@ import jppo
 from jppo.devices.jit import jit
 from jppo.envs.spaces import to_env_action
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.networks import Policy
+from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import _split, _values_where, collect
 from jppo.ppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
 from jppo.runs.run_dir import write_json
@@ -94,7 +94,7 @@ def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: Co
         env_state, obs = carry
         distribution, value = policy.apply(policy_state, obs)
         action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys[:, 0])
-        env_action = to_env_action(env.action_spec, action, config.action_bounds)
+        env_action = to_env_action(policy.action_spec, action)
         after = jax.vmap(env.step)(keys[:, 1], env_state, env_action)
         transition = Transition(
             obs=obs,

@@ -19,7 +19,7 @@ quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 def check_two_updates(env, config):
     agent = jppo.make_anakin(env, config, total_steps=64)
     state, metrics = quick_jit(agent.train)(jax.random.key(0))
-    assert agent.num_updates == state.train.step == 2
+    assert agent.num_updates == state.train.update == 2
     assert metrics["finite"].all()
     for name, metric in metrics.items():
         assert metric.shape == (2,), name

@@ -152,7 +152,7 @@ def share_programs(patch):
     compiled, compile_programs = {}, env_runner._compile
 
     def once(spec, num_envs):
-        what = (spec.env.name, spec.network, spec.action_bounds, spec.num_steps, str(spec.policy_shapes), num_envs)
+        what = (spec.env.name, spec.network, spec.action_spec, spec.num_steps, str(spec.policy_shapes), num_envs)
         if what not in compiled:
             compiled[what] = compile_programs(spec, num_envs)
         return compiled[what]

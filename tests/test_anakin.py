@@ -48,7 +48,7 @@ def test_step_is_traced_once(options):
         state, _ = step(state)
     step(agent.init(jax.random.key(1), jppo.Hyperparams(learning_rate=1, gamma=0.5)))
     assert len(traces) == 1
-    assert state.train.step == 5
+    assert state.train.update == 5
 
 
 def test_train_is_a_loop_of_step():
@@ -100,7 +100,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
     state, step, params, finite = quick_jit(agent.init)(jax.random.key(0)), quick_jit(agent.step), [], []
     for _ in range(5):
         key, _ = jax.random.split(state.train.key)  # the other shuffled
-        before = state.train.replace(step=state.train.step + 1, key=key)
+        before = state.train.replace(update=state.train.update + 1, key=key)
         state, metrics = step(state)
         finite.append(bool(metrics["finite"]))
         params.append(state.train.policy.params)

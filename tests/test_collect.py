@@ -13,7 +13,8 @@ from jppo.devices.jit import jit
 from jppo.envs import Environment, Step, make_env
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import DiagGaussian
-from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import Moments, PolicyState
 
@@ -24,10 +25,10 @@ def collector(env, network=None, num_steps=T):
     """An environment, its policy and state, and a compiled collect of both."""
     env = make_env(env)
     network = network or make_network(jppo.PPOConfig(hidden_sizes=(8,)), env.obs_spec, env.action_spec)
-    policy = make_policy(network, env.obs_spec)
+    policy = make_policy(network, env.obs_spec, env.action_spec)
     obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs_spec)
     policy_state = PolicyState(params=policy.init(jax.random.key(1), obs), obs_stats=())
-    run = jit(functools.partial(collect, env, policy, "clip", num_steps))
+    run = jit(functools.partial(collect, env, policy, num_steps))
     return env, policy, policy_state, lambda state: run(policy_state, state, jnp.asarray(GAMMA))
 
 
@@ -60,7 +61,6 @@ def test_shapes_and_dtypes(counting):
         "truncated": ((T, N), "bool"),
     }
     assert {name: (getattr(rollout, name).shape, str(getattr(rollout, name).dtype)) for name in shapes} == shapes
-    assert rollout.carry == ()
     np.testing.assert_array_equal(rollout.done, np.asarray(rollout.terminated) | np.asarray(rollout.truncated))
 
 
@@ -137,7 +137,7 @@ def test_observations_are_recorded_unnormalised():
     state, _ = jit(agent.step)(agent.init(jax.random.key(0)))
     policy_state = state.train.policy
     assert policy_state.obs_stats.count == N * T
-    run = jit(functools.partial(collect, agent.env, agent.policy, "clip", T))
+    run = jit(functools.partial(collect, agent.env, agent.policy, T))
     _, rollout, _ = run(policy_state, state.collect, jnp.asarray(GAMMA))
     assert set(np.unique(rollout.obs[..., 1])) == {0.0, 1.0, 2.0}
     assert set(np.unique(rollout.obs[..., 2])) == {0.0, 1.0, 2.0, 3.0, 4.0}

@@ -1,6 +1,7 @@
 """EnvRunner alone: its rollouts against what is known of the environments and the policy, however many runners share
 them."""
 
+import dataclasses
 import functools
 import math
 import resource
@@ -18,8 +19,9 @@ import jppo
 from jppo.actors import action_selection, env_runner
 from jppo.actors.env_runner import EnvRunner, RunnerSpec, blank_fragment
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.networks import ActorCritic, make_network, make_policy
+from jppo.ppo.networks import ActorCritic, make_network
 from jppo.ppo.normalization import moments_of
+from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import env_keys
 from jppo.ppo.types import PolicyState
 
@@ -37,13 +39,13 @@ def make_spec(source, bounds="clip"):
     """What a runner is made from, a policy and its state."""
     env = jppo.make_host_env(source)
     network = make_network(jppo.PPOConfig(hidden_sizes=(4,)), env.obs_spec, env.action_spec)
-    policy = make_policy(network, env.obs_spec)
+    policy = make_policy(network, env.obs_spec, dataclasses.replace(env.action_spec, bounds=bounds))
     obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs_spec)
     shapes, rng = jax.eval_shape(policy.init, jax.random.key(0), obs), np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(0.0, 0.5, x.shape).astype(x.dtype), shapes)
     state = PolicyState(params=params, obs_stats=())
     key_data = np.asarray(jax.random.key_data(jax.random.key(0)))
-    return RunnerSpec(env, network, bounds, T, key_data, jax.eval_shape(lambda: state)), policy, state
+    return RunnerSpec(env, network, policy.action_spec, T, key_data, jax.eval_shape(lambda: state)), policy, state
 
 
 def apply(policy, state, obs):
@@ -115,7 +117,8 @@ MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "fl
 )
 def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bounds, normalized, options):
     network = make_network(jppo.PPOConfig(**{"hidden_sizes": (8,)} | options), obs_spec, action_spec)
-    policy, rng = make_policy(network, obs_spec), np.random.default_rng(1)
+    policy = make_policy(network, obs_spec, dataclasses.replace(action_spec, bounds=bounds))
+    rng = np.random.default_rng(1)
 
     def draw_obs(spec):
         low, high = (spec.start, spec.start + spec.num_categories) if spec.num_categories else (0, 256)
@@ -129,7 +132,7 @@ def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bou
     state, keys = PolicyState(params=params, obs_stats=stats), jax.random.split(jax.random.key(2), (T, N))
     chosen = []
     for make in (action_selection._by_xla, action_selection._by_numpy):
-        draw, compile_ = make(policy, obs_spec, action_spec, bounds)
+        draw, compile_ = make(policy)
         draws = np.asarray(draw(keys))
         act = compile_(jax.eval_shape(lambda: state), first, jax.ShapeDtypeStruct(draws.shape[1:], draws.dtype))(state)
         steps = [act(jax.tree.leaves(jax.tree.map(lambda x, t=t: x[t], obs)), draws[t]) for t in range(T)]
@@ -172,10 +175,10 @@ def test_only_networks_that_numpy_knows_are_left_to_it():
         pass
 
     spec, policy, _ = make_spec(Counting)
-    rest = (spec.env.obs_spec, spec.env.action_spec, "clip")
-    assert action_selection.make_acting(policy, *rest).draw is not jax.random.key_data
+    assert action_selection.make_acting(policy).draw is not jax.random.key_data
     for network in (Own(spec.env.action_spec), ActorCritic(spec.env.action_spec, kind="cnn")):
-        assert action_selection.make_acting(make_policy(network, spec.env.obs_spec), *rest).draw is jax.random.key_data
+        own = make_policy(network, spec.env.obs_spec, spec.env.action_spec)
+        assert action_selection.make_acting(own).draw is jax.random.key_data
 
 
 def test_every_environment_starts_from_a_seed_of_its_own():

@@ -1,6 +1,7 @@
 """Exported policies act as the ones they were made from; what is not one is refused, and executes nothing."""
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -25,7 +26,8 @@ from jppo.actors import numpy_policy
 from jppo.cli.main import main
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import Categorical
-from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
 from jppo.ppo.types import Moments, PolicyState
 from jppo.runs import export as exporting
 from jppo.runs.load import load_run
@@ -75,7 +77,11 @@ def observations(obs_spec, count):
 def untrained(settings, obs_spec, action_spec, network=None):
     """A policy of random weights, large enough that all of them matter."""
     config = SMALL(**settings)
-    whole = make_policy(network or make_network(config, obs_spec, action_spec), obs_spec)
+    whole = make_policy(
+        network or make_network(config, obs_spec, action_spec),
+        obs_spec,
+        dataclasses.replace(action_spec, bounds=config.action_bounds),
+    )
     rng, obs = np.random.default_rng(1), observations(obs_spec, 1)
     shapes = jax.eval_shape(whole.init, jax.random.key(0), obs)
 
@@ -91,7 +97,7 @@ def untrained(settings, obs_spec, action_spec, network=None):
     if action_spec.num_actions and network is None:  # so that each is taken somewhere
         logits = whole.apply(state, observations(obs_spec, 16))[0].logits
         state.params["params"]["policy"]["bias"] -= logits.mean(axis=0)
-    return TrainedPolicy(whole, state, obs_spec, action_spec, config.action_bounds)
+    return TrainedPolicy(whole, state)
 
 
 @pytest.fixture(scope="module")

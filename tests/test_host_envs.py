@@ -2,6 +2,7 @@
 their evaluation."""
 
 import copy
+import dataclasses
 import functools
 import sys
 
@@ -19,7 +20,7 @@ import jppo
 from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.distributions import Categorical
-from jppo.ppo.networks import make_policy
+from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 from jppo.runs import evaluation
 from jppo.runs.policy import TrainedPolicy
@@ -218,9 +219,7 @@ def test_a_trained_policy_speaks_the_environments_language():
 
     env = make_host_env(Parts)
     state = PolicyState(params={}, obs_stats=())
-    policy = TrainedPolicy(
-        make_policy(Telling(0.2, 0.1, 0.7), env.obs_spec), state, env.obs_spec, env.action_spec, "clip"
-    )
+    policy = TrainedPolicy(make_policy(Telling(0.2, 0.1, 0.7), env.obs_spec, env.action_spec), state)
     real = Parts()
     obs = dict(real.reset(seed=0)[0])
     assert policy.value(obs) == 0.0
@@ -236,9 +235,9 @@ def test_actions_are_never_a_rounding_beyond_their_bounds(dtype, bounds):
     """Environments ask `action_space.contains(action)`."""
     low = np.round(np.random.default_rng(0).uniform(-3.0, 3.0, 50), 1)
     space = spaces.Box(low.astype(dtype), (low + 0.7).astype(dtype), dtype=dtype)
-    spec = make_host_env(acting(space)).action_spec
+    spec = dataclasses.replace(make_host_env(acting(space)).action_spec, bounds=bounds)
     for sample in (-9.0, 0.3, 9.0):
-        action = np.asarray(to_env_action(spec, jnp.full((1, 50), sample), bounds))[0].astype(dtype)
+        action = np.asarray(to_env_action(spec, jnp.full((1, 50), sample)))[0].astype(dtype)
         assert space.contains(action)
     np.testing.assert_allclose(action, space.high, rtol=1e-6, atol=1e-6)
 
@@ -457,7 +456,7 @@ class Fixed:
 def evaluate(source, network, **options):
     env = make_host_env(source)
     state = PolicyState(params={}, obs_stats=())
-    return jppo.evaluate(env, make_policy(network, env.obs_spec), state, **options)
+    return jppo.evaluate(env, make_policy(network, env.obs_spec, env.action_spec), state, **options)
 
 
 def lengths_of(seed, count):

@@ -241,7 +241,7 @@ def test_each_host_has_its_own_actors_near_it(cluster, tmp_path):
     expected = jppo.train(env, config=CONFIG, hyperparams=RATE, seed=7, total_steps=STEPS, num_actors=0, num_devices=2)
     leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
     assert_same_settings(leaves | result.metrics, expected)
-    assert result.state.step == 6
+    assert result.state.update == 6
     assert (result.summary["num_actors"], result.summary["envs_per_actor"]) == (2, 4)
 
 

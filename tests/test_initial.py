@@ -11,7 +11,8 @@ from lenient import lenient
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.initializers import orthonormal
-from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
 
 DISCRETE, BOX = ActionSpec((), "int32", num_actions=3), ActionSpec((2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2)
 
@@ -20,7 +21,7 @@ def initial(shape, action, **options):
     """Parameters of jppo's own network, and those that its flax module draws by itself."""
     obs, spec = jnp.zeros((2, *shape)), ObsSpec(shape, "float32")
     network = make_network(jppo.PPOConfig(**options), spec, action)
-    return (init(jax.random.key(5), obs) for init in (jax.jit(make_policy(network, spec).init), network.init))
+    return (init(jax.random.key(5), obs) for init in (jax.jit(make_policy(network, spec, action).init), network.init))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from jppo.ppo.anakin import make_anakin
 from jppo.ppo.learner import make_learner
 from jppo.ppo.losses import approx_kl
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
-from jppo.ppo.networks import ActorCritic, make_network, make_policy
+from jppo.ppo.networks import ActorCritic, make_network
 from jppo.ppo.normalization import moments_of
+from jppo.ppo.policy import make_policy
 from jppo.ppo.types import EpisodeStats, Transition
 
 T, N, OBS = 8, 16, 3
@@ -60,7 +61,7 @@ def numbers(**fields):
 
 
 def policy_of(config, kind="discrete"):
-    return make_policy(make_network(config, OBS_SPEC, ACTIONS[kind]), OBS_SPEC)
+    return make_policy(make_network(config, OBS_SPEC, ACTIONS[kind]), OBS_SPEC, ACTIONS[kind])
 
 
 @jax.jit
@@ -309,7 +310,7 @@ def test_updates_match_a_second_implementation(kind, config):
         assert 0.05 < expected["policy/clip_fraction"] < 0.95
         assert expected["grad/norm"] > NUMBERS.max_grad_norm
     assert largest_difference(state.policy.params, first.policy.params) > 0.05
-    assert (int(state.step), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
+    assert (int(state.update), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
 
 
 def test_one_pass_over_one_minibatch_sees_no_change_of_policy():
@@ -407,7 +408,7 @@ def test_one_bad_number_leaves_the_state_as_it_was(field, value):
     assert not bool(metrics["finite"])
     for part in ("policy", "opt_state", "reward_stats", "learning_rate_scale"):
         jax.tree.map(np.testing.assert_array_equal, getattr(after, part), getattr(state, part))
-    assert int(after.step) == int(state.step) + 1
+    assert int(after.update) == int(state.update) + 1
     recovered, metrics = update(after, rollout)
     assert bool(metrics["finite"])
     assert largest_difference(recovered.policy, after.policy) > 0
@@ -549,8 +550,8 @@ def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
 
     inheriting = Inheriting(network.action, network.kind, network.hidden_sizes)
     assert num_microbatches(64) > 1
-    assert num_microbatches(64, policy=make_policy(inheriting, OBS_SPEC)) == 1
-    assert num_microbatches(64, policy=make_policy(Own(), OBS_SPEC)) == 1
+    assert num_microbatches(64, policy=make_policy(inheriting, OBS_SPEC, ACTIONS["discrete"])) == 1
+    assert num_microbatches(64, policy=make_policy(Own(), OBS_SPEC, ACTIONS["discrete"])) == 1
     assert num_microbatches(64, loss=other_loss) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert num_microbatches(64) == 1

@@ -18,8 +18,9 @@ from probes import BoxTimeLimit, ObsActionReward
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import Categorical, DiagGaussian
-from jppo.ppo.networks import ConvTorso, Dense, affine, check_network, hint, make_network, make_policy
+from jppo.ppo.networks import ConvTorso, Dense, affine, hint, make_network
 from jppo.ppo.optimizer import check_optimizer
+from jppo.ppo.policy import check_network, make_policy
 from jppo.ppo.types import PolicyState
 
 OBS = ObsSpec((3,), "float32")
@@ -383,7 +384,7 @@ def test_a_network_is_traced_once_for_rollouts_and_once_for_gradients():
 
 
 def test_probabilities_of_16_bit_networks_have_32():
-    policy = make_policy(Half(), OBS)
+    policy = make_policy(Half(), OBS, TWO)
     obs = jnp.ones((4, 3))
     state = PolicyState(params=policy.init(jax.random.key(0), obs), obs_stats=())
     distribution, value = policy.apply(state, obs)

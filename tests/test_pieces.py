@@ -12,7 +12,8 @@ import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.grad_accumulation import accumulate_gradients, residual_bytes
 from jppo.ppo.learner import Batch, ppo_loss
-from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 
 ROWS = 2048
@@ -29,7 +30,7 @@ def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, siz
         ObsSpec((inputs,), "float32"),
     )
     network = make_network(config, obs_spec, action)
-    policy, numbers = make_policy(network, obs_spec), jnp.zeros(ROWS)
+    policy, numbers = make_policy(network, obs_spec, action), jnp.zeros(ROWS)
     actions = jnp.zeros((ROWS, *action.policy_shape), jnp.int32 if action.num_actions else jnp.float32)
     batch = Batch(jnp.zeros((ROWS, inputs)), actions, *[numbers] * 4)
 

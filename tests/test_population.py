@@ -203,7 +203,7 @@ from jppo.sweeps.population import begin, compile_population
 agent = jppo.make_anakin("CartPole-v1", jppo.PPOConfig(num_envs=2, num_steps=2, num_minibatches=1), total_steps=8)
 lanes = compile_population(agent, 128, 2)
 for _ in range(10):
-    jax.block_until_ready(begin(lanes, np.arange(128), [jppo.Hyperparams()] * 128).train.step)
+    jax.block_until_ready(begin(lanes, np.arange(128), [jppo.Hyperparams()] * 128).train.update)
 """
 
 

@@ -5,6 +5,7 @@ numbers (values, log-probabilities, continuous actions and what the environment 
 digits: the two collectors compile it in other batches.
 """
 
+import dataclasses
 import functools
 
 import gymnasium
@@ -18,7 +19,8 @@ from gymnax.environments import spaces
 
 import jppo
 from jppo.actors.env_runner import EnvRunner, RunnerSpec
-from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import Moments, PolicyState
 
@@ -137,13 +139,15 @@ def test_both_collectors_give_the_same_rollouts(kind, continuous, bounds, num_st
     assert (device.obs_spec, device.action_spec) == (host.obs_spec, host.action_spec)
     config = jppo.PPOConfig(hidden_sizes=(8,), network="cnn" if kind == "uint8" else "mlp")
     network = make_network(config, host.obs_spec, host.action_spec)
-    policy = make_policy(network, host.obs_spec)
+    policy = make_policy(network, host.obs_spec, dataclasses.replace(host.action_spec, bounds=bounds))
     states = list(policy_states(policy, host.obs_spec, kind == "box", STEPS // num_steps))
 
     key = jax.random.key(3)
-    run = quick_jit(functools.partial(collect, device, policy, bounds, num_steps))
+    run = quick_jit(functools.partial(collect, device, policy, num_steps))
     state = quick_jit(functools.partial(init_collect, device))(key, ENV_INDEX)
-    spec = RunnerSpec(host, network, bounds, num_steps, jax.random.key_data(key), jax.eval_shape(lambda: states[0]))
+    spec = RunnerSpec(
+        host, network, policy.action_spec, num_steps, jax.random.key_data(key), jax.eval_shape(lambda: states[0])
+    )
     runner = EnvRunner(spec, ENV_INDEX)
     endings, actions = set(), set()
     for policy_state in states:
@@ -189,4 +193,4 @@ def test_both_modes_learn_the_same():
         close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
         jax.tree.map(close, metrics, expected_metrics)
         jax.tree.map(close, *(learnt.replace(key=()) for learnt in (state, expected.train)))
-    assert state.step == 3
+    assert state.update == 3

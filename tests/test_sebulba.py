@@ -111,7 +111,7 @@ def test_devices_there_are_not(num_devices, message):
 def test_the_number_of_devices_changes_nothing(alone, num_devices):
     agent = make_agent(num_devices=num_devices)
     state = agent.init(jax.random.key(7), RATE)
-    assert len(state.step.sharding.device_set) == num_devices
+    assert len(state.update.sharding.device_set) == num_devices
     for fragments, expected, expected_metrics in alone:
         state, metrics = agent.update(state, *agent.place(fragments))
         check_close(state, expected)
@@ -197,6 +197,6 @@ def test_an_interrupt_saves_what_was_reached(tmp_path, monkeypatch):
     result = jppo.train(Counting, total_steps=1e9, run_dir=tmp_path / "run", **options)
     assert result.summary["status"] == "interrupted"
     assert result.metrics["update"].tolist() == read_metrics(tmp_path / "run")["update"].tolist() == [1, 2]
-    assert result.state.step == 2
+    assert result.state.update == 2
     check_equal(load_policy_state(tmp_path / "run", result.policy.state), result.policy.state)
     assert closed == [1]

@@ -16,7 +16,8 @@ from tensorboardX.proto.event_pb2 import Event
 import jppo
 from jppo.envs import make_env
 from jppo.errors import TrainingDiverged
-from jppo.ppo.networks import make_network, make_policy
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
@@ -257,7 +258,7 @@ def test_an_interrupt_saves_what_was_reached(tmp_path, run, interrupt):
     updates = len(result.metrics["update"])
     assert result.summary["status"] == "interrupted"
     assert 1 <= updates == result.summary["updates"] == len(lines(tmp_path / "run")) <= 2
-    assert result.state.train.step == updates
+    assert result.state.train.update == updates
     assert any("stopping" in message for message in recorder.messages)
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
     assert_trees_equal(load_policy_state(tmp_path / "run", result.policy.state), result.policy.state)
@@ -405,11 +406,11 @@ def test_observations_of_another_shape_are_refused(run, obs):
 
 def test_a_policy_of_pytrees():
     env = make_env(DictCounting())
-    policy = make_policy(make_network(CONFIG, env.obs_spec, env.action_spec), env.obs_spec)
+    policy = make_policy(make_network(CONFIG, env.obs_spec, env.action_spec), env.obs_spec, env.action_spec)
     obs, _ = env.reset(jax.random.key(0))
     batch = jax.tree.map(lambda x: np.stack([x, x]), obs)
     state = PolicyState(params=policy.init(jax.random.key(1), batch), obs_stats=())
-    trained = TrainedPolicy(policy, state, env.obs_spec, env.action_spec, "clip")
+    trained = TrainedPolicy(policy, state)
     assert trained.act(batch).tolist() == [int(trained.act(obs))] * 2
     with pytest.raises(ValueError, match="observation has structure"):
         trained.act({"cue": obs["cue"]})

@@ -15,9 +15,8 @@ import numpy as np
 from jppo.actors.numpy_params import to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.ppo.networks import ActorCritic, Policy
-from jppo.ppo.rollout import sample_actions
+from jppo.ppo.networks import ActorCritic
+from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
 # (obs leaves [n, ...], a step's draws [n, ...]) -> the policy's actions [n, ...], and what the environments take
@@ -31,25 +30,27 @@ class Acting(NamedTuple):
     compile: Callable[[PolicyState, PyTree, Any], Callable[[PolicyState], Act]]  # (shapes of: policy, obs, draws)
 
 
-def make_acting(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_bounds: str) -> Acting:
+def make_acting(policy: Policy) -> Acting:
     """NumPy for jppo's own dense networks where JAX computes on a CPU, else a compiled program."""
     network = policy.network
     known = type(network) is ActorCritic and network.kind == "mlp" and jax.default_backend() == "cpu"
-    return (_by_numpy if known else _by_xla)(policy, obs_spec, action_spec, action_bounds)
+    return (_by_numpy if known else _by_xla)(policy)
 
 
-def _by_numpy(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_bounds: str) -> Acting:
+def _by_numpy(policy: Policy) -> Acting:
     def draw(keys: Array) -> Array:
         """What jppo's distributions draw."""
+        action_spec = policy.action_spec
         noise, size = jax.random.normal, action_spec.size
         if action_spec.num_actions:
             noise, size = jax.random.gumbel, action_spec.num_actions
         return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
 
-    leaf_specs = tuple(jax.tree.leaves(obs_spec))  # in whatever containers they come
+    leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # in whatever containers they come
 
     def prepare(policy_state: PolicyState) -> Act:
-        form = to_numpy_params(policy.network, policy_state, leaf_specs, action_spec, action_bounds)
+        network: Any = policy.network
+        form = to_numpy_params(network, policy_state, leaf_specs, policy.action_spec)
         return functools.partial(_act_by_numpy, NumpyPolicy(*form))
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
@@ -65,13 +66,13 @@ def _act_by_numpy(policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarr
     return action, policy.to_env(action)
 
 
-def _by_xla(policy: Policy, obs_spec: PyTree, action_spec: ActionSpec, action_bounds: str) -> Acting:
-    structure = jax.tree.structure(obs_spec)
+def _by_xla(policy: Policy) -> Acting:
+    structure = jax.tree.structure(policy.obs_spec)
 
     def choose(policy_state: PolicyState, leaves: list[Array], key_data: Array) -> tuple[Array, Array]:
-        distribution, _ = policy.apply(policy_state, jax.tree.unflatten(structure, leaves))
-        action = sample_actions(distribution, jax.random.wrap_key_data(key_data))
-        return action, to_env_action(action_spec, action, action_bounds)
+        keys = jax.random.wrap_key_data(key_data)
+        chosen = act(policy, policy_state, jax.tree.unflatten(structure, leaves), keys)
+        return chosen.action, chosen.env_action
 
     def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
         compiled = jit(choose).lower(policy_shapes, jax.tree.leaves(obs), draws).compile()

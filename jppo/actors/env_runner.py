@@ -12,8 +12,10 @@ import numpy as np
 from jppo.actors.action_selection import Act, make_acting
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
-from jppo.ppo.networks import Network, Policy, make_policy
+from jppo.envs.spaces import ActionSpec
+from jppo.ppo.networks import Network
 from jppo.ppo.normalization import empty_moments
+from jppo.ppo.policy import Policy, make_policy
 from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys
 from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
@@ -49,7 +51,7 @@ class RunnerSpec(NamedTuple):
 
     env: HostEnvironment
     network: Network
-    action_bounds: str
+    action_spec: ActionSpec  # with the policy's bounds
     num_steps: int
     key_data: np.ndarray  # of the key of all environments of the run
     policy_shapes: PolicyState  # ShapeDtypeStruct leaves
@@ -223,8 +225,8 @@ class _Programs(NamedTuple):
 
 def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
     """Ahead of time, so that no fragment has to wait for a compiler."""
-    policy = make_policy(spec.network, spec.env.obs_spec)
-    acting = make_acting(policy, spec.env.obs_spec, spec.env.action_spec, spec.action_bounds)
+    policy = make_policy(spec.network, spec.env.obs_spec, spec.action_spec)
+    acting = make_acting(policy)
 
     def draws(streams: Array) -> tuple[Array, Array]:
         following, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)

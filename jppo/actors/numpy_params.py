@@ -22,7 +22,7 @@ def _centre_and_scale() -> Callable:
 
 
 def to_numpy_params(
-    network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec, action_bounds: str
+    network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Description and arrays for `numpy_policy.NumpyPolicy`.
 
@@ -48,7 +48,7 @@ def to_numpy_params(
             "dtype": action.dtype,
             "num_actions": action.num_actions,
             "start": action.start,
-            "bounds": action_bounds,
+            "bounds": action.bounds,
         },
         "network": _describe_network(network, params, obs_spec),
     }

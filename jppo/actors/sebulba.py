@@ -4,6 +4,7 @@ al. 2021, "Podracer architectures for scalable reinforcement learning").
 `jppo.actors.actor_pool` starts the processes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ from jppo.devices.jit import jit, make_device_put
 from jppo.devices.mesh import AXIS, make_mesh, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.ppo.learner import Loss, make_learner
-from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.ppo.networks import Network, make_network
 from jppo.ppo.normalization import pooled
 from jppo.ppo.optimizer import Optimizer, adam, check_optimizer
+from jppo.ppo.policy import Policy, check_network, make_policy
 from jppo.ppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
 
 
@@ -64,7 +66,8 @@ def make_sebulba(
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
     params = check_network(network, env.obs_spec, env.action_spec)
     check_optimizer(optimizer, params)
-    policy = make_policy(network, env.obs_spec, params)
+    action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
+    policy = make_policy(network, env.obs_spec, action_spec, params)
     num_updates = config.num_updates(check_total_steps(total_steps))
     mesh = make_mesh(config, num_devices)
     learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
@@ -79,7 +82,7 @@ def make_sebulba(
         _, envs_key = jax.random.split(key)
         shapes = jax.eval_shape(init, key).policy
         return RunnerSpec(
-            env, network, config.action_bounds, config.num_steps, np.asarray(jax.random.key_data(envs_key)), shapes
+            env, network, action_spec, config.num_steps, np.asarray(jax.random.key_data(envs_key)), shapes
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:

@@ -1,5 +1,6 @@
 """The parts of an update as programs of their own, and their time: what each could do if the others were free."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.learner import Learner
 from jppo.ppo.normalization import pooled
-from jppo.ppo.rollout import collect, sample_actions
+from jppo.ppo.policy import act as policy_act
+from jppo.ppo.rollout import collect
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 from jppo.training.device_loop import CHUNK_CAPACITY
 
@@ -84,12 +86,12 @@ def random_actions(spec: ActionSpec, shape: tuple[int, ...], key: Array) -> Arra
 
 def step_environments(agent: Anakin, state: CollectState, key: Array) -> CollectState:
     """num_steps of random actions and nothing else."""
-    env, config = agent.env, agent.config
-    shape = (config.num_steps, len(state.episode.lengths))
+    env = agent.env
+    shape = (agent.config.num_steps, len(state.episode.lengths))
 
     def step(state: CollectState, xs: tuple[Array, Array]) -> tuple[CollectState, None]:
         action, keys = xs
-        env_action = to_env_action(env.action_spec, action, config.action_bounds)
+        env_action = to_env_action(agent.policy.action_spec, action)
         after = jax.vmap(env.step)(keys, state.env_state, env_action)
         episode = state.episode.after(after.reward, 1.0)
         return state.replace(env_state=after.state, obs=after.obs, episode=episode), None
@@ -104,9 +106,8 @@ def act(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Arr
 
     def step(_: None, xs: tuple[PyTree, Array]) -> tuple[None, tuple[Array, Array, Array]]:
         obs, keys = xs
-        distribution, value = agent.policy.apply(state, obs)
-        action = sample_actions(distribution, keys)
-        return None, (action, distribution.log_prob(action), value)
+        chosen = policy_act(agent.policy, state, obs, keys)
+        return None, (chosen.action, chosen.log_prob, chosen.value)
 
     keys = jax.random.split(key, jax.tree.leaves(obs)[0].shape[:2])
     return jax.lax.scan(step, None, (obs, keys))[1]
@@ -126,8 +127,8 @@ def device_programs(agent: Anakin, learner: Learner, state: AnakinState, key: Ar
         return jit(shard_over_devices(function, mesh, in_specs, out_specs))
 
     def roll(state: AnakinState) -> tuple[Rollout, EpisodeStats]:
-        gamma, options = state.train.hyperparams.gamma, (agent.config.action_bounds, agent.config.num_steps)
-        _, rollout, stats = collect(agent.env, agent.policy, *options, state.train.policy, state.collect, gamma)
+        gamma, num_steps = state.train.hyperparams.gamma, agent.config.num_steps
+        _, rollout, stats = collect(agent.env, agent.policy, num_steps, state.train.policy, state.collect, gamma)
         return rollout, jax.tree.map(lambda x: x[None], stats)  # of each device
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
@@ -151,7 +152,8 @@ class BareEnvironments:
 
     def __init__(self, env: HostEnvironment, config: PPOConfig, num_envs: int, key: Array) -> None:
         actions = random_actions(env.action_spec, (config.num_steps, num_envs), key)
-        self._actions = np.asarray(to_env_action(env.action_spec, actions, config.action_bounds))
+        action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
+        self._actions = np.asarray(to_env_action(action_spec, actions))
         self._envs = env.make(list(range(num_envs)))
         self._envs.reset()
         self._seconds, self._cpu_seconds = 0.0, 0.0

@@ -38,7 +38,6 @@ class Eval:
             num_episodes=self.episodes,
             seed=self.seed,
             sampled=self.sampled,
-            action_bounds=agent.config.action_bounds,
         ).summary()
         if self.json:
             print(json.dumps({"env": settings["env"], "sampled": self.sampled} | summary))
@@ -101,7 +100,6 @@ class Play:
             self.output,
             seed=self.seed,
             sampled=self.sampled,
-            action_bounds=agent.config.action_bounds,
             max_steps=self.max_steps,
         )
         print(f"wrote {self.output}: {length} steps, return {total:.2f}")

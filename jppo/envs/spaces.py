@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class ActionSpec:
     low: tuple[float, ...] = ()  # bounds of the flattened box; infinite where there is none
     high: tuple[float, ...] = ()
     start: int = 0  # what the environment calls the first of num_actions; the policy calls it 0
+    bounds: Literal["clip", "tanh"] = "clip"  # how samples fit into a box; see PPOConfig.action_bounds
 
     @property
     def size(self) -> int:
@@ -49,7 +50,7 @@ class ActionSpec:
         return () if self.num_actions else (self.size,)
 
 
-def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
+def to_env_action(spec: ActionSpec, action: Array) -> Array:
     """What the environment gets for a policy's sample; runs at the environment's edge, so log_prob never sees it.
 
     Dimensions bounded on both sides: the sample is clipped to [-1, 1] (or goes through tanh) and scaled to
@@ -57,7 +58,6 @@ def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
 
     Args:
       action: [..., *policy_shape].
-      bounds: "clip" or "tanh".
 
     Returns:
       [..., *shape] of the space's dtype.
@@ -69,7 +69,7 @@ def to_env_action(spec: ActionSpec, action: Array, bounds: str) -> Array:
         boxed = np.isfinite(high - low)  # the largest floats, given as bounds, are none
     unit_low, unit_high = np.where(boxed, low, 0), np.where(boxed, high, 0)
     lead = (1,) * (action.ndim - 1) + (-1,)
-    unit = jnp.tanh(action) if bounds == "tanh" else jnp.clip(action, -1.0, 1.0)
+    unit = jnp.tanh(action) if spec.bounds == "tanh" else jnp.clip(action, -1.0, 1.0)
     scaled = (unit + 1.0) * (0.5 * (unit_high - unit_low)).reshape(lead) + unit_low.reshape(lead)
     # also what is scaled, since that may end up a rounding beyond its bounds
     edge = jnp.clip(jnp.where(boxed.reshape(lead), scaled, action), low.reshape(lead), high.reshape(lead))

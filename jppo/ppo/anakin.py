@@ -1,6 +1,7 @@
 """The on-device mode: rollout and update fused into one program (the "Anakin" architecture of Hessel et al. 2021,
 "Podracer architectures for scalable reinforcement learning")."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
 from jppo.devices.mesh import AXIS, make_mesh, shard_over_devices
 from jppo.envs import Environment, make_env
 from jppo.ppo.learner import Loss, make_learner
-from jppo.ppo.networks import Network, Policy, check_network, make_network, make_policy
+from jppo.ppo.networks import Network, make_network
 from jppo.ppo.optimizer import Optimizer, adam, check_optimizer
+from jppo.ppo.policy import Policy, check_network, make_policy
 from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import Array, CollectState, Metrics, TrainState
 
@@ -69,7 +71,8 @@ def make_anakin(
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
     params = check_network(network, env.obs_spec, env.action_spec)
     check_optimizer(optimizer, params)
-    policy = make_policy(network, env.obs_spec, params)
+    action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
+    policy = make_policy(network, env.obs_spec, action_spec, params)
     mesh = make_mesh(config, num_devices)
     learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
     num_updates = config.num_updates(check_total_steps(total_steps))
@@ -80,7 +83,7 @@ def make_anakin(
         train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)
         return AnakinState(train=train_state, collect=collect_state)
 
-    rollout_of = functools.partial(collect, env, policy, config.action_bounds, config.num_steps)
+    rollout_of = functools.partial(collect, env, policy, config.num_steps)
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
         train_state = state.train

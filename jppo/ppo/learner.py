@@ -14,9 +14,10 @@ from jppo.ppo import losses
 from jppo.ppo.advantages import gae
 from jppo.ppo.grad_accumulation import accumulate_gradients, num_microbatches, residual_bytes
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
-from jppo.ppo.networks import ActorCritic, Policy
+from jppo.ppo.networks import ActorCritic
 from jppo.ppo.normalization import all_reduce, empty_moments, moments_of, scale_reward
 from jppo.ppo.optimizer import Optimizer, adam, apply_gradient, ravel_f32
+from jppo.ppo.policy import Policy
 from jppo.ppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 _Learnt = tuple[PyTree, PyTree]  # params, opt_state
@@ -87,13 +88,13 @@ def make_learner(
             reward_stats=empty_moments(),
             learning_rate_scale=jnp.ones(()),
             key=run_key,
-            step=jnp.zeros((), jnp.int32),
+            update=jnp.zeros((), jnp.int32),
             num_updates=jnp.asarray(num_updates, jnp.int32),
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        """One PPO update. Where it makes anything NaN or infinite, only `step` and `key` move, and metrics["finite"] is
-        False."""
+        """Runs one PPO update. If anything becomes NaN or infinite, only `update` and `key` change, and
+        metrics["finite"] is False."""
         stats = all_reduce(stats, axis_name)
         rate = learning_rate(state, config)
         batch, value_metrics = _prepare(parts, state, rollout)
@@ -108,7 +109,7 @@ def make_learner(
         # no selections, as it is under vmap: those are a kernel for each array
         after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
         metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
-        return after.replace(step=state.step + 1, key=next_key), metrics
+        return after.replace(update=state.update + 1, key=next_key), metrics
 
     return Learner(init, update)
 
@@ -117,7 +118,7 @@ def learning_rate(state: TrainState, config: PPOConfig) -> Array:
     """The rate of the update at hand, a scalar: linear from learning_rate at the first update to 0 after the last."""
     rate = state.hyperparams.learning_rate * state.learning_rate_scale
     if config.anneal_learning_rate:
-        rate = rate * jnp.maximum(0.0, 1.0 - state.step / state.num_updates)
+        rate = rate * jnp.maximum(0.0, 1.0 - state.update / state.num_updates)
     return rate
 
 

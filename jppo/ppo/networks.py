@@ -1,13 +1,12 @@
-"""Actor-critic networks, and what stands between an observation and a network.
+"""Actor-critic networks.
 
 A network is anything with `init(key, obs) -> params` and `apply(params, obs) -> (distribution, value)`, where obs
 leaves carry one leading batch dim [B, *obs], the distribution has distrax's methods and value is [B]. A flax linen
 module is one as it is.
 """
 
-import inspect
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
@@ -16,15 +15,12 @@ import jax.numpy as jnp
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import materialize_on_cpu
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.errors import describe_error
 from jppo.ppo.distributions import Categorical, DiagGaussian
-from jppo.ppo.initializers import orthogonal_params
-from jppo.ppo.normalization import normalize
-from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.ppo.types import Array, PyTree
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
 _KEPT = {"tanh": 3.0, "relu": 2.25, "swish": 4.0}  # for the backward pass: numbers of 32 bits per output of a layer
-_GAINS = {"policy": 0.01, "value": 1.0}  # of the layers so called; of others sqrt(2)
+OUTPUT_GAINS = {"policy": 0.01, "value": 1.0}  # of the layers so called; of others sqrt(2)
 _WIDE = 128  # inputs of a dense layer, from which on other forms are faster (docs/performance.md)
 _PIXELS = 36  # images at least this wide get the strided convolutions made for screens
 _LARGE_IMAGE = 10_000  # numbers
@@ -140,10 +136,10 @@ class ActorCritic(nn.Module):
             firsts = _wide_products(torsos, x)
             outputs = [torso(x, first) for torso, first in zip(torsos, firsts, strict=True)]
         actor, critic = outputs[0], outputs[-1]
-        value = Dense(1, _GAINS["value"], name="value")(critic)[:, 0]
+        value = Dense(1, OUTPUT_GAINS["value"], name="value")(critic)[:, 0]
         if self.action.num_actions:
-            return Categorical(Dense(self.action.num_actions, _GAINS["policy"], name="policy")(actor)), value
-        mean = Dense(self.action.size, _GAINS["policy"], name="policy")(actor)
+            return Categorical(Dense(self.action.num_actions, OUTPUT_GAINS["policy"], name="policy")(actor)), value
+        mean = Dense(self.action.size, OUTPUT_GAINS["policy"], name="policy")(actor)
         log_std = self.param("log_std", nn.initializers.zeros, (self.action.size,))
         return DiagGaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
 
@@ -167,112 +163,6 @@ def _wide_products(torsos: list[MLP], x: Array) -> list[Array] | list[None]:
     weights = [torso.layers()[0].weights(width) for torso in torsos]
     kernels, biases = zip(*weights, strict=True)
     return jnp.split(affine(x, jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)), len(torsos), axis=1)
-
-
-class Policy(NamedTuple):
-    """A network with the observation's preparation in front of it."""
-
-    prepare: Any  # (obs [B, *obs]) -> float32 leaves, one-hot where the space is discrete
-    init: Any  # (key, obs [B, *obs]) -> params
-    apply: Any  # (PolicyState, obs [B, *obs]) -> (distribution, value [B])
-    network: Any  # what is prepared for
-
-
-def make_policy(network: Network, obs_spec: PyTree, params: PyTree | None = None) -> Policy:
-    """The policy that `network` makes of raw observations: cast, one-hot, normalise, apply.
-
-    Args:
-      params: what `check_network` returned, where that is at hand: is not traced again then.
-    """
-
-    def prepare(obs: PyTree) -> PyTree:
-        return jax.tree.map(_to_features, obs_spec, obs, is_leaf=_is_spec)
-
-    def apply(policy: PolicyState, obs: PyTree) -> tuple[Any, Array]:
-        features = prepare(obs)
-        if policy.obs_stats != ():
-            features = jax.tree.map(normalize, features, policy.obs_stats)
-        distribution, value = network.apply(policy.params, features)
-        return jax.tree.map(_float32, distribution), value.astype(jnp.float32)
-
-    def init(key: Array, obs: PyTree) -> PyTree:
-        return network.init(key, prepare(obs))
-
-    def init_own(key: Array, obs: PyTree) -> PyTree:  # distributed as network.init's, other numbers, made faster
-        shapes = jax.eval_shape(network.init, key, prepare(obs)) if params is None else params
-        return orthogonal_params(key, shapes, _GAINS)
-
-    # A CPU's QR decomposition of a batch, which flax's orthogonal weights under vmap take, waits for threads of the
-    # pool that it runs on itself: where two run at once, for ever (docs/performance.md).
-    one_by_one = jax.custom_batching.sequential_vmap(init) if jax.default_backend() == "cpu" else init
-    first = init_own if type(network) is ActorCritic else one_by_one
-    return Policy(prepare, first, jax.jit(apply), network)  # so that the same shapes are traced once
-
-
-def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyTree:
-    """The shapes of a network's parameters. Traces, computes nothing.
-
-    Raises:
-      ValueError: it fails, its parameters are not real floats, or its outputs do not fit the environment.
-    """
-    if inspect.isfunction(inspect.getattr_static(network, "init", None)) and isinstance(network, type):
-        raise ValueError(f"network = {network.__name__} is a class; give an instance, {network.__name__}(...)")
-    if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
-        raise ValueError(f"{type(network).__name__} is no network: it has no {', '.join(missing)}")
-    batch = 7
-    obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
-    features = jax.eval_shape(make_policy(network, obs_spec).prepare, obs)
-    params = _shapes_of("init", network.init, jax.eval_shape(lambda: jax.random.key(0)), features)
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be real floats: keep "
-                "what is not learnt out of what init returns"
-            )
-    returned = _shapes_of("apply", network.apply, params, features)
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise ValueError(f"the network returned {type(returned).__name__}; it must return (distribution, value)")
-    value = returned[1]
-    if value.shape != (batch,):
-        raise ValueError(f"the network's value has shape {value.shape} for a batch of {batch}; it must be ({batch},)")
-    distribution = returned[0]
-    missing = [name for name in ("sample", "log_prob", "entropy", "mode") if not hasattr(distribution, name)]
-    if missing:
-        raise ValueError(f"the network's {type(distribution).__name__} is no distribution: no {', '.join(missing)}")
-    shapes = [leaf.shape for leaf in jax.tree.leaves(distribution)]
-    if any(shape[:1] != (batch,) for shape in shapes):
-        raise ValueError(
-            f"the network's distribution holds arrays of shapes {shapes} for a batch of {batch}; each must start with "
-            f"{batch}, since every environment draws from its own row (jnp.broadcast_to what they share)"
-        )
-    sample, log_prob = jax.eval_shape(
-        _sample_with_log_prob, distribution, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    )
-    wanted = (batch, *action.policy_shape)
-    if sample.shape != wanted or log_prob.shape != (batch,):
-        raise ValueError(
-            f"the network's distribution gives actions of shape {sample.shape} with log_prob {log_prob.shape} for a "
-            f"batch of {batch}; this environment needs {wanted} and ({batch},)"
-        )
-    logits = getattr(distribution, "logits", None)
-    if action.num_actions and logits is not None and logits.shape[-1] != action.num_actions:
-        raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {action.num_actions} actions")
-    return params
-
-
-def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any:
-    """Of what a network's function returns. Raises ValueError where it fails."""
-    try:
-        return jax.eval_shape(function, first, features)
-    except Exception as error:
-        shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
-        said = describe_error(error)
-        raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {said}") from error
-
-
-def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[Array, Array]:
-    action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
-    return action, distribution.log_prob(action)
 
 
 def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Network:
@@ -320,18 +210,5 @@ def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:] if channels_first(shape) else shape[:2]) >= 3
 
 
-def _float32(x: Array) -> Array:
-    """Of a distribution's parameters: ratios of probabilities need more digits than bfloat16 has."""
-    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
 def _is_spec(node: Any) -> bool:
     return isinstance(node, ObsSpec)
-
-
-def _to_features(spec: ObsSpec, obs: Array) -> Array:
-    if spec.num_categories:
-        return jax.nn.one_hot(obs - spec.start, spec.num_categories, dtype=jnp.float32)
-    if obs.dtype == jnp.uint8:
-        return obs.astype(jnp.float32) / 255.0
-    return obs.astype(jnp.float32)

@@ -1,14 +1,11 @@
 """Rollouts on the device: a scan over steps of vmapped environments."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from jppo.envs.base import Environment
-from jppo.envs.spaces import to_env_action
-from jppo.ppo.networks import Policy
 from jppo.ppo.normalization import moments_of
+from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 
 
@@ -38,11 +35,6 @@ def rollout_keys(streams: Array, num_steps: int) -> tuple[Array, Array, Array]:
     return following, keys[:, :, 0], keys[:, :, 1]
 
 
-def sample_actions(distribution: Any, keys: Array) -> Array:
-    """[N, ...] actions, each drawn with a key of its own [N]."""
-    return jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
-
-
 def episode_stats(episodes: Episode, done: Array) -> EpisodeStats:
     """Statistics of a rollout from where every episode stood after each step; all leaves [T, N]."""
     return EpisodeStats(
@@ -55,7 +47,6 @@ def episode_stats(episodes: Episode, done: Array) -> EpisodeStats:
 def collect(
     env: Environment,
     policy: Policy,
-    action_bounds: str,
     num_steps: int,
     policy_state: PolicyState,
     state: CollectState,
@@ -68,7 +59,6 @@ def collect(
     (docs/performance.md compares the alternatives).
 
     Args:
-      action_bounds: see PPOConfig.
       policy_state: held fixed for the whole rollout.
       gamma: for the discounted returns that scale rewards.
 
@@ -79,17 +69,15 @@ def collect(
 
     def step(state: CollectState, keys: tuple[Array, Array]) -> tuple[CollectState, tuple[Transition, Episode]]:
         action_key, env_key = keys
-        distribution, value = policy.apply(policy_state, state.obs)
-        action = sample_actions(distribution, action_key)
-        env_action = to_env_action(env.action_spec, action, action_bounds)
-        after = jax.vmap(env.step)(env_key, state.env_state, env_action)
+        chosen = act(policy, policy_state, state.obs, action_key)
+        after = jax.vmap(env.step)(env_key, state.env_state, chosen.env_action)
         cut = jnp.logical_and(after.truncated, jnp.logical_not(after.terminated))
         final_value = _values_where(cut, policy, policy_state, after.final_obs)
         transition = Transition(
             obs=state.obs,
-            action=action,
-            log_prob=distribution.log_prob(action),
-            value=value,
+            action=chosen.action,
+            log_prob=chosen.log_prob,
+            value=chosen.value,
             next_value=final_value,
             reward=after.reward,
             terminated=after.terminated,

@@ -59,7 +59,6 @@ class Transition(struct.PyTreeNode, kw_only=True):
     reward: Array  # [T, N] f32, unscaled
     terminated: Array  # [T, N] bool: the episode ended; no bootstrap
     truncated: Array  # [T, N] bool: the episode was cut (a time limit); bootstraps from next_value
-    carry: PyTree = ()  # [T, N, ...]: recurrent state before the step; () if feed-forward
 
     @property
     def done(self) -> Array:
@@ -101,7 +100,7 @@ class TrainState(struct.PyTreeNode, kw_only=True):
     reward_stats: Moments  # of the discounted return
     learning_rate_scale: Array  # [] f32, moved by kl_control="adapt"
     key: Array  # [] key, split by every update
-    step: Array  # [] i32, updates done
+    update: Array  # [] i32, updates done
     num_updates: Array  # [] i32, length of the run, for annealing
 
 

@@ -9,9 +9,7 @@ import numpy as np
 from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment
-from jppo.envs.spaces import to_env_action
-from jppo.ppo.networks import Policy
-from jppo.ppo.rollout import sample_actions
+from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
 _MAX_EPISODES = 1_000_000
@@ -46,7 +44,6 @@ def evaluate(
     num_episodes: int = 100,
     seed: int = 0,
     sampled: bool = False,
-    action_bounds: str = "clip",
     max_steps: int = 100_000,
 ) -> Evaluation:
     """Plays `num_episodes` episodes, each from its own reset to its own end, so that short ones count no more than long
@@ -60,14 +57,12 @@ def evaluate(
     if not 1 <= num_episodes <= _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
     if isinstance(env, HostEnvironment):
-        return _evaluate_host(env, policy, state, num_episodes, seed, sampled, action_bounds, max_steps)
+        return _evaluate_host(env, policy, state, num_episodes, seed, sampled, max_steps)
 
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
-            distribution, _ = policy.apply(state, loop.obs)
-            action = sample_actions(distribution, keys[:, 0]) if sampled else distribution.mode()
-            env_action = to_env_action(env.action_spec, action, action_bounds)
+            env_action = act(policy, state, loop.obs, keys[:, 0] if sampled else None).env_action
             after = jax.vmap(env.step)(keys[:, 1], loop.env_state, env_action)
             return _Loop(
                 env_state=after.state,
@@ -95,24 +90,21 @@ def _evaluate_host(
     num_episodes: int,
     seed: int,
     sampled: bool,
-    action_bounds: str,
     max_steps: int,
 ) -> Evaluation:
     """The same on the host: each of a few environments plays its share of the episodes, fixed beforehand, one after
     the other; after one that max_steps cut short, it plays no more."""
 
-    def act(state: PolicyState, obs: PyTree, key: Array) -> Array:
-        distribution, _ = policy.apply(state, obs)
-        action = distribution.sample(seed=key) if sampled else distribution.mode()
-        return to_env_action(env.action_spec, action, action_bounds)
+    def select_action(state: PolicyState, obs: PyTree, key: Array) -> Array:
+        return act(policy, state, obs, key if sampled else None).env_action
 
     num_envs = min(num_episodes, _HOST_ENVS)
     share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
-    envs, key, act = env.make(_seeds(seed, num_envs)), jax.random.key(seed), jit(act)
+    envs, key, select = env.make(_seeds(seed, num_envs)), jax.random.key(seed), jit(select_action)
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
     while share.any():
-        after = envs.step(np.asarray(act(state, obs, jax.random.fold_in(key, step))))
+        after = envs.step(np.asarray(select(state, obs, jax.random.fold_in(key, step))))
         total, length, obs, step = total + after.reward, length + 1, after.obs, step + 1
         ended = after.terminated | after.truncated
         over = ended | (length >= max_steps)

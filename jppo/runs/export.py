@@ -23,8 +23,9 @@ from jppo import __version__
 from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_obs, to_numpy_params
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ObsSpec, to_env_action
+from jppo.envs.spaces import ObsSpec
 from jppo.ppo.networks import ActorCritic
+from jppo.ppo.policy import act
 from jppo.ppo.types import Array, PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.policy import TrainedPolicy, as_batch
@@ -124,12 +125,9 @@ class ExportedPolicy:
 
 def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
     def jppo_policy(obs: PyTree, seed: Array) -> dict[str, Array]:
-        distribution, value = policy.policy.apply(policy.state, obs)
-        actions = {"greedy": distribution.mode(), "sampled": distribution.sample(seed=jax.random.key(seed))}
-        env_actions = {
-            name: to_env_action(policy.action_spec, action, policy.action_bounds) for name, action in actions.items()
-        }
-        return env_actions | {"value": value}
+        greedy = act(policy.policy, policy.state, obs)
+        sampled = act(policy.policy, policy.state, obs, jax.random.key(seed))
+        return {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
 
     describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
     (batch,) = export.symbolic_shape("batch")
@@ -146,9 +144,7 @@ def _as_npz(policy: TrainedPolicy) -> bytes:
             f"this policy's network is your own, {type(network).__name__}, which NumPy cannot know; export it as "
             ".stablehlo, which holds any network"
         )
-    description, arrays = to_numpy_params(
-        network, policy.state, policy.obs_spec, policy.action_spec, policy.action_bounds
-    )
+    description, arrays = to_numpy_params(network, policy.state, policy.obs_spec, policy.action_spec)
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})
     contents: dict[str, Any] = arrays | {"description": np.array(described)}

@@ -26,9 +26,7 @@ class LoadedRun(NamedTuple):
     @property
     def policy(self) -> TrainedPolicy:
         """Acts on NumPy observations."""
-        env = self.agent.env
-        bounds = self.agent.config.action_bounds
-        return TrainedPolicy(self.agent.policy, self.policy_state, env.obs_spec, env.action_spec, bounds)
+        return TrainedPolicy(self.agent.policy, self.policy_state)
 
 
 def load_policy(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> TrainedPolicy:

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.ppo.networks import Policy
+from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
 
@@ -17,27 +16,18 @@ class TrainedPolicy:
     Attributes:
       policy: the network, and what prepares observations for it.
       state: the network's parameters and the observation statistics.
-      obs_spec, action_spec, action_bounds: what the environment shows and takes.
+      obs_spec, action_spec: the environment's spaces.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        state: PolicyState,
-        obs_spec: PyTree,
-        action_spec: ActionSpec,
-        action_bounds: str,
-    ) -> None:
+    def __init__(self, policy: Policy, state: PolicyState) -> None:
         self.policy, self.state = policy, state
-        self.obs_spec, self.action_spec, self.action_bounds = obs_spec, action_spec, action_bounds
+        self.obs_spec, self.action_spec = policy.obs_spec, policy.action_spec
         self._key = jax.random.key(0)
 
-        def act(state: PolicyState, obs: PyTree, key: Array, sampled: bool) -> Array:
-            distribution, _ = policy.apply(state, obs)
-            action = distribution.sample(seed=key) if sampled else distribution.mode()
-            return to_env_action(action_spec, action, action_bounds)
+        def select_action(state: PolicyState, obs: PyTree, key: Array, sampled: bool) -> Array:
+            return act(policy, state, obs, key if sampled else None).env_action
 
-        self._act = jit(act, static_argnames="sampled")
+        self._act = jit(select_action, static_argnames="sampled")
         self._value = jit(lambda state, obs: policy.apply(state, obs)[1])
 
     def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:

@@ -13,8 +13,7 @@ import numpy as np
 from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
-from jppo.envs.spaces import to_env_action
-from jppo.ppo.networks import Policy
+from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.run_dir import check_output
 
@@ -42,7 +41,6 @@ def play_gif(
     *,
     seed: int = 0,
     sampled: bool = False,
-    action_bounds: str = "clip",
     max_steps: int = 500,
 ) -> tuple[int, float]:
     """Plays one episode (at most max_steps) and writes it as a GIF; returns its length and return.
@@ -56,10 +54,10 @@ def play_gif(
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
     if isinstance(env, HostEnvironment):
-        frames, rewards = _host_episode(env, policy, state, seed, sampled, action_bounds, max_steps)
+        frames, rewards = _host_episode(env, policy, state, seed, sampled, max_steps)
         draw = functools.partial(_save, frames)
     else:
-        states, rewards = _episode(env, policy, state, seed, sampled, action_bounds, max_steps)
+        states, rewards = _episode(env, policy, state, seed, sampled, max_steps)
         draw = functools.partial(
             _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax, env, states, rewards
         )
@@ -71,16 +69,16 @@ def play_gif(
 
 
 def _episode(
-    env: Environment, policy: Policy, state: PolicyState, seed: int, sampled: bool, bounds: str, max_steps: int
+    env: Environment, policy: Policy, state: PolicyState, seed: int, sampled: bool, max_steps: int
 ) -> tuple[list[PyTree], list[float]]:
     """States before each step of one episode, and the rewards that followed."""
 
     def step(carry: tuple[PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree], Any]:
         obs, env_state = carry
         action_key, env_key = jax.random.split(key)
-        distribution, _ = policy.apply(state, jax.tree.map(lambda x: x[None], obs))
-        action = distribution.sample(seed=action_key) if sampled else distribution.mode()
-        after = env.step(env_key, env_state, to_env_action(env.action_spec, action, bounds)[0])  # type: ignore[arg-type]
+        batch = jax.tree.map(lambda x: x[None], obs)
+        chosen = act(policy, state, batch, action_key if sampled else None)
+        after = env.step(env_key, env_state, chosen.env_action[0])  # type: ignore[arg-type]
         return (after.obs, after.state), (env_state, after.reward, after.terminated | after.truncated)
 
     def play(key: jax.Array) -> Any:
@@ -121,23 +119,22 @@ def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[
 
 
 def _host_episode(
-    env: HostEnvironment, policy: Policy, state: PolicyState, seed: int, sampled: bool, bounds: str, max_steps: int
+    env: HostEnvironment, policy: Policy, state: PolicyState, seed: int, sampled: bool, max_steps: int
 ) -> tuple[list[np.ndarray], list[float]]:
     """Pictures before each step of one episode, and the rewards that followed."""
 
-    def act(obs: PyTree, key: jax.Array) -> jax.Array:
-        distribution, _ = policy.apply(state, obs)
-        return to_env_action(env.action_spec, distribution.sample(seed=key) if sampled else distribution.mode(), bounds)
+    def select_action(obs: PyTree, key: jax.Array) -> jax.Array:
+        return act(policy, state, obs, key if sampled else None).env_action
 
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")
-    act, envs, frames, rewards = jit(act), env.make([seed], render=True), [], []
+    select, envs, frames, rewards = jit(select_action), env.make([seed], render=True), [], []
     with contextlib.closing(envs):
         obs = envs.reset()
         for key in jax.random.split(jax.random.key(seed), max_steps):
             frames.append(envs.render())
-            after = envs.step(np.asarray(act(obs, key)))
+            after = envs.step(np.asarray(select(obs, key)))
             obs = after.obs
             rewards.append(float(after.reward[0]))
             if after.final_obs:

@@ -54,9 +54,7 @@ class Lane(NamedTuple):
     @property
     def policy(self) -> TrainedPolicy:
         """Acts on NumPy observations."""
-        env = self.agent.env
-        bounds = self.agent.config.action_bounds
-        return TrainedPolicy(self.agent.policy, self.policy_state, env.obs_spec, env.action_spec, bounds)
+        return TrainedPolicy(self.agent.policy, self.policy_state)
 
     @property
     def score(self) -> float:

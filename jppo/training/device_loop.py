@@ -153,7 +153,7 @@ class DeviceLoop(ChunkLoop):
 
     def summary(self) -> dict[str, Any]:
         """What this mode adds to summary.json."""
-        return {"num_devices": len(self.state.train.step.sharding.device_set)}
+        return {"num_devices": len(self.state.train.update.sharding.device_set)}
 
     def close(self) -> None:
         """Nothing outlives the program."""

@@ -102,7 +102,7 @@ class RayLoop:
         """What this mode adds to summary.json."""
         config = self._config
         return {
-            "num_devices": len(self.state.step.sharding.device_set),
+            "num_devices": len(self.state.update.sharding.device_set),
             "num_actors": config.num_actors,
             "envs_per_actor": config.envs_per_actor,
             "policy_lag": config.policy_lag,

@@ -301,7 +301,7 @@ def _result(
         "policy_sha256": fingerprint(policy_state),
         "run_dir": None if writer is None else str(writer.path),
     }
-    policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, agent.config.action_bounds)
+    policy = TrainedPolicy(agent.policy, policy_state)
     if writer is not None and (unsaved := writer.close(policy_state, summary)):
         summary["unsaved"] = unsaved
     path = None if writer is None else writer.path

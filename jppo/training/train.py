@@ -196,7 +196,7 @@ def _from_hosts(given: Given, total_steps: int, outcomes: list[_Outcome]) -> Res
         env, first.config, total_steps=total_steps, **parts
     )
     policy_state = jax.device_put(first.policy_state, jax.local_devices()[0])
-    policy = TrainedPolicy(agent.policy, policy_state, env.obs_spec, env.action_spec, first.config.action_bounds)
+    policy = TrainedPolicy(agent.policy, policy_state)
     state = first.state
     if state is not None:
         state = jax.device_put(state.replace(key=jax.random.wrap_key_data(state.key)), jax.local_devices()[0])
