@@ -9,8 +9,8 @@ from probes import Counting
 
 import jppo
 from jppo.benchmark import plan as planning
+from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.sweeps import population
-from jppo.sweeps.population import bytes_free, show_bytes
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 
@@ -28,7 +28,7 @@ def planned():
 
 def needs(num_envs, num_devices=1):
     agent = jppo.make_anakin(Counting(), dataclasses.replace(CONFIG, num_envs=num_envs), num_devices=num_devices)
-    return population.bytes_needed(planning._compile(agent)[0])
+    return bytes_needed(planning._compile(agent)[0])
 
 
 def test_the_parts_make_the_whole(planned):

@@ -15,11 +15,12 @@ from rich.table import Table
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, preset_for
 from jppo.devices.jit import jit
+from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.devices.mesh import max_usable_devices
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.types import PyTree
-from jppo.sweeps.population import MOST_LANES_ON_CPU, bytes_free, bytes_needed, compile_population, show_bytes
+from jppo.sweeps.population import MOST_LANES_ON_CPU, compile_population
 from jppo.training.device_loop import CHUNK_CAPACITY, run_chunk
 from jppo.training.settings import check_preset
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.devices.memory import bytes_free, show_bytes
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PyTree
 from jppo.sweeps.grid import Group, Task, agent_of
@@ -15,12 +16,10 @@ from jppo.sweeps.population import (
     PopulationLog,
     Total,
     begin,
-    bytes_free,
     fitting_population,
     park,
     resume,
     shares,
-    show_bytes,
 )
 from jppo.sweeps.results import DIVERGED, FINISHED, INTERRUPTED, STOPPED
 from jppo.training.device_loop import ChunkLoop

@@ -2,10 +2,8 @@
 
 import functools
 import math
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
+from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Array, PyTree
@@ -25,7 +24,6 @@ from jppo.training.progress import Reporter
 _HISTORY_ROWS = 1 << 20  # updates kept of all lanes together
 _EPISODES = ("count", "return_mean", "return_std")
 MOST_LANES_ON_CPU = 64  # per device: more at once take longer (docs/performance.md)
-_SAFETY = 0.9  # share of the free memory that is planned with
 
 
 class Population(NamedTuple):
@@ -192,21 +190,6 @@ class Total:
         self.reporter.update(self.steps, steps / max(seconds, 1e-9), self._best)
 
 
-def bytes_needed(compiled: Any) -> int:
-    """Device memory of a compiled program at its peak, by its own account."""
-    stats = compiled.memory_analysis()
-    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return held + stats.temp_size_in_bytes
-
-
-def bytes_free(num_devices: int) -> int:
-    """Memory that each of so many devices may still take; host devices share what the machine has."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return int(_SAFETY * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    return int(_SAFETY * _host_memory()) // num_devices
-
-
 def _rows(population: Population, first: int, count: int) -> np.ndarray:
     """Which of `count` lanes the population's are, from `first` on; the last one fills it up."""
     return np.minimum(first + np.arange(population.lanes), count - 1)
@@ -214,21 +197,3 @@ def _rows(population: Population, first: int, count: int) -> np.ndarray:
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _host_memory() -> int:
-    """Bytes that the machine has left."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def show_bytes(number: float) -> str:
-    """In KiB, MiB or GiB."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:,.4g} GiB"
