@@ -6,14 +6,17 @@ import pytest
 from jppo.devices.memory import explain_out_of_memory
 
 
+def fail(message):
+    with explain_out_of_memory("lower num_envs = 8"):
+        raise jax.errors.JaxRuntimeError(message)
+
+
 def test_out_of_memory_error_names_the_remedy():
     with pytest.raises(ValueError, match="does not have enough memory; lower num_envs") as caught:
-        with explain_out_of_memory("lower num_envs = 8"):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.")
+        fail("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.")
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
 
 
 def test_other_runtime_errors_are_not_changed():
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        with explain_out_of_memory("lower num_envs = 8"):
-            raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+        fail("INTERNAL: something else")
