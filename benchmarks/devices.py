@@ -26,7 +26,7 @@ from throughput import RESULTS, WORKLOADS, hardware
 import jppo
 from jppo.devices.jit import jit
 from jppo.runs.run_dir import write_json
-from jppo.sweeps.population import begin, compile_population
+from jppo.sweeps.population import compile_population, init_population
 
 
 def raise_on_all_processes(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
@@ -47,7 +47,7 @@ def apart(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], An
     """An update of each of so many runs, each of a device's share of the environments."""
     share = dataclasses.replace(config, num_envs=config.num_envs // num_devices)
     runs = compile_population(jppo.make_anakin(env, share), num_devices, num_devices)
-    state = begin(runs, list(range(num_devices)), [jppo.Hyperparams()] * num_devices)
+    state = init_population(runs, list(range(num_devices)), [jppo.Hyperparams()] * num_devices)
     finite = jax.device_put(np.ones(num_devices, bool), runs.sharding)
 
     def update() -> Any:

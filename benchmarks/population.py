@@ -34,7 +34,7 @@ def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
     import jax.numpy as jnp
 
     import jppo
-    from jppo.sweeps.population import begin, compile_population
+    from jppo.sweeps.population import compile_population, init_population
 
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=num_steps)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=updates * config.batch_size)
@@ -42,7 +42,7 @@ def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
     print(json.dumps({"seconds": population.compile_seconds}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
-        state = begin(population, list(range(lanes)), [jppo.Hyperparams()] * lanes)
+        state = init_population(population, list(range(lanes)), [jppo.Hyperparams()] * lanes)
         finite = jax.device_put(np.ones(lanes, bool), population.sharding)
         jax.block_until_ready(population.chunk(state, finite, jnp.int32(updates)))
         print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)

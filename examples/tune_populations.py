@@ -24,9 +24,9 @@ def main(
 
     print("learning rate   interquartile mean   per seed")
     for trial in results:
-        lanes = [trial.metrics[f"lane/{number}"] for number in range(num_seeds)]
+        returns = [trial.metrics[f"run/{number}"] for number in range(num_seeds)]
         middle = trial.metrics["return_mean"]
-        print(f"{trial.config['learning_rate']:>13g} {middle:>20.0f}   {' '.join(f'{x:.0f}' for x in lanes)}")
+        print(f"{trial.config['learning_rate']:>13g} {middle:>20.0f}   {' '.join(f'{x:.0f}' for x in returns)}")
     return results.get_best_result()
 
 

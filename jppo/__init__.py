@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
+    from jppo.config.resources import Resources as Resources
     from jppo.devices.jit import jit as jit
     from jppo.envs import make_env as make_env
     from jppo.envs.checks import check_env as check_env
@@ -38,6 +39,7 @@ _HOMES = {
     "make_sebulba": "jppo.actors.sebulba",
     "Hyperparams": "jppo.ppo.types",
     "PPOConfig": "jppo.config.ppo",
+    "Resources": "jppo.config.resources",
     "PRESETS": "jppo.config.presets",
     "TrainingDiverged": "jppo.errors",
     "bench": "jppo.benchmark.bench",

@@ -318,25 +318,25 @@ def test_a_sweep_by_the_command(tmp_path):
     code, out, _ = call(*words)
     assert code == 0
     said = (
-        "8 lanes in 2 programs",
-        "hidden_sizes = 8x8, normalize_obs = True: 4 lanes",
+        "8 runs in 2 programs",
+        "hidden_sizes = 8x8, normalize_obs = True: 4 runs",
         "saved in",
         "2 finished",
     )
     for text in said:
         assert text in out, text
-    runs = [load_run(path) for path in (tmp_path / "sweep" / "runs").iterdir()]
+    runs = [load_run(path) for path in (tmp_path / "sweep" / "run_dirs").iterdir()]
     found = sorted(
         (r.agent.config.hidden_sizes, r.settings["hyperparams"]["learning_rate"], r.settings["seed"]) for r in runs
     )
     assert found == [(sizes, rate, seed) for sizes in ((8,), (8, 8)) for rate in (1e-3, 1e-2) for seed in (0, 1)]
     assert all(r.agent.config.normalize_obs for r in runs)
-    assert call("eval", next((tmp_path / "sweep" / "runs").iterdir()), "--episodes", 4)[0] == 0
+    assert call("eval", next((tmp_path / "sweep" / "run_dirs").iterdir()), "--episodes", 4)[0] == 0
     code, out, err = call(*words, "--json")
     assert code == 0
-    assert "0 lanes in 0 programs; 8 are there already" in err
+    assert "0 runs in 0 programs; 8 runs already saved" in err
     summary = json.loads(out)
-    assert summary["lanes"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0, "missing": 0}
+    assert summary["runs"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0, "not_started": 0}
     settings = {"learning_rate", "hidden_sizes", "num_envs", "num_steps", "num_minibatches", "normalize_obs"}
     assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
 

@@ -56,7 +56,7 @@ def sees_pong(result):
 
 
 def halves(result):
-    assert sorted({lane.status for lane in result.lanes}) == ["finished", "stopped"]
+    assert sorted({run.status for run in result.runs}) == ["finished", "stopped"]
     assert result.best().settings["learning_rate"] >= 1e-3
     assert result.best().score > 60
 
@@ -94,9 +94,9 @@ def evolves(result):
     assert rates.min() > 1e-5, "useless rates are still there"
 
 
-def reports_lanes(best):
+def reports_runs(best):
     assert best.config["learning_rate"] == 1e-2
-    assert len({best.metrics[f"lane/{number}"] for number in range(4)}) == 4
+    assert len({best.metrics[f"run/{number}"] for number in range(4)}) == 4
 
 
 def is_the_same_on_hosts(returns):
@@ -126,7 +126,7 @@ CLAIMS = {
     "population_based_training": ({"lanes": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
     "tune_populations": (
         {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
-        reports_lanes,
+        reports_runs,
         "learning rate   interquartile mean   per seed",
     ),
     "atari": ({"total_steps": 96, "num_actors": 1, "num_steps": 4}, sees_pong, "of at most 21 after 96 steps"),

@@ -1,10 +1,11 @@
-"""Sweeps: what is run, what is said and kept, what is refused, and what an interruption costs."""
+"""Tests of jppo.sweep: runs, tables, files, successive halving, errors and interrupts."""
 
 import csv
 import dataclasses
 import os
 import signal
 import warnings
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -20,7 +21,8 @@ from jppo.runs.load import load_run
 from jppo.runs.plots import bootstrap_interval, interquartile_mean
 from jppo.runs.run_dir import read_metrics
 from jppo.sweeps import sweep as sweeps
-from jppo.sweeps.results import Lane, SweepResult
+from jppo.sweeps.results import SweepResult
+from jppo.sweeps.sweep_run import SweepRun
 from jppo.training import device_loop
 from jppo.training.progress import NullReporter
 
@@ -31,13 +33,13 @@ STEPS = UPDATES * CONFIG.batch_size
 
 
 class Cued(ObsActionReward):
-    """Episodes of three steps: the action that matches the cue is rewarded."""
+    """An environment with episodes of three steps that rewards the action that matches the observation."""
 
     length = 3
 
 
 class Endless(Probe):
-    """No episode ever ends."""
+    """An environment whose episodes never end."""
 
     length = limit = NO_LIMIT
 
@@ -53,68 +55,68 @@ class Messages(NullReporter):
         self.act()
 
 
-def run(env=None, **options):
+def sweep(env=None, **options):
     given = {"config": CONFIG, "hyperparams": BASE, "total_steps": STEPS, "num_devices": 1, "seeds": 2} | options
     return jppo.sweep(env or Cued(), **given)
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    """Two learning rates, of which the first is too low to learn anything, and two sizes; and what was said."""
+    """Returns a sweep over two learning rates (the first is too low to learn) and two sizes, with its messages."""
     path, messages = tmp_path_factory.mktemp("sweeps") / "new" / "grid", Messages()
     with compiled_programs("run_chunk") as names:
-        result = run(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=path, progress=lambda _: messages)
+        result = sweep(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=path, progress=lambda _: messages)
     return result, messages.texts, names, path
 
 
-def test_shapes_are_grouped_and_said_beforehand(grid):
+def test_runs_are_grouped_by_program_and_announced(grid):
     result, texts, names, _ = grid
-    assert texts[0] == "8 lanes in 2 programs"
-    assert [text.strip() for text in texts[1:3]] == ["Cued, num_envs = 4: 4 lanes", "Cued, num_envs = 8: 4 lanes"]
+    assert texts[0] == "8 runs in 2 programs"
+    assert [text.strip() for text in texts[1:3]] == ["Cued, num_envs = 4: 4 runs", "Cued, num_envs = 8: 4 runs"]
     assert len(names) == 2
-    assert [lane.number for lane in result.lanes] == list(range(8))
-    assert [lane.settings["num_envs"] for lane in result.lanes] == [4] * 4 + [8] * 4
-    assert [lane.updates for lane in result.lanes] == [2 * UPDATES] * 4 + [UPDATES] * 4
-    assert {lane.steps for lane in result.lanes} == {STEPS}
+    assert [run.number for run in result.runs] == list(range(8))
+    assert [run.settings["num_envs"] for run in result.runs] == [4] * 4 + [8] * 4
+    assert [run.updates for run in result.runs] == [2 * UPDATES] * 4 + [UPDATES] * 4
+    assert {run.env_steps for run in result.runs} == {STEPS}
 
 
-def test_the_table_has_a_row_per_lane(grid):
+def test_table_has_one_row_per_run(grid):
     result, _, _, path = grid
     table = result.table
     assert table["seed"].tolist() == [0, 1] * 4
     assert table["learning_rate"].tolist() == [1e-9, 1e-9, 1e-2, 1e-2] * 2
-    assert table["return_mean"].tolist() == [lane.return_mean for lane in result.lanes]
-    with open(path / "lanes.csv", newline="") as file:
+    assert table["return_mean"].tolist() == [run.return_mean for run in result.runs]
+    with open(path / "runs.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows] == ["finished"] * 8
-    for name in ("lane", "seed", "learning_rate", "num_envs", "updates", "steps", "episodes"):
+    for name in ("run", "seed", "learning_rate", "num_envs", "updates", "env_steps", "episodes"):
         assert [float(row[name]) for row in rows] == table[name].tolist(), name
     np.testing.assert_allclose([float(row["return_mean"]) for row in rows], table["return_mean"], 1e-5)
 
 
-def test_the_tidy_table_has_a_row_per_update(grid):
+def test_tidy_table_has_one_row_per_update(grid):
     tidy = grid[0].tidy()
     assert {len(column) for column in tidy.values()} == {4 * 2 * UPDATES + 4 * UPDATES}
-    of_lane = tidy["lane"] == 6
-    assert tidy["update"][of_lane].tolist() == list(range(1, UPDATES + 1))
-    np.testing.assert_array_equal(tidy["loss/total"][of_lane], grid[0].lane(6).metrics["loss/total"])
-    assert set(tidy["learning_rate"][of_lane]) == {1e-2}
-    np.testing.assert_array_equal(tidy["metric/learning_rate"][of_lane], grid[0].lane(6).metrics["learning_rate"])
+    of_run = tidy["run"] == 6
+    assert tidy["update"][of_run].tolist() == list(range(1, UPDATES + 1))
+    np.testing.assert_array_equal(tidy["loss/total"][of_run], grid[0].run(6).metrics["loss/total"])
+    assert set(tidy["learning_rate"][of_run]) == {1e-2}
+    np.testing.assert_array_equal(tidy["metric/learning_rate"][of_run], grid[0].run(6).metrics["learning_rate"])
 
 
-def test_the_best_setting_is_the_one_that_learns(grid):
+def test_best_setting_is_the_one_that_learns(grid):
     result = grid[0]
     best = result.best()
     assert best.settings["learning_rate"] == 1e-2
     assert best.score == max(setting.score for setting in result.settings)
-    assert best.score == pytest.approx(np.mean([lane.return_mean for lane in best.lanes]))
+    assert best.score == pytest.approx(np.mean([run.return_mean for run in best.runs]))
     assert best.interval[0] <= best.score <= best.interval[1]
-    assert best.best_lane.score == max(lane.score for lane in best.lanes)
-    act = best.best_lane.policy.act
-    assert act(np.array([[1.0], [-1.0]], np.float32)).tolist() == [1, 0], "it does not follow the cue"
+    assert best.best_run.score == max(run.score for run in best.runs)
+    act = best.best_run.policy.act
+    assert act(np.array([[1.0], [-1.0]], np.float32)).tolist() == [1, 0], "the policy ignores the observation"
 
 
-def test_pictures_are_drawn(grid, tmp_path):
+def test_plots_are_drawn(grid, tmp_path):
     result, _, _, path = grid
     for name in ("curves.png", "heat_map.png"):
         with Image.open(path / name) as image:
@@ -122,38 +124,48 @@ def test_pictures_are_drawn(grid, tmp_path):
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50
     with pytest.raises(ValueError, match=r"must end in \.png"):
         result.plot(tmp_path / "curves.jpg")
-    with pytest.raises(ValueError, match="a heat map is of two settings; swept were 0"):
-        SweepResult(result.lanes, []).plot_heat_map(tmp_path / "map.png")
+    with pytest.raises(ValueError, match="a heat map needs two swept settings; this sweep has 0"):
+        SweepResult(result.runs, []).plot_heat_map(tmp_path / "map.png")
     with pytest.raises(ValueError, match="no episode ended in this sweep"):
-        run(Endless(), seeds=1).plot(tmp_path / "curves.png")
+        sweep(Endless(), seeds=1).plot(tmp_path / "curves.png")
 
 
 def check_equal(result, expected):
-    assert [lane.number for lane in result.lanes] == [lane.number for lane in expected.lanes]
-    for lane, other in zip(result.lanes, expected.lanes, strict=True):
-        for name in ("env", "seed", "settings", "status", "updates", "episodes", "return_mean", "return_std", "own"):
-            assert getattr(lane, name) == getattr(other, name), name
-        jax.tree.map(np.testing.assert_array_equal, lane.metrics, other.metrics)
-        jax.tree.map(np.testing.assert_array_equal, lane.policy_state, other.policy_state)
+    assert [run.number for run in result.runs] == [run.number for run in expected.runs]
+    for run, other in zip(result.runs, expected.runs, strict=True):
+        for name in (
+            "env",
+            "seed",
+            "settings",
+            "status",
+            "updates",
+            "episodes",
+            "return_mean",
+            "return_std",
+            "custom_parts",
+        ):
+            assert getattr(run, name) == getattr(other, name), name
+        jax.tree.map(np.testing.assert_array_equal, run.metrics, other.metrics)
+        jax.tree.map(np.testing.assert_array_equal, run.policy_state, other.policy_state)
 
 
-def test_what_is_there_is_not_run_again(grid):
+def test_saved_runs_are_not_trained_again(grid):
     result, _, _, path = grid
     messages = Messages()
     with compiled_programs("run_chunk") as names:
-        again = run(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=path, progress=lambda _: messages)
-    assert (names, messages.texts) == ([], ["0 lanes in 0 programs; 8 are there already"])
+        again = sweep(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=path, progress=lambda _: messages)
+    assert (names, messages.texts) == ([], ["0 runs in 0 programs; 8 runs already saved"])
     check_equal(again, result)
 
 
-def test_only_what_is_missing_is_run(grid, tmp_path):
+def test_only_missing_runs_are_trained(grid, tmp_path):
     result = grid[0]
-    for lane in (result.lane(2), result.lane(5)):
-        assert len(run(seeds=[lane.seed], sweep_dir=tmp_path / "some", **lane.settings).lanes) == 1
+    for run in (result.run(2), result.run(5)):
+        assert len(sweep(seeds=[run.seed], sweep_dir=tmp_path / "some", **run.settings).runs) == 1
     messages = Messages()
-    both = run(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=tmp_path / "some", progress=lambda _: messages)
-    assert messages.texts[0] == "6 lanes in 2 programs; 2 are there already"
-    assert [lane.status for lane in both.lanes] == ["finished"] * 8
+    both = sweep(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=tmp_path / "some", progress=lambda _: messages)
+    assert messages.texts[0] == "6 runs in 2 programs; 2 runs already saved"
+    assert [run.status for run in both.runs] == ["finished"] * 8
     np.testing.assert_allclose(both.table["return_mean"], result.table["return_mean"], rtol=0.05)
 
 
@@ -162,111 +174,111 @@ def test_only_what_is_missing_is_run(grid, tmp_path):
     [{}, {"seeds": [2]}, {"total_steps": 2 * STEPS}, {"learning_rate": 1e-3}, {"num_epochs": 1}, {"loss": ppo_loss}],
     ids=lambda changed: "".join(changed) or "nothing",
 )
-def test_another_lane_is_another_file(grid, changed, monkeypatch):
-    """A lane that differs in anything is not taken for one that is there."""
-    asked = []
-    monkeypatch.setattr(sweeps, "run_group", lambda group, *_: asked.extend(group.tasks))
-    run(**{"learning_rate": 1e-2, "seeds": [0], "num_envs": 8, "sweep_dir": grid[3]} | changed)
-    assert len(asked) == bool(changed)
+def test_different_run_has_a_different_file(grid, changed, monkeypatch):
+    """A saved run is reused only if everything that identifies it is equal."""
+    trained = []
+    monkeypatch.setattr(sweeps, "GroupTrainer", lambda group, *_: trained.extend(group.runs) or Mock())
+    sweep(**{"learning_rate": 1e-2, "seeds": [0], "num_envs": 8, "sweep_dir": grid[3]} | changed)
+    assert len(trained) == bool(changed)
 
 
-def test_a_damaged_lane_is_named(grid, tmp_path):
-    run(seeds=1, sweep_dir=tmp_path)
-    (path,) = (tmp_path / "lanes").iterdir()
+def test_damaged_file_is_named_in_the_error(grid, tmp_path):
+    sweep(seeds=1, sweep_dir=tmp_path)
+    (path,) = (tmp_path / "runs").iterdir()
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(ValueError, match=f"{path.name} is damaged .*; delete it to run this lane again"):
-        run(seeds=1, sweep_dir=tmp_path)
+    with pytest.raises(ValueError, match=f"{path.name} is damaged .*; delete it to train this run again"):
+        sweep(seeds=1, sweep_dir=tmp_path)
     path.unlink()
-    assert len(run(seeds=1, sweep_dir=tmp_path).lanes) == 1
+    assert len(sweep(seeds=1, sweep_dir=tmp_path).runs) == 1
 
 
-def test_a_run_directory_of_each_lane_on_demand(grid):
+def test_run_directories_are_written_on_demand(grid):
     result, _, _, path = grid
     result.write_run_dirs()
-    assert sorted(p.name for p in (path / "runs").iterdir()) == sorted(lane.name for lane in result.lanes)
-    metrics = read_metrics(path / "runs" / result.lane(6).name)
-    for name, column in result.lane(6).metrics.items():
+    assert sorted(p.name for p in (path / "run_dirs").iterdir()) == sorted(run.name for run in result.runs)
+    metrics = read_metrics(path / "run_dirs" / result.run(6).name)
+    for name, column in result.run(6).metrics.items():
         np.testing.assert_allclose(metrics[name], column, err_msg=name)
     with pytest.raises(ValueError, match="trained in an environment of its own"):
-        load_run(path / "runs" / result.lane(6).name)
+        load_run(path / "run_dirs" / result.run(6).name)
 
 
 @pytest.mark.parametrize("halve", [True, False])
-def test_halving_ends_the_worse_half_in_smaller_programs(halve):
-    """Rates from useless to good: the good ones stay."""
+def test_successive_halving_stops_the_worse_half(halve):
+    """The learning rates range from useless to good; a good one survives."""
     rates, messages = [1e-9, 1e-8, 1e-7, 3e-3, 1e-2, 3e-2, 1e-6, 1e-5], Messages()
     with compiled_programs("run_chunk") as names:
-        result = run(seeds=1, learning_rate=rates, halving=halve, progress=lambda _: messages)
+        result = sweep(seeds=1, learning_rate=rates, successive_halving=halve, progress=lambda _: messages)
     if not halve:
-        assert {lane.updates for lane in result.lanes} == {UPDATES}
+        assert {run.updates for run in result.runs} == {UPDATES}
         return
-    updates = sorted(lane.updates for lane in result.lanes)
+    updates = sorted(run.updates for run in result.runs)
     assert updates == [2, 2, 2, 2, 4, 4, 8, 16]
-    assert len(names) == 4, "8, 4, 2 and 1 lanes"
-    statuses = {lane.number: lane.status for lane in result.lanes}
+    assert len(names) == 4, "8, 4, 2 and 1 runs"
+    statuses = {run.number: run.status for run in result.runs}
     (last,) = (index for index, status in statuses.items() if status == "finished")
     assert rates[last] in (3e-3, 1e-2, 3e-2)
     assert set(statuses.values()) == {"finished", "stopped"}
-    assert result.best().lanes[0].number == last
-    alone = run(seeds=1, learning_rate=rates[last]).lane(0)
+    assert result.best().runs[0].number == last
+    alone = sweep(seeds=1, learning_rate=rates[last]).run(0)
     for name in ("update", "step", "learning_rate", "loss/total", "episode/return_mean"):
-        np.testing.assert_allclose(result.lane(last).metrics[name], alone.metrics[name], 1e-3, 1e-4, err_msg=name)
-    elapsed = result.lane(last).metrics["time/elapsed"]
+        np.testing.assert_allclose(result.run(last).metrics[name], alone.metrics[name], 1e-3, 1e-4, err_msg=name)
+    elapsed = result.run(last).metrics["time/elapsed"]
     assert (np.diff(elapsed) > 0).all()
-    assert next(text for text in messages.texts if "go on" in text).startswith(
-        "after update 2: 4 of 8 lanes go on (best"
+    assert next(text for text in messages.texts if "continuing" in text).startswith(
+        "after update 2: continuing 4 of 8 runs (best"
     )
 
 
-def test_halving_goes_on_with_what_has_not_diverged():
-    result = run(seeds=1, learning_rate=[1e38, 1e-2, 1e-3, 1e37], halving=True)
-    assert [lane.status for lane in result.lanes] == ["diverged", "finished", "stopped", "diverged"] or [
-        lane.status for lane in result.lanes
+def test_successive_halving_stops_diverged_runs():
+    result = sweep(seeds=1, learning_rate=[1e38, 1e-2, 1e-3, 1e37], successive_halving=True)
+    assert [run.status for run in result.runs] == ["diverged", "finished", "stopped", "diverged"] or [
+        run.status for run in result.runs
     ] == ["diverged", "stopped", "finished", "diverged"]
 
 
-def test_halving_without_any_episode_keeps_all():
-    result = run(Endless(), seeds=4, halving=True)
-    assert {lane.status for lane in result.lanes} == {"finished"}
+def test_successive_halving_without_episodes_keeps_all_runs():
+    result = sweep(Endless(), seeds=4, successive_halving=True)
+    assert {run.status for run in result.runs} == {"finished"}
 
 
-def test_several_environments_make_one_table(tmp_path):
-    result = run([Cued(), Probe()], seeds=2, sweep_dir=tmp_path / "two")
+def test_several_environments_share_one_table(tmp_path):
+    result = sweep([Cued(), Probe()], seeds=2, sweep_dir=tmp_path / "two")
     assert result.table["env"].tolist() == ["Cued", "Cued", "Probe", "Probe"]
     assert result.best("Probe").score == 1.0
     assert set(result.summary()["best"]) == {"Cued", "Probe"}
-    with pytest.raises(ValueError, match="name the environment: Cued, Probe"):
+    with pytest.raises(ValueError, match="name one of Cued, Probe"):
         result.best()
-    with pytest.raises(ValueError, match="no lane was run in 'Pong'; there are Cued, Probe"):
+    with pytest.raises(ValueError, match="no run in 'Pong'; its environments are Cued, Probe"):
         result.best("Pong")
-    with pytest.raises(ValueError, match="there is no lane 4; there are 0, 1, 2, 3"):
-        result.lane(4)
+    with pytest.raises(ValueError, match="run 4 does not exist; the runs are 0, 1, 2, 3"):
+        result.run(4)
 
 
 @pytest.mark.parametrize("halving", [False, True])
-def test_an_interrupt_keeps_what_was_reached(tmp_path, halving, monkeypatch):
+def test_interrupt_returns_the_results_so_far(tmp_path, halving, monkeypatch):
     monkeypatch.setattr(device_loop, "CHUNK_CAPACITY", 1)
     told = []
     messages = Messages(lambda: told.append(1) or (len(told) == 3 and os.kill(os.getpid(), signal.SIGINT)))
-    options = {"lanes_at_once": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "halving": halving}
-    result = run(progress=lambda _: messages, **options)
+    options = {"max_parallel_runs": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "successive_halving": halving}
+    result = sweep(progress=lambda _: messages, **options)
     assert result.status == "interrupted"
-    assert {lane.status for lane in result.lanes} == {"interrupted"}
-    assert 0 < max(lane.updates for lane in result.lanes) < UPDATES
-    assert not list((tmp_path / "s" / "lanes").iterdir())
-    assert (tmp_path / "s" / "lanes.csv").exists()
-    whole = run(**options)
+    assert {run.status for run in result.runs} == {"interrupted"}
+    assert 0 < max(run.updates for run in result.runs) < UPDATES
+    assert not list((tmp_path / "s" / "runs").iterdir())
+    assert (tmp_path / "s" / "runs.csv").exists()
+    whole = sweep(**options)
     assert whole.status == "finished"
-    assert len(whole.lanes) == 4
+    assert len(whole.runs) == 4
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lr": [1e-3]}, "unknown setting 'lr'; did you mean learning_rate"),
-        ({"frobnicate": 1}, "unknown setting 'frobnicate'; there are learning_rate"),
-        ({"learning_rate": [1e-3, 1e-3]}, "learning_rate = .* must be a value or several that differ"),
-        ({"learning_rate": []}, "learning_rate = .* must be a value or several that differ"),
+        ({"frobnicate": 1}, "unknown setting 'frobnicate'; choose from learning_rate"),
+        ({"learning_rate": [1e-3, 1e-3]}, "learning_rate = .* must be one value or a list of distinct values"),
+        ({"learning_rate": []}, "learning_rate = .* must be one value or a list of distinct values"),
         ({"learning_rate": [1e-3, -1.0]}, "learning_rate = -1 is outside"),
         ({"gamma": "high"}, "gamma = 'high' is not a number"),
         ({"num_minibatches": [2, 3]}, "not divisible by num_minibatches = 3"),
@@ -274,25 +286,25 @@ def test_an_interrupt_keeps_what_was_reached(tmp_path, halving, monkeypatch):
         ({"seeds": True}, "seeds = True must be a number of seeds"),
         ({"seeds": 1.5}, "seeds = 1.5 must be a number of seeds"),
         ({"seeds": 10**9}, "seeds = 1000000000 must be from 1 to"),
-        ({"learning_rate": [1, 1.0]}, "learning_rate = .* must be a value or several that differ"),
+        ({"learning_rate": [1, 1.0]}, "learning_rate = .* must be one value or a list of distinct values"),
         ({"hidden_sizes": 64}, "hidden_sizes = 64 must be a tuple"),
         ({"hidden_sizes": [64, 64]}, r"hidden_sizes = \[64, 64\] must be a tuple"),
-        ({"config": {}}, "config = {} must be of type PPOConfig"),
-        ({"hyperparams": {}}, "hyperparams = {} must be of type Hyperparams"),
+        ({"config": {}}, "config = {} must be a PPOConfig"),
+        ({"hyperparams": {}}, "hyperparams = {} must be a Hyperparams"),
         ({"total_steps": 1e15}, "makes .* updates"),
-        ({"seeds": [1, 1]}, "seeds = .* must be a number of seeds, or several that differ"),
+        ({"seeds": [1, 1]}, "seeds = .* must be a number of seeds or a list of distinct seeds"),
         ({"seeds": []}, "seeds = .* must be a number of seeds"),
         ({"seeds": [0.5]}, "seed = 0.5"),
-        ({"lanes_at_once": 0}, "lanes_at_once = 0"),
+        ({"max_parallel_runs": 0}, "max_parallel_runs = 0"),
         ({"num_devices": 9}, "num_devices = 9; JAX has 8 here"),
         ({"num_devices": 0}, "num_devices = 0"),
         ({"total_steps": 0.5}, "total_steps = 0.5"),
         ({"preset": "best"}, "unknown preset 'best'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_run(tmp_path, options, message):
+def test_invalid_arguments_raise_before_anything_is_written(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        run(sweep_dir=tmp_path / "sweep", **options)
+        sweep(sweep_dir=tmp_path / "sweep", **options)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -300,41 +312,41 @@ def test_what_cannot_be_is_refused_before_anything_is_run(tmp_path, options, mes
     ("env", "message"),
     [
         ("CartPole-v2", "unknown environment 'CartPole-v2'; did you mean CartPole-v1"),
-        ("Taxi-v4", "Taxi-v4 is an environment of Gymnasium's, and a sweep runs on the device"),
-        ([Cued(), Cued()], "env names Cued, Cued: each once"),
-        ([], "env names nothing"),
+        ("Taxi-v4", "Taxi-v4 is a Gymnasium environment; sweep supports JAX environments only"),
+        ([Cued(), Cued()], "env = Cued, Cued must name each environment once"),
+        ([], "must contain at least one environment"),
     ],
 )
-def test_environments_that_cannot_be(env, message):
+def test_invalid_environments_raise(env, message):
     with pytest.raises(ValueError, match=message):
         jppo.sweep(env, config=CONFIG)
 
 
-def test_a_directory_of_something_else_is_left_alone(tmp_path):
+def test_directory_with_other_files_is_not_changed(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty, and no sweep's; name another"):
-        run(sweep_dir=tmp_path)
+    with pytest.raises(ValueError, match="is not empty and contains no sweep; name another"):
+        sweep(sweep_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(ValueError, match="cannot be written: Not a directory"):
-        run(sweep_dir=tmp_path / "notes.txt" / "sweep")
+        sweep(sweep_dir=tmp_path / "notes.txt" / "sweep")
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_programs_are_run_as_ray_tasks(tmp_path):
-    """Side by side in processes of their own: same lanes, same files, and a failure leaves the others to end."""
+def test_programs_run_as_ray_tasks(tmp_path):
+    """Each program trains in its own process and gives the same results and files."""
     options = {"seeds": 2, "num_envs": [4, 8], "total_steps": 4 * CONFIG.batch_size, "env": "CartPole-v1"}
     messages, path = Messages(), tmp_path / "sweep"
     with lenient():
-        expected = run(**options)
-        result = run(**options, address="local", sweep_dir=path, progress=lambda _: messages)
-    assert messages.texts[0] == "4 lanes in 2 programs"
-    assert [lane.status for lane in result.lanes] == ["finished"] * 4
-    for lane, other in zip(result.lanes, expected.lanes, strict=True):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-3, 1e-4), lane.policy_state, other.policy_state)
-    assert len(list((tmp_path / "sweep" / "lanes").iterdir())) == 4
+        expected = sweep(**options)
+        result = sweep(**options, address="local", sweep_dir=path, progress=lambda _: messages)
+    assert messages.texts[0] == "4 runs in 2 programs"
+    assert [run.status for run in result.runs] == ["finished"] * 4
+    for run, other in zip(result.runs, expected.runs, strict=True):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-3, 1e-4), run.policy_state, other.policy_state)
+    assert len(list((tmp_path / "sweep" / "runs").iterdir())) == 4
 
 
-def test_the_interquartile_mean():
+def test_interquartile_mean():
     assert interquartile_mean(np.array([5.0, 1.0, 3.0])) == 3.0
     assert interquartile_mean(np.array([100.0, 1.0, 2.0, -50.0])) == 1.5
     columns = np.array([[0.0, 1.0], [10.0, 1.0], [20.0, 1.0], [1000.0, 1.0]])
@@ -343,7 +355,7 @@ def test_the_interquartile_mean():
     assert interquartile_mean(np.array([-np.inf, 1.0])) == -np.inf
 
 
-def test_the_bootstrap_interval_covers_the_true_mean_about_as_often_as_it_says():
+def test_bootstrap_interval_covers_the_true_mean_in_about_95_percent():
     rng = np.random.default_rng(1)
     low, high = bootstrap_interval(rng.normal(size=(40, 300)))
     assert 0.85 < ((low < 0.0) & (high > 0.0)).mean() < 1.0
@@ -351,19 +363,25 @@ def test_the_bootstrap_interval_covers_the_true_mean_about_as_often_as_it_says()
     assert low == high == 2.0
 
 
-def test_a_diverged_lane_scores_nothing(grid):
-    lane = grid[0].lane(0)
-    assert lane._replace(status="diverged").score == -np.inf
-    assert lane._replace(return_mean=np.nan).score == -np.inf
-    assert isinstance(lane, Lane)
-    broken = SweepResult([lane._replace(status="diverged", return_mean=1e9), grid[0].lane(2)], ["learning_rate"])
-    assert broken.best().settings == grid[0].lane(2).settings
-    assert dataclasses.is_dataclass(lane.hyperparams)
+def test_diverged_run_has_the_lowest_score(grid):
+    run = grid[0].run(0)
+    assert run._replace(status="diverged").score == -np.inf
+    assert run._replace(return_mean=np.nan).score == -np.inf
+    assert isinstance(run, SweepRun)
+    broken = SweepResult([run._replace(status="diverged", return_mean=1e9), grid[0].run(2)], ["learning_rate"])
+    assert broken.best().settings == grid[0].run(2).settings
+    assert dataclasses.is_dataclass(run.hyperparams)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert broken.summary()["lanes"] == {"finished": 1, "diverged": 1, "stopped": 0, "interrupted": 0, "missing": 0}
+        assert broken.summary()["runs"] == {
+            "finished": 1,
+            "diverged": 1,
+            "stopped": 0,
+            "interrupted": 0,
+            "not_started": 0,
+        }
 
 
-def test_no_lane_at_all_is_interrupted():
+def test_sweep_without_runs_is_interrupted():
     assert SweepResult([], []).status == "interrupted"
-    assert run(NaNReward(), seeds=1, total_steps=64 * CONFIG.batch_size).lane(0).status == "diverged"
+    assert sweep(NaNReward(), seeds=1, total_steps=64 * CONFIG.batch_size).run(0).status == "diverged"

@@ -20,7 +20,7 @@ from jppo.devices.mesh import max_usable_devices
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
 from jppo.ppo.types import PyTree
-from jppo.sweeps.population import MOST_LANES_ON_CPU, compile_population
+from jppo.sweeps.population import MAX_RUNS_PER_CPU_DEVICE, compile_population
 from jppo.training.device_loop import CHUNK_CAPACITY, run_chunk
 from jppo.training.settings import check_preset
 
@@ -198,4 +198,4 @@ def _largest_population(config: PPOConfig, agent: Anakin) -> int:
     at a time."""
     pair, devices = compile_population(make_anakin(agent.env, config), 2).bytes, len(jax.local_devices())
     lanes = max(1, int(bytes_free(devices) / (pair / 2)))
-    return min(lanes, MOST_LANES_ON_CPU if jax.default_backend() == "cpu" else lanes) * devices
+    return min(lanes, MAX_RUNS_PER_CPU_DEVICE if jax.default_backend() == "cpu" else lanes) * devices

@@ -53,10 +53,10 @@ Settings = dataclasses.make_dataclass("Settings", _several(Hyperparams) + _sever
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Train every combination of settings with every seed, as lanes of one compiled program per shape.
+    """Train every combination of settings with every seed, in one compiled program per PPOConfig.
 
-    Options that take values are settings; one value holds for all runs, several are swept. Truth values are written out
-    (--normalize-obs True), and the sizes of a network with commas: --hidden-sizes 64,64 128,128 are two networks.
+    Options that take values are settings; one value applies to all runs, several values are swept. Write out booleans
+    (--normalize-obs True), and network sizes with commas: --hidden-sizes 64,64 128,128 are two networks.
     """
 
     envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENV [ENV ...]")]
@@ -67,22 +67,22 @@ class Sweep:
     """Environment steps of each run, rounded up to whole updates."""
     preset: str = "auto"
     """Published configuration to start from (auto: each environment's own)."""
-    halving: bool = False
-    """After 1/16, 1/8, 1/4 and 1/2 of the updates end the worse half of the lanes."""
-    lanes_at_once: int | None = None
-    """Lanes in one program. Default: as many as memory holds."""
+    successive_halving: bool = False
+    """Stop the worse half of the runs after 1/16, 1/8, 1/4 and 1/2 of the updates."""
+    max_parallel_runs: int | None = None
+    """Maximum number of runs in one program. Default: as many as memory holds."""
     num_devices: int | None = None
-    """Devices over which lanes are spread. Default: all."""
+    """Number of devices that share the runs. Default: all."""
     sweep_dir: Path | None = None
-    """Where to keep lanes, table and pictures (default: runs/sweeps/<time>). Lanes found there are not run again."""
+    """Directory for results, table and pictures (default: runs/sweeps/<time>). Saved runs are not trained again."""
     run_dirs: bool = False
-    """Also write a run directory for each lane, for `jppo eval`, `plot` and `play`."""
+    """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""
     address: str | None = None
-    """Run the programs side by side as Ray tasks: auto, host:port, ray://host:port, or local for a new Ray."""
-    task_cpus: float = 1.0
-    """CPUs that Ray reserves for each."""
-    task_gpus: float = 0.0
-    """GPUs that Ray reserves for each; may be a fraction."""
+    """Run the programs in parallel as Ray tasks: auto, host:port, ray://host:port, or local for a new Ray."""
+    cpus: float = 1.0
+    """CPUs that Ray reserves for each program."""
+    gpus: float = 0.0
+    """GPUs that Ray reserves for each program; may be a fraction."""
     quiet: bool = False
     """Show nothing while training."""
     json: bool = False
@@ -99,7 +99,9 @@ class Sweep:
                     raise ValueError(f"{word} wants a value, or several to sweep")
 
     def run(self) -> int:
-        from jppo.sweeps.sweep import default_sweep_dir, sweep
+        from jppo.config.resources import Resources
+        from jppo.sweeps.store import default_sweep_dir
+        from jppo.sweeps.sweep import sweep
         from jppo.training.progress import make_reporter
 
         if not self.envs:
@@ -111,13 +113,12 @@ class Sweep:
             seeds=self.seeds,
             total_steps=self.total_steps,
             preset=self.preset,
-            halving=self.halving,
-            lanes_at_once=self.lanes_at_once,
+            successive_halving=self.successive_halving,
+            max_parallel_runs=self.max_parallel_runs,
             num_devices=self.num_devices,
             sweep_dir=self.sweep_dir or default_sweep_dir(),
             address=self.address,
-            task_cpus=self.task_cpus,
-            task_gpus=self.task_gpus,
+            resources=Resources(cpus=self.cpus, gpus=self.gpus),
             progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
             **settings,
         )

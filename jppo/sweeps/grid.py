@@ -1,8 +1,10 @@
-"""Which lanes a sweep has: every combination of settings with every seed, by compiled program."""
+"""Expands the settings and seeds of a sweep into runs, and groups the runs by compiled program."""
 
 import dataclasses
 import difflib
+import hashlib
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -16,90 +18,209 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.runs.run_dir import jsonable, safe_name
 from jppo.training.settings import check_preset, check_sizes, own_parts
 
-NUMBERS = tuple(field.name for field in dataclasses.fields(Hyperparams))
-SHAPES = tuple(field.name for field in dataclasses.fields(PPOConfig))
-_MOST_HALVINGS = 4
-_MOST_SEEDS = 100_000
+HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
+CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
+_MAX_HALVINGS = 4
+_MAX_SEEDS = 100_000
 
 
-class Task(NamedTuple):
-    """A lane to be run."""
+class RunSpec(NamedTuple):
+    """One run of a sweep before it is trained."""
 
     number: int
     seed: int
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # values of the settings that the caller named
     hyperparams: Hyperparams
 
 
-class Group(NamedTuple):
-    """Lanes of one environment and one structure: one compiled program."""
+class ProgramGroup(NamedTuple):
+    """The runs that share one compiled program: same environment, same PPOConfig."""
 
     env: Any  # an Environment
     config: PPOConfig
     total_steps: int
     parts: dict[str, Any]  # network, optimizer and loss
-    own: tuple[str, ...]  # which of these and of the environment are not named but given
-    tasks: tuple[Task, ...]
-    halving: bool
-    lanes_at_once: int | None
-    num_devices: int
+    custom_parts: tuple[str, ...]  # which of environment, network, optimizer and loss are user objects
+    runs: tuple[RunSpec, ...]
+    successive_halving: bool = False
+    max_parallel_runs: int | None = None
+    num_devices: int = 1
 
     @property
     def num_updates(self) -> int:
-        """Of a lane that runs to the end."""
+        """Updates of a run that is not stopped early."""
         return self.config.num_updates(self.total_steps)
 
     @property
     def rungs(self) -> list[int]:
-        """After which updates the worse half ends, and the last update."""
-        halvings = min(_MOST_HALVINGS, len(self.tasks).bit_length() - 1) if self.halving else 0
+        """Updates after which successive halving stops the worse half; the last element is the final update."""
+        halvings = min(_MAX_HALVINGS, len(self.runs).bit_length() - 1) if self.successive_halving else 0
         return sorted({-(-self.num_updates // 2**k) for k in range(halvings + 1)})
 
     @property
     def planned_steps(self) -> int:
-        """Environment steps of all lanes together."""
-        lanes, updates, before = len(self.tasks), 0, 0
+        """Environment steps of all runs together."""
+        runs, updates, previous = len(self.runs), 0, 0
         for rung in self.rungs:
-            updates, before, lanes = updates + lanes * (rung - before), rung, math.ceil(lanes / 2)
+            updates, previous, runs = updates + runs * (rung - previous), rung, math.ceil(runs / 2)
         return updates * self.config.batch_size
 
+    @property
+    def name(self) -> str:
+        """The environment and the swept PPOConfig fields, for messages."""
+        swept = [f"{k} = {format_value(v)}" for k, v in self.runs[0].settings.items() if k in CONFIG_NAMES]
+        return ", ".join([self.env.name, *swept])
 
-def lay_out(
+    def make_agent(self) -> Anakin:
+        """Returns the agent that the runs train."""
+        return make_anakin(self.env, self.config, total_steps=self.total_steps, **self.parts)
+
+
+def make_groups(
     env: Any,
+    *,
     seeds: list[int],
     values: dict[str, list[Any]],
     total_steps: int | float | None,
     config: PPOConfig | None,
     hyperparams: Hyperparams | None,
     preset: str,
+    parts: dict[str, Any],
     **options: Any,
-) -> list[Group]:
-    """All lanes, by program. Raises ValueError for whatever of it cannot be."""
-    for name, given, kind in (("config", config, PPOConfig), ("hyperparams", hyperparams, Hyperparams)):
-        if given is not None and not isinstance(given, kind):
-            raise ValueError(f"{name} = {given!r} must be of type {kind.__name__}; a setting goes in by its name")
+) -> list[ProgramGroup]:
+    """Returns all runs of a sweep, grouped by program.
+
+    Args:
+      env: one environment or a list of environments.
+      seeds: the seeds of each combination of settings.
+      values: the values of each setting, from `check_settings`.
+      total_steps, config, hyperparams, preset: see `jppo.train`.
+      parts: network, optimizer and loss.
+      options: successive_halving, max_parallel_runs and num_devices of each group.
+
+    Raises:
+      ValueError: an argument is invalid.
+    """
+    for name, value, kind in (("config", config, PPOConfig), ("hyperparams", hyperparams, Hyperparams)):
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} = {value!r} must be a {kind.__name__}; pass single settings by their name")
     envs = list(env) if isinstance(env, list | tuple) else [env]
-    made = [_device_env(one) for one in envs]
-    if len({one.name for one in made}) < len(made) or not made:
-        raise ValueError(f"env names {', '.join(one.name for one in made) or 'nothing'}: each once, please")
+    made = [_make_device_env(one) for one in envs]
+    if not made:
+        raise ValueError("env = [] must contain at least one environment")
+    if len({one.name for one in made}) < len(made):
+        raise ValueError(f"env = {', '.join(one.name for one in made)} must name each environment once")
     groups, index = [], itertools.count()
     for given_env, one in zip(envs, made, strict=True):
-        own = own_parts(given_env, options["parts"])
         chosen = PRESETS[check_preset(preset_for(one.name) if preset == "auto" else preset)]
         steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
-        for shape in _combinations(values, SHAPES):
-            structure = dataclasses.replace(chosen.config if config is None else config, **shape)
-            check_sizes(structure, steps)
-            tasks = []
-            for numbers in _combinations(values, NUMBERS):
-                given = dataclasses.replace(chosen.hyperparams if hyperparams is None else hyperparams, **numbers)
-                check_hyperparams(given)
-                settings = {name: (shape | numbers)[name] for name in values}
-                tasks += [Task(next(index), seed, settings, given) for seed in seeds]
-            groups.append(Group(one, structure, steps, own=own, tasks=tuple(tasks), **options))
+        for structure in _combinations(values, CONFIG_NAMES):
+            group_config = dataclasses.replace(chosen.config if config is None else config, **structure)
+            check_sizes(group_config, steps)
+            runs: list[RunSpec] = []
+            for numbers in _combinations(values, HYPERPARAM_NAMES):
+                base = chosen.hyperparams if hyperparams is None else hyperparams
+                run_hyperparams = dataclasses.replace(base, **numbers)
+                check_hyperparams(run_hyperparams)
+                settings = {name: (structure | numbers)[name] for name in values}
+                runs += [
+                    RunSpec(number=next(index), seed=seed, settings=settings, hyperparams=run_hyperparams)
+                    for seed in seeds
+                ]
+            groups.append(
+                ProgramGroup(
+                    env=one,
+                    config=group_config,
+                    total_steps=steps,
+                    parts=parts,
+                    custom_parts=own_parts(given_env, parts),
+                    runs=tuple(runs),
+                    **options,
+                )
+            )
     return groups
+
+
+def run_fingerprint(group: ProgramGroup, run: RunSpec) -> str:
+    """Returns the name of a run's files: the environment and a hash of `describe_run`."""
+    text = json.dumps(jsonable(describe_run(group, run)), sort_keys=True)
+    return f"{safe_name(group.env.name)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
+    """Returns everything that identifies a run. User objects are represented by their repr and their bytecode."""
+    competitors = [(other.seed, _as_floats(other.hyperparams)) for other in group.runs]
+    return {
+        "env": group.env.name,
+        "seed": run.seed,
+        "updates": group.num_updates,
+        "config": dataclasses.asdict(group.config),
+        "hyperparams": _as_floats(run.hyperparams),
+        "parts": {name: _represent(part) for name, part in group.parts.items()},
+        "halving": [group.rungs, sorted(competitors, key=repr)] if group.successive_halving else None,
+    }
+
+
+def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
+    """Returns the list of values of each setting. Raises ValueError for unknown names and empty or repeated values."""
+    names = HYPERPARAM_NAMES + CONFIG_NAMES
+    values: dict[str, list[Any]] = {}
+    for name, value in settings.items():
+        if name not in names:
+            near = difflib.get_close_matches("learning_rate" if name == "lr" else name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+            raise ValueError(f"unknown setting {name!r}; {hint}")
+        if name == "hidden_sizes":
+            several = isinstance(value, list | tuple) and all(isinstance(x, tuple) for x in value)
+        else:
+            several = not isinstance(value, str) and np.ndim(value) > 0
+        choices = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
+        if not choices or any(x == y for x, y in itertools.combinations(choices, 2)):
+            raise ValueError(f"{name} = {value!r} must be one value or a list of distinct values")
+        values[name] = choices
+    return values
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Returns the list of seeds. Raises ValueError if it is empty or contains duplicates or values that are no seed."""
+    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+        if not 1 <= seeds <= _MAX_SEEDS:
+            raise ValueError(f"seeds = {seeds} must be from 1 to {_MAX_SEEDS:,}")
+        return list(range(int(seeds)))
+    message = f"seeds = {seeds!r} must be a number of seeds or a list of distinct seeds"
+    if isinstance(seeds, bool | float | str) or seeds is None:
+        raise ValueError(message)
+    chosen = [check_seed(seed) for seed in seeds]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(message)
+    return chosen
+
+
+def check_num_devices(num_devices: int | None) -> int:
+    """Returns the number of devices; None means all. Raises ValueError if JAX has fewer."""
+    available = len(jax.local_devices())
+    if num_devices is None:
+        return available
+    if check_count("num_devices", num_devices) > available:
+        raise ValueError(f"num_devices = {num_devices}; JAX has {available} here ({jax.devices()[0].platform})")
+    return num_devices
+
+
+def check_count(name: str, value: Any) -> int:
+    """Returns the number. Raises ValueError if it is not an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} = {value!r} must be an integer of at least 1")
+    return value
+
+
+def format_value(value: Any) -> str:
+    """Returns a setting's value as text for tables and labels."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _combinations(values: dict[str, list[Any]], names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -107,91 +228,20 @@ def _combinations(values: dict[str, list[Any]], names: Sequence[str]) -> Iterato
     return (dict(zip(chosen, combination, strict=True)) for combination in itertools.product(*chosen.values()))
 
 
-def _device_env(env: Any) -> Any:
+def _make_device_env(env: Any) -> Any:
     if isinstance(env, str) and choose_backend(env) == "ray":
         raise ValueError(
-            f"{env} is an environment of Gymnasium's, and a sweep runs on the device; jppo.sweeps.tune sweeps it"
+            f"{env} is a Gymnasium environment; sweep supports JAX environments only. Use jppo.tune.trainable instead"
         )
     return make_env(env)
 
 
-def agent_of(group: Group) -> Anakin:
-    """What its lanes run."""
-    return make_anakin(group.env, group.config, total_steps=group.total_steps, **group.parts)
+def _as_floats(hyperparams: Hyperparams) -> dict[str, float]:
+    return {name: float(value) for name, value in vars(hyperparams).items()}
 
 
-def identity(group: Group, task: Task) -> dict[str, Any]:
-    """All that makes a lane what it is; a network or the like of one's own by how it is shown."""
-    opponents = [(other.seed, _numbers(other)) for other in group.tasks] if group.halving else []
-    return {
-        "env": group.env.name,
-        "seed": task.seed,
-        "updates": group.num_updates,
-        "config": dataclasses.asdict(group.config),
-        "hyperparams": _numbers(task),
-        "own": {name: _shown(part) for name, part in group.parts.items()},
-        "halving": [group.rungs, sorted(opponents, key=repr)] if group.halving else None,
-    }
-
-
-def _numbers(task: Task) -> dict[str, float]:
-    return {name: float(value) for name, value in vars(task.hyperparams).items()}
-
-
-def _shown(part: Any) -> str:
-    """A part without addresses in memory, and a function with what it computes."""
+def _represent(part: Any) -> str:
+    """Returns the repr without memory addresses, and the bytecode of a function."""
     code = getattr(part, "__code__", None)
-    computes = "" if code is None else f" {code.co_code.hex()} {code.co_consts} {code.co_names}"
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{part!r}{computes}")
-
-
-def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
-    """Each setting's values. Raises ValueError for an unknown one, and for no or equal values."""
-    values: dict[str, list[Any]] = {}
-    for name, given in settings.items():
-        if name not in NUMBERS + SHAPES:
-            near = difflib.get_close_matches("learning_rate" if name == "lr" else name, NUMBERS + SHAPES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NUMBERS + SHAPES)}"
-            raise ValueError(f"unknown setting {name!r}; {hint}")
-        if name == "hidden_sizes":
-            choices = (
-                list(given) if isinstance(given, list | tuple) and all(isinstance(x, tuple) for x in given) else [given]
-            )
-        else:
-            choices = [given] if isinstance(given, str) or np.ndim(given) == 0 else list(given)
-        choices = [x.item() if isinstance(x, np.generic) else x for x in choices]
-        if not choices or any(x == y for x, y in itertools.combinations(choices, 2)):
-            raise ValueError(f"{name} = {given!r} must be a value or several that differ")
-        values[name] = choices
-    return values
-
-
-def check_seeds(seeds: Any) -> list[int]:
-    """Which seeds. Raises ValueError for none, equal ones, and what is none."""
-    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
-        if not 1 <= seeds <= _MOST_SEEDS:
-            raise ValueError(f"seeds = {seeds} must be from 1 to {_MOST_SEEDS:,}")
-        return list(range(int(seeds)))
-    if isinstance(seeds, bool | float | str) or seeds is None:
-        raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")
-    chosen = [check_seed(seed) for seed in seeds]
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"seeds = {seeds!r} must be a number of seeds, or several that differ")
-    return chosen
-
-
-def check_count(name: str, value: Any) -> int | None:
-    """The number, or None. Raises ValueError where it is neither."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} = {value!r} must be a whole number of at least 1")
-    return value
-
-
-def check_devices(num_devices: int | None) -> int:
-    """How many devices; all where None. Raises ValueError where there are fewer."""
-    there = len(jax.local_devices())
-    if num_devices is None:
-        return there
-    if check_count("num_devices", num_devices) and num_devices > there:
-        raise ValueError(f"num_devices = {num_devices}; JAX has {there} here ({jax.devices()[0].platform})")
-    return num_devices
+    bytecode = "" if code is None else f" {code.co_code.hex()} {code.co_consts} {code.co_names}"
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{part!r}{bytecode}")

@@ -1,152 +1,194 @@
-"""Runs a group of lanes: piece by piece where memory does not hold them all, rung by rung where they are halved."""
+"""Trains the runs of one program group: in slices if memory is short, and rung by rung with successive halving."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jppo.devices.memory import bytes_free, show_bytes
-from jppo.ppo.anakin import Anakin
-from jppo.ppo.types import PyTree
-from jppo.sweeps.grid import Group, Task, agent_of
+from jppo.ppo.types import PolicyState, PyTree
+from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.population import (
     Population,
-    PopulationLog,
-    Total,
-    begin,
+    PopulationLogger,
+    SweepProgress,
     fitting_population,
-    park,
-    resume,
+    from_host,
+    init_population,
     shares,
+    to_host,
 )
-from jppo.sweeps.results import DIVERGED, FINISHED, INTERRUPTED, STOPPED
 from jppo.training.device_loop import ChunkLoop
 from jppo.training.history import RecentEpisodes
-from jppo.training.progress import Reporter
+
+STATUSES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"
 
 
-class _Lane:
-    """A lane on its way."""
+class RunOutcome(NamedTuple):
+    """The result of one run."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.recent, self.status, self.updates = task, RecentEpisodes(), "", 0
-        self.metrics: list[dict[str, np.ndarray]] = []
-
-    def outcome(self, policy_state: PyTree) -> dict[str, Any]:
-        """What is known of it at its end."""
-        parts = [part for part in self.metrics if part]
-        return {
-            "number": self.task.number,
-            "status": self.status,
-            "updates": self.updates,
-            "episodes": self.recent.total,
-            "return_mean": self.recent.mean,
-            "return_std": self.recent.std,
-            "metrics": {name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
-            "policy_state": policy_state,
-        }
+    number: int
+    status: str  # finished, diverged, stopped (by successive halving) or interrupted
+    updates: int
+    episodes: int
+    return_mean: float  # over about the last hundred episodes; NaN if no episode ended
+    return_std: float
+    metrics: dict[str, np.ndarray]  # [updates] each
+    policy_state: PolicyState  # NumPy leaves
 
 
-def run_group(
-    group: Group, total: Total, stop_requested: Callable[[], bool], keep: Callable[[dict[str, Any]], None]
-) -> None:
-    """Runs a group's lanes; `keep` gets each one's outcome when it ends."""
-    agent, lanes = agent_of(group), [_Lane(task) for task in group.tasks]
-    population: Population | None = None
-    parked: PyTree = None  # states [lanes, ...] between two rungs
-    begun = 0
-    for rung in group.rungs:
-        if stop_requested() and parked is None:
-            return
-        if population is None or population.lanes > math.prod(shares(len(lanes), group.num_devices)):
-            population = _compile(agent, group, len(lanes), total.reporter)
-        going: list[_Lane] = []
-        parts = []
-        for first in range(0, len(lanes), population.lanes):
-            piece = lanes[first : first + population.lanes]
-            if stop_requested() and parked is None:
+class _ActiveRun:
+    """A run in training."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec, self.recent, self.status, self.updates = spec, RecentEpisodes(), "", 0
+        self.metrics: list[dict[str, np.ndarray]] = []  # one element per rung with at least one update
+
+    @property
+    def seconds(self) -> float:
+        """Training seconds so far."""
+        return float(self.metrics[-1]["time/elapsed"][-1]) if self.metrics else 0.0
+
+    def outcome(self, policy_state: PolicyState) -> RunOutcome:
+        """Returns the result of the run."""
+        return RunOutcome(
+            number=self.spec.number,
+            status=self.status,
+            updates=self.updates,
+            episodes=self.recent.total,
+            return_mean=self.recent.mean,
+            return_std=self.recent.std,
+            metrics={name: np.concatenate([part[name] for part in self.metrics]) for name in self.metrics[0]},
+            policy_state=policy_state,
+        )
+
+
+class GroupTrainer:
+    """Trains the runs of one program group."""
+
+    def __init__(
+        self,
+        group: ProgramGroup,
+        progress: SweepProgress,
+        stop_requested: Callable[[], bool],
+        on_run_end: Callable[[RunOutcome], Any],
+    ) -> None:
+        """
+        Args:
+          on_run_end: is called with the result of each run that was trained.
+        """
+        self._group, self._progress = group, progress
+        self._stop_requested, self._on_run_end = stop_requested, on_run_end
+        self._agent = group.make_agent()
+        self._population: Population | None = None
+
+    def train(self) -> None:
+        """Trains all runs to their end, or until a stop is requested."""
+        runs, state, previous = [_ActiveRun(spec) for spec in self._group.runs], None, 0
+        for rung in self._group.rungs:
+            if self._stop_requested() and state is None:
+                return
+            active, state = self._train_until(rung, previous, runs, state)
+            if not active:
+                return
+            if self._stop_requested():
+                self._end_runs(active, state, INTERRUPTED)
+                return
+            kept = _better_half(active, math.ceil(len(runs) / 2))
+            best = max((run.recent.mean for run in kept if run.recent.total), default=math.nan)
+            self._progress.reporter.message(
+                f"after update {rung}: continuing {len(kept)} of {len(runs)} runs (best return {best:.1f})"
+            )
+            continuing = set(kept)
+            for run in active:
+                run.status = "" if run in continuing else STOPPED
+            state = self._end_runs(active, state)
+            runs, previous = kept, rung
+
+    def _train_until(
+        self, rung: int, previous: int, runs: list[_ActiveRun], state: PyTree
+    ) -> tuple[list[_ActiveRun], PyTree]:
+        """Trains the runs from update `previous` to update `rung`.
+
+        Args:
+          state: the states of the runs on the host, leaves [runs, ...]; None at the start.
+
+        Returns:
+          the runs that have not ended, and their states.
+        """
+        population = self._fit_population(len(runs))
+        active: list[_ActiveRun] = []
+        states = []
+        for first in range(0, len(runs), population.size):
+            if self._stop_requested() and state is None:
                 break
-            state = _run_piece(population, group, parked, first, piece, begun, rung, total, stop_requested)
-            parts.append(_hand_over(piece, state, keep, INTERRUPTED if stop_requested() else ""))
-            going += [lane for lane in piece if not lane.status]
-        if not going:
-            return
-        parked, begun = jax.tree.map(lambda *x: np.concatenate(x), *parts), rung
-        if stop_requested():
-            _hand_over(going, parked, keep, INTERRUPTED)
-            return
-        staying = _better_half(going, math.ceil(len(lanes) / 2))
-        best = max((lane.recent.mean for lane in staying if lane.recent.total), default=math.nan)
-        total.reporter.message(f"after update {rung}: {len(staying)} of {len(lanes)} lanes go on (best {best:.1f})")
-        for lane in going:
-            lane.status = STOPPED
-        for lane in staying:
-            lane.status = ""
-        parked = _hand_over(going, parked, keep)
-        lanes = staying
+            part = runs[first : first + population.size]
+            if state is None:
+                specs = [run.spec for run in part]
+                placed = init_population(population, [x.seed for x in specs], [x.hyperparams for x in specs])
+            else:
+                placed = from_host(population, state, first)
+            part_state = self._train_part(population, placed, part, previous, rung)
+            states.append(self._end_runs(part, part_state, INTERRUPTED if self._stop_requested() else ""))
+            active += [run for run in part if not run.status]
+        return active, jax.tree.map(lambda *x: np.concatenate(x), *states) if active else None
+
+    def _train_part(
+        self, population: Population, state: PyTree, part: list[_ActiveRun], previous: int, rung: int
+    ) -> PyTree:
+        """Trains the runs that one program holds, records their metrics and returns their states on the host."""
+        log = PopulationLogger(
+            recent={run.spec.number: run.recent for run in part},
+            batch_size=self._group.config.batch_size,
+            update=previous,
+            seconds=max(run.seconds for run in part),
+            progress=self._progress,
+        )
+        finite = jax.device_put(np.ones(population.size, bool), population.sharding)
+        loop = ChunkLoop(population.chunk, state, finite, rung - previous, log)
+        loop.run(self._stop_requested)
+        for index, run in enumerate(part):
+            if metrics := log.metrics_of(index):
+                run.metrics.append(metrics)
+            run.updates = int(log.updates[index])
+            finished = FINISHED if run.updates == self._group.num_updates else ""
+            run.status = finished if log.finite[index] else DIVERGED
+        return to_host(loop.state, len(part))
+
+    def _end_runs(self, runs: list[_ActiveRun], state: PyTree, status: str = "") -> PyTree:
+        """Reports the runs that have ended and returns the states of the others.
+
+        Args:
+          status: the new status of runs without one.
+        """
+        remaining = []
+        for index, run in enumerate(runs):
+            run.status = run.status or status
+            if not run.status:
+                remaining.append(index)
+            elif run.metrics:  # an interrupted run without updates has no result
+                self._on_run_end(run.outcome(jax.tree.map(lambda x, index=index: x[index], state.train.policy)))
+        return jax.tree.map(lambda x: x[np.array(remaining, int)], state)
+
+    def _fit_population(self, runs: int) -> Population:
+        """Returns the compiled program; compiles a smaller one when half of the runs have ended."""
+        group = self._group
+        if self._population is None or self._population.size > math.prod(shares(runs, group.num_devices)):
+            population = fitting_population(self._agent, runs, group.num_devices, group.max_parallel_runs)
+            count = f"{runs} runs" if population.size >= runs else f"{population.size} of {runs} runs at a time"
+            self._progress.reporter.message(
+                f"{group.env.name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
+                f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
+            )
+            self._population = population
+        return self._population
 
 
-def _hand_over(lanes: list[_Lane], state: PyTree, keep: Callable[[dict[str, Any]], None], status: str = "") -> PyTree:
-    """Hands over the lanes that have ended, and with a status all others too; returns the states of the rest."""
-    rest = []
-    for number, lane in enumerate(lanes):
-        lane.status = lane.status or status
-        if lane.status and any(lane.metrics):  # else it never ran
-            keep(lane.outcome(jax.tree.map(lambda x, number=number: x[number], state.train.policy)))
-        if not lane.status:
-            rest.append(number)
-    return jax.tree.map(lambda x: x[np.array(rest, int)], state)
-
-
-def _better_half(lanes: list[_Lane], count: int) -> list[_Lane]:
-    """So many of the lanes, by recent return, in order; all of them where none has seen an episode end."""
-    if not any(lane.recent.total for lane in lanes):
-        return lanes
-    best = sorted(lanes, key=lambda lane: -lane.recent.mean if lane.recent.total else math.inf)[:count]
-    chosen = {lane.task.number for lane in best}
-    return [lane for lane in lanes if lane.task.number in chosen]
-
-
-def _compile(agent: Anakin, group: Group, lanes: int, reporter: Reporter) -> Population:
-    population = fitting_population(agent, lanes, group.num_devices, group.lanes_at_once)
-    many = f"{lanes} lanes" if population.lanes >= lanes else f"{population.lanes} of {lanes} lanes at a time"
-    reporter.message(
-        f"{group.env.name}, {many}: compiled in {population.compile_seconds:.1f} s; needs "
-        f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
-    )
-    return population
-
-
-def _run_piece(
-    population: Population,
-    group: Group,
-    parked: PyTree,
-    first: int,
-    piece: list[_Lane],
-    begun: int,
-    rung: int,
-    total: Total,
-    stop_requested: Callable[[], bool],
-) -> PyTree:
-    """Takes a piece, whose first lane has number `first`, from update `begun` to update `rung`; notes how they did, and
-    returns their states."""
-    if parked is None:
-        state = begin(population, [lane.task.seed for lane in piece], [lane.task.hyperparams for lane in piece])
-    else:
-        state = resume(population, parked, first)
-    finite = jax.device_put(np.ones(population.lanes, bool), population.sharding)
-    seconds = max(
-        (float(part["time/elapsed"][-1]) for lane in piece for part in lane.metrics[-1:] if part), default=0.0
-    )
-    recent = {lane.task.number: lane.recent for lane in piece}
-    log = PopulationLog(recent, group.config.batch_size, begun, seconds, total)
-    loop = ChunkLoop(population.chunk, state, finite, rung - begun, log)
-    loop.run(stop_requested)
-    for number, lane in enumerate(piece):
-        lane.metrics.append(log.of_lane(number))
-        lane.updates = int(log.updates[number])
-        diverged = not log.finite[number]
-        lane.status = DIVERGED if diverged else FINISHED if lane.updates == group.num_updates else ""
-    return park(loop.state, len(piece))
+def _better_half(runs: list[_ActiveRun], count: int) -> list[_ActiveRun]:
+    """Returns the `count` runs with the highest recent return, in order; all runs if no episode has ended."""
+    if not any(run.recent.total for run in runs):
+        return runs
+    best = set(sorted(runs, key=lambda run: -run.recent.mean if run.recent.total else math.inf)[:count])
+    return [run for run in runs if run in best]

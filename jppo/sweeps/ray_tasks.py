@@ -1,4 +1,4 @@
-"""Work spread over a Ray cluster, a task each."""
+"""Runs functions as Ray tasks on a cluster."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,6 +7,7 @@ import ray
 
 from jppo.actors.ray_cluster import connect, defer_signals, disconnect, limit_process
 from jppo.config.ppo import RayConfig
+from jppo.config.resources import Resources
 from jppo.training.progress import Reporter
 
 _POLL_SECONDS = 0.2
@@ -16,28 +17,31 @@ def run_tasks(
     function: Callable[[Any], Any],
     items: dict[int, Any],
     address: str,
-    cpus: float,
-    gpus: float,
+    resources: Resources,
     reporter: Reporter,
     stop_requested: Callable[[], bool],
 ) -> Iterator[tuple[int, Any]]:
-    """Calls `function` with each item in a process of its own, and yields (key, result or exception) as they end.
+    """Calls `function` with each item in a separate process.
 
     Args:
       address: see RayConfig, or "local".
-      cpus, gpus: that Ray reserves for each; a fraction of a GPU is a share of its memory too.
+      resources: what Ray reserves for each process.
+
+    Yields:
+      (key, result or exception) of each item, in the order in which they end.
 
     Raises:
-      ValueError: there is no cluster at the address, or none with as many GPUs.
+      ValueError: there is no cluster at the address, or it has too few GPUs.
     """
-    owned = connect(RayConfig(num_actors=1, actor_cpus=cpus, actor_gpus=gpus, address=address))
+    cpus, gpus = resources.cpus, resources.gpus
+    owns_cluster = connect(RayConfig(num_actors=1, actor_cpus=cpus, actor_gpus=gpus, address=address))
     pending: dict[Any, int] = {}
     try:
-        has = ray.cluster_resources().get("GPU", 0.0)
-        if gpus > has:
-            raise ValueError(f"task_gpus = {gpus:g}; Ray has {has:g}")
+        available = ray.cluster_resources().get("GPU", 0.0)
+        if gpus > available:
+            raise ValueError(f"resources.gpus = {gpus:g}; the Ray cluster has {available:g} GPUs")
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0}
-        remote = ray.remote(_run).options(**options, scheduling_strategy="SPREAD")
+        remote = ray.remote(_call).options(**options, scheduling_strategy="SPREAD")
         pending = {remote.remote(ray.cloudpickle.dumps((function, item))): key for key, item in items.items()}
         while pending and not stop_requested():
             done, _ = ray.wait(list(pending), timeout=_POLL_SECONDS)
@@ -53,12 +57,12 @@ def run_tasks(
         with defer_signals():
             for ref in pending:
                 ray.cancel(ref, force=True)
-            if owned:
+            if owns_cluster:
                 disconnect()
 
 
-def _run(packed: bytes) -> Any:
-    """In a worker. What is packed is opened when JAX may start: gymnax starts it when imported."""
+def _call(pickled: bytes) -> Any:
+    """Runs in a worker. Limits the process before unpickling, because importing gymnax starts JAX."""
     limit_process(ray.get_runtime_context().get_assigned_resources())
-    function, item = ray.cloudpickle.loads(packed)
+    function, item = ray.cloudpickle.loads(pickled)
     return function(item)

@@ -18,9 +18,9 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams
 from jppo.runs.plots import interquartile_mean
-from jppo.sweeps.grid import check_seeds, check_settings, lay_out
-from jppo.sweeps.halving import run_group
-from jppo.sweeps.population import Total
+from jppo.sweeps.grid import check_seeds, check_settings, make_groups
+from jppo.sweeps.halving import GroupTrainer
+from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.tune_trial import METRIC, Given, PrintReporter, train
 from jppo.training.settings import check_preset
 
@@ -124,7 +124,7 @@ def population(
 ) -> Callable[[dict[str, Any]], None]:
     """A trainable for `ray.tune.Tuner` of which each trial is a whole population, one compiled program.
 
-    Reported are, some times a second: "step", of all lanes together; "lane/0", "lane/1", ..., the mean return of each
+    Reported are, some times a second: "step", of all lanes together; "run/0", "run/1", ..., the mean return of each
     over its last hundred episodes or so; and "return_mean", the interquartile mean of those. There are no checkpoints.
 
     Args:
@@ -141,36 +141,38 @@ def population(
             raise ValueError(f"{name} changes the program, and a trial is one program: sweep it in Tune's search space")
     given = {"env": env, "seeds": check_seeds(seeds), "total_steps": total_steps, "config": config}
     given |= {"hyperparams": hyperparams, "preset": preset}
-    options = {"parts": {"network": network, "optimizer": optimizer, "loss": loss}, "halving": False}
+    options = {"parts": {"network": network, "optimizer": optimizer, "loss": loss}, "successive_halving": False}
     packed = ray.cloudpickle.dumps((given, options, settings))
 
     def trial(space: dict[str, Any]) -> None:
         limit_process(ray.get_runtime_context().get_assigned_resources())
         given, options, settings = ray.cloudpickle.loads(packed)
         devices = len(jax.local_devices())
-        groups = lay_out(
-            values=check_settings(settings | space), **given, **options, lanes_at_once=None, num_devices=devices
+        groups = make_groups(
+            values=check_settings(settings | space), **given, **options, max_parallel_runs=None, num_devices=devices
         )
         if len(groups) > 1:
             raise ValueError(
                 f"{len(groups)} programs; a trial is one: several shapes or environments are Tune's to sweep"
             )
-        run_group(groups[0], _ToTune(), lambda: False, lambda outcome: None)
+        GroupTrainer(groups[0], _ToTune(), lambda: False, lambda outcome: None).train()
 
     return tune.with_resources(trial, {"CPU": cpus, "GPU": gpus})
 
 
-class _ToTune(Total):
+class _ToTune(SweepProgress):
     """Reports the lanes of a population."""
 
     def __init__(self) -> None:
         super().__init__(PrintReporter())
         self._returns: dict[int, float] = {}
 
-    def add(self, steps: int, seconds: float, returns: dict[int, float]) -> None:
-        self.steps += steps
+    def add(self, env_steps: int, seconds: float, returns: dict[int, float]) -> None:
+        self.env_steps += env_steps
         self._returns |= returns
         known = np.array([x for x in self._returns.values() if not np.isnan(x)])
         middle = float(interquartile_mean(known)) if len(known) else float("nan")
-        lanes = {f"lane/{number}": value for number, value in sorted(self._returns.items())}
-        tune.report({METRIC: middle, "step": self.steps, "steps_per_second": steps / max(seconds, 1e-9)} | lanes)
+        lanes = {f"run/{number}": value for number, value in sorted(self._returns.items())}
+        tune.report(
+            {METRIC: middle, "step": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)} | lanes
+        )

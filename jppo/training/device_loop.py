@@ -115,7 +115,7 @@ def _check_alive(before: float) -> float:
     if jax.default_backend() == "cpu" and jax.process_count() == 1 and now - before < _STALL_CPU_SECONDS:
         raise RuntimeError(
             "XLA's CPU client does nothing any more. Linear algebra of batches (QR, SVD, ... under vmap, in an "
-            "environment or a network) may wait for itself: run one lane (lanes_at_once) on one device (num_devices)"
+            "environment or a network) may wait for itself: use max_parallel_runs = 1 and num_devices = 1"
         )
     return now
 

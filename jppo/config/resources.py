@@ -1,0 +1,25 @@
+"""Resources that Ray reserves for the programs of a sweep and for trials of Ray Tune."""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Resources that Ray reserves for each program of a sweep, or for each trial of Ray Tune.
+
+    Attributes:
+      cpus: number of CPUs, which is also the number of threads of the process.
+      gpus: number of GPUs. A fraction also limits the share of the GPU's memory. With 0, the process uses the CPU.
+
+    Raises:
+      ValueError: a number is negative or not finite.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} = {value!r} must be a number of at least 0")

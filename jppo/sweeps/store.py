@@ -1,0 +1,120 @@
+"""The results of a sweep in memory and in its directory."""
+
+import csv
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from jppo.runs import run_dir as run_files
+from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, format_value, run_fingerprint
+from jppo.sweeps.halving import INTERRUPTED, RunOutcome
+from jppo.sweeps.results import SweepResult
+from jppo.sweeps.sweep_run import SweepRun, read_outcome, write_outcome
+
+_SWEEP, _RUNS = "sweep.json", "runs"
+
+
+def default_sweep_dir() -> Path:
+    """Returns an unused path runs/sweeps/<time>."""
+    base = Path("runs") / "sweeps" / time.strftime("%Y%m%d-%H%M%S")
+    return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
+
+
+class SweepStore:
+    """Collects the results of the runs, writes them to the sweep's directory and reads those of an earlier call."""
+
+    def __init__(self, path: str | Path | None, groups: list[ProgramGroup], values: dict[str, list[Any]]) -> None:
+        """
+        Args:
+          path: directory of the sweep; None writes no files.
+          values: the values of each setting.
+
+        Raises:
+          ValueError: the directory contains something else, cannot be written, or a file in it is damaged.
+        """
+        self.path = None if path is None else Path(path)
+        self._groups, self._values = groups, values
+        self._agents = [group.make_agent() for group in groups]
+        self._runs: dict[int, SweepRun] = {}
+        if self.path is None:
+            return
+        self._prepare_directory(self.path)
+        for index, group in enumerate(groups):
+            saved = [spec for spec in group.runs if self._file(group, spec).exists()]
+            if group.successive_halving and len(saved) < len(group.runs):
+                continue  # the runs compete, so all of them must run together
+            for spec in saved:
+                self._add(index, spec, read_outcome(self._file(group, spec), spec.number, self._agents[index]))
+
+    def missing_runs(self, index: int) -> tuple[RunSpec, ...]:
+        """Returns the runs of a group that have no result yet."""
+        return tuple(spec for spec in self._groups[index].runs if spec.number not in self._runs)
+
+    def add(self, index: int, outcome: RunOutcome) -> None:
+        """Adds the result of a run of a group. Writes its file unless the run was interrupted."""
+        group = self._groups[index]
+        spec = group.runs[outcome.number - group.runs[0].number]
+        self._add(index, spec, outcome)
+        if self.path is not None and outcome.status != INTERRUPTED:
+            write_outcome(self._file(group, spec), outcome, describe_run(group, spec))
+
+    def result(self) -> SweepResult:
+        """Returns the result; writes the table and the pictures."""
+        swept = [name for name, choices in self._values.items() if len(choices) > 1]
+        not_started = sum(len(self.missing_runs(index)) for index in range(len(self._groups)))
+        runs = [self._runs[number] for number in sorted(self._runs)]
+        result = SweepResult(runs, swept, self.path, not_started)
+        if self.path is not None and runs:
+            _write_table(self.path / "runs.csv", [run.row for run in runs])
+            if any(run.episodes for run in runs):
+                result.plot(self.path / "curves.png")
+                if len(swept) == 2:
+                    result.plot_heat_map(self.path / "heat_map.png")
+        return result
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def _prepare_directory(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()) and not (path / _SWEEP).exists():
+                raise ValueError(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
+            (path / _RUNS).mkdir(exist_ok=True)
+            description = {
+                "envs": list(dict.fromkeys(group.env.name for group in self._groups)),
+                "settings": self._values,
+                "seeds": sorted({spec.seed for group in self._groups for spec in group.runs}),
+                "versions": run_files.versions(),
+            }
+            run_files.write_json(path / _SWEEP, description)
+        except OSError as error:
+            raise ValueError(f"sweep_dir {path} cannot be written: {error.strerror or error}") from error
+
+    def _add(self, index: int, spec: RunSpec, outcome: RunOutcome) -> None:
+        group = self._groups[index]
+        self._runs[spec.number] = SweepRun(
+            **outcome._asdict(),
+            env=group.env.name,
+            seed=spec.seed,
+            settings=spec.settings,
+            hyperparams=spec.hyperparams,
+            agent=self._agents[index],
+            custom_parts=group.custom_parts,
+            name=run_fingerprint(group, spec),
+        )
+
+    def _file(self, group: ProgramGroup, spec: RunSpec) -> Path:
+        assert self.path is not None
+        return self.path / _RUNS / f"{run_fingerprint(group, spec)}.npz"
+
+
+def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows as CSV."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({name: format_value(value) for name, value in row.items()} for row in rows)
+    os.replace(temporary, path)

@@ -1,0 +1,134 @@
+"""One run of a sweep and its file."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jppo.config.ppo import Hyperparams
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.types import PolicyState
+from jppo.runs import run_dir as runs
+from jppo.runs.policy import TrainedPolicy
+from jppo.runs.writer import RunWriter
+from jppo.sweeps.grid import format_value
+from jppo.sweeps.halving import DIVERGED, RunOutcome
+
+_TENSORBOARD_POINTS = 200  # per run
+_SUMMARY = ("status", "updates", "episodes", "return_mean", "return_std")
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep."""
+
+    number: int
+    env: str
+    seed: int
+    settings: dict[str, Any]  # values of the settings that the caller named
+    hyperparams: Hyperparams
+    status: str  # finished, diverged, stopped (by successive halving) or interrupted
+    updates: int
+    episodes: int
+    return_mean: float  # over about the last hundred episodes; NaN if no episode ended
+    return_std: float
+    metrics: dict[str, np.ndarray]  # [updates] each
+    policy_state: PolicyState  # NumPy leaves
+    agent: Anakin
+    custom_parts: tuple[str, ...]  # which of environment, network, optimizer and loss are user objects
+    name: str  # of its files: environment and fingerprint
+
+    def __repr__(self) -> str:
+        fields = ("number", "env", "seed", "settings", *_SUMMARY)
+        return f"SweepRun({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+    @property
+    def env_steps(self) -> int:
+        """Number of environment steps."""
+        return self.updates * self.agent.config.batch_size
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The trained policy, which acts on NumPy observations."""
+        return TrainedPolicy(self.agent.policy, self.policy_state)
+
+    @property
+    def score(self) -> float:
+        """return_mean, or minus infinity if the run diverged or no episode ended."""
+        return -np.inf if self.status == DIVERGED or np.isnan(self.return_mean) else self.return_mean
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The run's row in tables."""
+        row = {"run": self.number, "env": self.env, "seed": self.seed} | self.settings
+        row |= {"status": self.status, "updates": self.updates, "env_steps": self.env_steps}
+        return row | {"episodes": self.episodes, "return_mean": self.return_mean, "return_std": self.return_std}
+
+    def save(self, run_dir: str | Path) -> None:
+        """Writes a run directory as `jppo.train` does, for `jppo eval`, `jppo plot` and `jppo play`.
+
+        Raises:
+          ValueError: a file cannot be written.
+        """
+        run_dir, config = Path(run_dir), self.agent.config
+        summary = {"env": self.env, "backend": "anakin", "steps": self.env_steps}
+        summary |= {name: getattr(self, name) for name in _SUMMARY}
+        settings = runs.run_config(
+            self.env, "anakin", self.seed, self.agent.num_updates * config.batch_size, config, self.hyperparams
+        )
+        writer = RunWriter(run_dir, settings | dict.fromkeys(self.custom_parts, "custom"))
+        values = zip(*(column.tolist() for column in self.metrics.values()), strict=True)
+        rows = [dict(zip(self.metrics, row, strict=True)) for row in values]
+        stride = max(1, len(rows) // _TENSORBOARD_POINTS)
+        for first in range(0, len(rows), stride):
+            writer.write_updates(rows[first : first + stride])
+        if failed := writer.close(self.policy_state, summary):
+            (run_dir / "summary.json").unlink(missing_ok=True)  # marks the directory as incomplete
+            raise ValueError(f"{run_dir} cannot be written: {', '.join(failed)} failed")
+
+
+def as_cell(value: Any) -> int | float | str:
+    """Returns a setting's value as an element of a column."""
+    return value if isinstance(value, int | float | str) else format_value(value)
+
+
+def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) -> None:
+    """Writes the result of a run as an .npz file: "about" (JSON), "metrics/NAME" and "policy/NUMBER" (a leaf).
+
+    Args:
+      description: what identifies the run, from `describe_run`.
+    """
+    about = description | {name: getattr(outcome, name) for name in _SUMMARY}
+    arrays = {f"policy/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(outcome.policy_state))}
+    arrays |= {f"metrics/{name}": column for name, column in outcome.metrics.items()}
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        np.savez(file, allow_pickle=False, about=json.dumps(runs.jsonable(about)), **arrays)
+    os.replace(temporary, path)
+
+
+def read_outcome(path: Path, number: int, agent: Anakin) -> RunOutcome:
+    """Reads a file of `write_outcome`. Raises ValueError if the file is damaged."""
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            about = json.loads(str(file["about"]))
+            metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
+            leaves = [file[f"policy/{i}"] for i in range(sum(name.startswith("policy/") for name in file.files))]
+        like = jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
+        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
+            raise ValueError("the policy has other shapes")
+        return RunOutcome(
+            number=number,
+            status=about["status"],
+            updates=about["updates"],
+            episodes=about["episodes"],
+            return_mean=np.nan if about["return_mean"] is None else about["return_mean"],
+            return_std=np.nan if about["return_std"] is None else about["return_std"],
+            metrics=metrics,
+            policy_state=jax.tree.unflatten(jax.tree.structure(like), leaves),
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None
