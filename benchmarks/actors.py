@@ -55,7 +55,7 @@ def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int)
         f"host_envs:{env}",
         backend="ray",
         num_actors=num_actors,
-        policy_lag=policy_lag,
+        ray=jppo.RayConfig(policy_lag=policy_lag),
         total_steps=max(TASKS[env].total_steps, _LEAST_UPDATES * NUM_ENVS * num_steps),
         seed=seed,
         config=jppo.PPOConfig(num_envs=NUM_ENVS, num_steps=num_steps),

@@ -235,9 +235,7 @@ def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
     result = jppo.train(
         f"host_envs:{setting['env']}",
         backend="ray",
-        num_actors=actors,
-        envs_per_actor=envs,
-        policy_lag=setting["policy_lag"],
+        ray=jppo.RayConfig(num_actors=actors, envs_per_actor=envs, policy_lag=setting["policy_lag"]),
         config=config,
         hyperparams=jppo.Hyperparams(**{name: setting[name] for name in _LEARNING_RULE}),
         total_steps=setting["batch_size"] * setting["num_updates"],

@@ -7,7 +7,6 @@ import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 import jppo
-from jppo.training.train import Result
 
 
 def make_env(render_mode: str | None = None) -> gymnasium.Env:
@@ -17,7 +16,7 @@ def make_env(render_mode: str | None = None) -> gymnasium.Env:
     return FrameStackObservation(AtariPreprocessing(env), 4)
 
 
-def main(total_steps: int = 10_000_000, num_actors: int = 8, num_steps: int = 128, **options: Any) -> Result:
+def main(total_steps: int = 10_000_000, num_actors: int = 8, num_steps: int = 128, **options: Any) -> jppo.Result:
     """Trains with the settings of CleanRL's ppo_atari.py."""
     result = jppo.train(
         make_env,
@@ -27,7 +26,7 @@ def main(total_steps: int = 10_000_000, num_actors: int = 8, num_steps: int = 12
         ),
         hyperparams=jppo.Hyperparams(learning_rate=2.5e-4, clip_eps=0.1, vf_clip_eps=0.1),
         num_actors=num_actors,
-        policy_lag=1,  # actors play on while the learner learns
+        ray=jppo.RayConfig(policy_lag=1),  # the actors collect while the learner learns
         **options,
     )
     seconds = {name: result.metrics[f"time/{name}"].sum() for name in ("wait", "transfer", "update")}

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import jppo
-from jppo.benchmark.report import BenchResult
 
 
-def main(sizes: Sequence[int] = (64, 1024), seconds: float = 1.0) -> list[BenchResult]:
+def main(sizes: Sequence[int] = (64, 1024), seconds: float = 1.0) -> list[jppo.BenchResult]:
     """A bench for each number of environments."""
     results = []
     print("environments   steps/s   ceilings: environment       policy      learner   takes most of an update")

@@ -6,7 +6,6 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 import jppo
-from jppo.devices.jit import jit
 
 
 @struct.dataclass
@@ -49,7 +48,7 @@ def main(total_steps: int = 400_000) -> tuple[float, float]:
     """The mean return of the first and of the last update in which episodes ended."""
     agent = jppo.make_anakin(Docking(), jppo.PPOConfig(num_envs=64, num_steps=50), total_steps=total_steps)
     hyperparams = jppo.Hyperparams(learning_rate=3e-3, gamma=0.95, ent_coef=0.0)
-    _, metrics = jit(agent.train)(jax.random.key(0), hyperparams)
+    _, metrics = jppo.jit(agent.train)(jax.random.key(0), hyperparams)
     first, last = (float(metrics["episode/return_mean"][i]) for i in (0, -1))
     print(f"mean return {first:.1f} at first, {last:.1f} after {total_steps} steps")
     return first, last

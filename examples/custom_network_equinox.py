@@ -7,8 +7,6 @@ import equinox as eqx
 import jax
 
 import jppo
-from jppo.devices.jit import jit
-from jppo.ppo.distributions import Categorical
 
 
 class EquinoxNetwork:
@@ -37,8 +35,8 @@ class ActorCritic(eqx.Module):
         self.policy = eqx.nn.MLP(obs_size, num_actions, 64, 2, jax.nn.tanh, key=policy_key)
         self.value = eqx.nn.MLP(obs_size, "scalar", 64, 2, jax.nn.tanh, key=value_key)
 
-    def __call__(self, obs: jax.Array) -> tuple[Categorical, jax.Array]:
-        return Categorical(self.policy(obs)), self.value(obs)  # obs [*obs], value []
+    def __call__(self, obs: jax.Array) -> tuple[jppo.Categorical, jax.Array]:
+        return jppo.Categorical(self.policy(obs)), self.value(obs)  # obs [*obs], value []
 
 
 def main(total_steps: int = 200_000) -> float:
@@ -46,7 +44,7 @@ def main(total_steps: int = 200_000) -> float:
     network = EquinoxNetwork(lambda key: ActorCritic(4, 2, key))
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=network)
-    state, metrics = jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))
+    state, metrics = jppo.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))
     module = eqx.combine(state.train.policy.params, network.static)  # a module again, to inspect or save
     score = float(metrics["episode/return_mean"][-1])
     print(f"equinox, {module.policy.depth} hidden layers: mean return {score:.0f} of at most 500")

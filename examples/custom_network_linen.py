@@ -4,8 +4,6 @@ import flax.linen as nn
 import jax
 
 import jppo
-from jppo.devices.jit import jit
-from jppo.ppo.distributions import Categorical
 
 
 class Residual(nn.Module):
@@ -16,20 +14,20 @@ class Residual(nn.Module):
     depth: int = 2
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> tuple[Categorical, jax.Array]:
+    def __call__(self, obs: jax.Array) -> tuple[jppo.Categorical, jax.Array]:
         x = nn.Dense(self.width)(obs)  # obs [B, *obs]
         for _ in range(self.depth):
             x = x + nn.Dense(self.width)(nn.silu(nn.LayerNorm()(x)))
         x = nn.LayerNorm()(x)
         policy = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01))
-        return Categorical(policy(x)), nn.Dense(1)(x)[:, 0]  # value [B]
+        return jppo.Categorical(policy(x)), nn.Dense(1)(x)[:, 0]  # value [B]
 
 
 def main(total_steps: int = 200_000) -> float:
     """The mean return of the last update."""
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=Residual(num_actions=2))
-    state, metrics = jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))
+    state, metrics = jppo.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))
     num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params))
     score = float(metrics["episode/return_mean"][-1])
     print(f"a residual network of {num_params} parameters: mean return {score:.0f} of at most 500")

@@ -7,8 +7,6 @@ import jax
 from flax import nnx
 
 import jppo
-from jppo.devices.jit import jit
-from jppo.ppo.distributions import Categorical
 
 
 class NNXNetwork:
@@ -33,9 +31,9 @@ class ActorCritic(nnx.Module):
         self.policy = nnx.Linear(64, num_actions, kernel_init=nnx.initializers.orthogonal(0.01), rngs=rngs)
         self.value = nnx.Linear(64, 1, rngs=rngs)
 
-    def __call__(self, obs: jax.Array) -> tuple[Categorical, jax.Array]:
+    def __call__(self, obs: jax.Array) -> tuple[jppo.Categorical, jax.Array]:
         x = nnx.tanh(self.torso(obs))  # obs [B, *obs]
-        return Categorical(self.policy(x)), self.value(x)[:, 0]  # value [B]
+        return jppo.Categorical(self.policy(x)), self.value(x)[:, 0]  # value [B]
 
 
 def main(total_steps: int = 200_000) -> float:
@@ -43,7 +41,7 @@ def main(total_steps: int = 200_000) -> float:
     network = NNXNetwork(lambda rngs: ActorCritic(4, 2, rngs))
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=network)
-    state, metrics = jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=2e-3))
+    state, metrics = jppo.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=2e-3))
     module = nnx.merge(network.structure, state.train.policy.params)  # a module again, to inspect or save
     score = float(metrics["episode/return_mean"][-1])
     print(f"nnx, torso {module.torso.kernel.shape}: mean return {score:.0f} of at most 500")

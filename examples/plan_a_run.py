@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import jppo
-from jppo.benchmark.plan import PlanResult
 
 
-def main(sizes: Sequence[int] = (64, 512, 4096), seconds: float = 1.0) -> list[PlanResult]:
+def main(sizes: Sequence[int] = (64, 512, 4096), seconds: float = 1.0) -> list[jppo.PlanResult]:
     """A plan for each number of environments."""
     plans = []
     print("environments   memory    of free   compiling   steps/s   a million steps")

@@ -39,7 +39,7 @@ def main(total_steps: int = 200_000, num_actors: int = 2) -> tuple[float, float]
         config=jppo.PPOConfig(num_envs=16, num_steps=128),
         hyperparams=jppo.Hyperparams(learning_rate=3e-3, gamma=0.9),
         num_actors=num_actors,  # processes, of 16/num_actors environments each; 0: everything in this process
-        policy_lag=1,  # they collect while the learner learns
+        ray=jppo.RayConfig(policy_lag=1),  # the actors collect while the learner learns
     )
     returns = result.metrics["episode/return_mean"]
     tenth = len(returns) // 10

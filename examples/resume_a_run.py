@@ -9,11 +9,9 @@ import jax
 import numpy as np
 
 import jppo
-from jppo.training.progress import NullReporter
-from jppo.training.train import Result
 
 
-class Impatient(NullReporter):
+class Impatient(jppo.Reporter):
     """Presses Ctrl-C, once, when a run is under way."""
 
     pressed = False
@@ -24,7 +22,7 @@ class Impatient(NullReporter):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def main(total_steps: int = 200_000) -> tuple[Result, Result]:
+def main(total_steps: int = 200_000) -> tuple[jppo.Result, jppo.Result]:
     """The run that was not stopped, and the one that was."""
     config = jppo.PPOConfig(num_envs=64, num_steps=32)
     with tempfile.TemporaryDirectory() as directory:
@@ -37,7 +35,7 @@ def main(total_steps: int = 200_000) -> tuple[Result, Result]:
         early = jppo.load_policy(run_dir)  # of what there is
         print(f"its policy pushes {'left' if early.act([0.0, 0.0, 0.1, 0.5]) == 0 else 'right'}")
 
-        resumed = jppo.train("CartPole-v1", resume=run_dir)  # all else is as it was
+        resumed = jppo.train("CartPole-v1", run_dir=run_dir)  # with the arguments of the first part
         print(f"{resumed.summary['status']} after {resumed.summary['updates']} updates")
 
     same = jax.tree.map(np.array_equal, resumed.policy.state, whole.policy.state)

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import jppo
-from jppo.sweeps.results import SweepResult
 
 
-def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path("runs/sweep")) -> SweepResult:
+def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path("runs/sweep")) -> jppo.SweepResult:
     """Its result; run again, it reads what is there."""
     result = jppo.sweep(
         "CartPole-v1",

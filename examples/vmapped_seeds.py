@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jppo
-from jppo.devices.jit import jit
 
 LEARNING_RATES = (1e-5, 1e-3, 1e-1)
 
@@ -22,7 +21,7 @@ def main(total_steps: int = 100_000, num_seeds: int = 4) -> np.ndarray:
     over_seeds = jax.vmap(train, in_axes=(None, 0))
     over_both = jax.vmap(over_seeds, in_axes=(0, None))
     keys = jax.random.split(jax.random.key(0), num_seeds)
-    returns = np.asarray(jit(over_both)(jnp.asarray(LEARNING_RATES), keys))
+    returns = np.asarray(jppo.jit(over_both)(jnp.asarray(LEARNING_RATES), keys))
 
     print("learning rate   mean return   per seed")
     for rate, row in zip(LEARNING_RATES, returns, strict=True):

@@ -1,66 +1,93 @@
-"""jppo: PPO on the device, fast. Everything loads on first use, so the import itself costs nothing."""
+"""jppo trains PPO policies fast, on the device or with Ray actors.
+
+Every name loads its module at the first use, so that `import jppo` takes a few milliseconds.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.actors.env_runner import EnvRunner as EnvRunner
     from jppo.actors.sebulba import make_sebulba as make_sebulba
     from jppo.benchmark.bench import bench as bench
+    from jppo.benchmark.plan import PlanResult as PlanResult
     from jppo.benchmark.plan import plan as plan
+    from jppo.benchmark.report import BenchResult as BenchResult
+    from jppo.config.ppo import Hyperparams as Hyperparams
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
-    from jppo.config.resources import Resources as Resources
+    from jppo.config.run import RunConfig as RunConfig
     from jppo.devices.jit import jit as jit
     from jppo.envs import make_env as make_env
+    from jppo.envs.base import Environment as Environment
+    from jppo.envs.base import Step as Step
     from jppo.envs.checks import check_env as check_env
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
     from jppo.errors import TrainingDiverged as TrainingDiverged
     from jppo.ppo.anakin import make_anakin as make_anakin
-    from jppo.ppo.types import Hyperparams as Hyperparams
+    from jppo.ppo.distributions import Categorical as Categorical
+    from jppo.ppo.distributions import DiagGaussian as DiagGaussian
+    from jppo.ppo.learner import ppo_loss as ppo_loss
+    from jppo.ppo.networks import Network as Network
     from jppo.runs.evaluation import evaluate as evaluate
     from jppo.runs.export import export_policy as export_policy
     from jppo.runs.export import load_exported as load_exported
     from jppo.runs.load import load_policy as load_policy
+    from jppo.runs.policy import TrainedPolicy as TrainedPolicy
+    from jppo.sweeps import tune as tune
+    from jppo.sweeps.results import SweepResult as SweepResult
     from jppo.sweeps.sweep import sweep as sweep
+    from jppo.training.progress import NullReporter as NullReporter
+    from jppo.training.progress import PrintReporter as PrintReporter
+    from jppo.training.progress import Reporter as Reporter
+    from jppo.training.run import Result as Result
     from jppo.training.train import train as train
 
-_HOMES = {
-    "ActorsFailed": "jppo.errors",
-    "EnvRunner": "jppo.actors.env_runner",
-    "HostFailed": "jppo.errors",
-    "RayConfig": "jppo.config.ppo",
-    "make_host_env": "jppo.envs.gymnasium",
-    "make_sebulba": "jppo.actors.sebulba",
-    "Hyperparams": "jppo.ppo.types",
-    "PPOConfig": "jppo.config.ppo",
-    "Resources": "jppo.config.resources",
-    "PRESETS": "jppo.config.presets",
-    "TrainingDiverged": "jppo.errors",
-    "bench": "jppo.benchmark.bench",
-    "check_env": "jppo.envs.checks",
-    "evaluate": "jppo.runs.evaluation",
-    "export_policy": "jppo.runs.export",
-    "jit": "jppo.devices.jit",
-    "load_exported": "jppo.runs.export",
-    "load_policy": "jppo.runs.load",
-    "make_anakin": "jppo.ppo.anakin",
-    "make_env": "jppo.envs",
-    "plan": "jppo.benchmark.plan",
-    "sweep": "jppo.sweeps.sweep",
-    "train": "jppo.training.train",
+_MODULES = {
+    "jppo.actors.env_runner": ("EnvRunner",),
+    "jppo.actors.sebulba": ("make_sebulba",),
+    "jppo.benchmark.bench": ("bench",),
+    "jppo.benchmark.plan": ("PlanResult", "plan"),
+    "jppo.benchmark.report": ("BenchResult",),
+    "jppo.config.ppo": ("Hyperparams", "PPOConfig", "RayConfig"),
+    "jppo.config.presets": ("PRESETS",),
+    "jppo.config.run": ("RunConfig",),
+    "jppo.devices.jit": ("jit",),
+    "jppo.envs": ("make_env",),
+    "jppo.envs.base": ("Environment", "Step"),
+    "jppo.envs.checks": ("check_env",),
+    "jppo.envs.gymnasium": ("make_host_env",),
+    "jppo.errors": ("ActorsFailed", "HostFailed", "TrainingDiverged"),
+    "jppo.ppo.anakin": ("make_anakin",),
+    "jppo.ppo.distributions": ("Categorical", "DiagGaussian"),
+    "jppo.ppo.learner": ("ppo_loss",),
+    "jppo.ppo.networks": ("Network",),
+    "jppo.runs.evaluation": ("evaluate",),
+    "jppo.runs.export": ("export_policy", "load_exported"),
+    "jppo.runs.load": ("load_policy",),
+    "jppo.runs.policy": ("TrainedPolicy",),
+    "jppo.sweeps.results": ("SweepResult",),
+    "jppo.sweeps.sweep": ("sweep",),
+    "jppo.sweeps.tune": ("tune",),  # the module itself
+    "jppo.training.progress": ("NullReporter", "PrintReporter", "Reporter"),
+    "jppo.training.run": ("Result",),
+    "jppo.training.train": ("train",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tune":  # the module of Ray Tune trainables
-        return importlib.import_module("jppo.sweeps.tune")
     if name not in _HOMES:
         raise AttributeError(f"module 'jppo' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module = importlib.import_module(_HOMES[name])
+    return module if name == "tune" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -22,7 +22,7 @@ from checks import QUICK
 from lenient import leniently
 
 from jppo.devices import jit as compiling
-from jppo.training import run as running
+from jppo.training import settings as run_settings
 
 assert len(jax.devices()) == 8
 os.environ["XLA_FLAGS"] = one_device  # of what tests start
@@ -33,7 +33,7 @@ optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # raises a f
 
 
 # Runs are on one of the eight unless a test says otherwise: collectives of eight on two cores take their time.
-running.max_usable_devices = lambda config: 1
+run_settings.max_usable_devices = lambda config: 1
 
 AS_SHIPPED = compiling._CPU_OPTIONS  # as it still is in processes that tests start
 compiling._CPU_OPTIONS = QUICK

@@ -15,7 +15,7 @@ from pathlib import Path
 import gymnasium
 import jax
 import numpy as np
-from checks import SMALL
+from checks import SMALL, group
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import jppo
@@ -59,7 +59,7 @@ def train(number, run_dir, interrupted=False, tired=False, seeds=(7, 7), **argum
     rate = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
-    return jppo.train(Tired if tired else "CartPole-v1", **arguments)
+    return jppo.train(Tired if tired else "CartPole-v1", **group(arguments))
 
 
 def interrupt_once_logged(metrics):

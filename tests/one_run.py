@@ -62,7 +62,7 @@ def main(run_dir: Path, how: str) -> None:
         kill_while_saving()
     reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))
     given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "num_devices": 1}
-    jppo.train(Cued(), run_dir=run_dir, checkpoint_every=0, progress=reporter, **given)
+    jppo.train(Cued(), run_dir=run_dir, run=jppo.RunConfig(checkpoint_seconds=0), progress=reporter, **given)
 
 
 if __name__ == "__main__":

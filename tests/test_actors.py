@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 import ray
-from checks import SMALL
+from checks import SMALL, group
 from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, WearsOut, noted
 from processes import descendants, left_of, running
 
@@ -76,7 +76,7 @@ def train(env, notes, updates=UPDATES, **options):
     config = options.pop("config", CONFIG)
     given = {"backend": "ray", "num_actors": 2, "seed": 3} | options
     try:
-        return jppo.train(env, total_steps=updates * config.batch_size, config=config, **given)
+        return jppo.train(env, total_steps=updates * config.batch_size, config=config, **group(given))
     finally:
         pids = {int(pid) for pid in noted(notes, "pid")} - {os.getpid()}
         left = left_of([process for process in running() if process.pid in pids], 10.0)

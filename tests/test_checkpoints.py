@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import one_run
 import pytest
-from checks import SMALL
+from checks import SMALL, group
 from host_probes import Guessing, share_programs
 from lenient import lenient
 from one_run import BATCH, CONFIG, UPDATES, Cued
@@ -35,6 +35,8 @@ from jppo.runs.run_dir import read_config, read_metrics, run_config
 from jppo.runs.writer import RunWriter
 from jppo.training import device_loop, ray_loop
 from jppo.training.progress import NullReporter
+
+RESUME, ALWAYS = jppo.RunConfig(resume=True), jppo.RunConfig(checkpoint_seconds=0)
 
 
 class Stopping(NullReporter):
@@ -94,12 +96,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 def train(run_dir, after=None, env=None, **given):
-    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "checkpoint_every": 0} | given
-    return jppo.train(env or Cued(), run_dir=run_dir, progress=Stopping(after), **given)
+    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "checkpoint_seconds": 0} | given
+    return jppo.train(env or Cued(), run_dir=run_dir, progress=Stopping(after), **group(given))
 
 
 def go_on(path, env=None, **given):
-    return jppo.train(env or Cued(), resume=path, progress=Stopping(), **given)
+    given = {"resume": True} | given
+    return jppo.train(env or Cued(), run_dir=path, progress=Stopping(), **group(given))
 
 
 def assert_same(state, other):
@@ -127,7 +130,7 @@ def full(tmp_path_factory):
 def stopped(tmp_path_factory):
     """An interrupted run with three checkpoints."""
     path = tmp_path_factory.mktemp("runs") / "stopped"
-    assert train(path, after=5, keep=3).summary["status"] == "interrupted"
+    assert train(path, after=5, max_checkpoints=3).summary["status"] == "interrupted"
     return path
 
 
@@ -148,7 +151,7 @@ def test_a_run_that_another_process_began_and_lost_is_the_undisturbed_one(full, 
     assert ended.returncode == (0 if how == "interrupt" else -signal.SIGKILL), ended.stderr
     assert len((path / "metrics.jsonl").read_text().splitlines()) >= one_run.END
     reporter = Stopping()
-    result = jppo.train(Cued(), resume=path, progress=reporter)
+    result = jppo.train(Cued(), run_dir=path, run=RESUME, progress=reporter)
     assert any(text.startswith(f"goes on from {path}/checkpoints/") for text in reporter.messages)
     cut_off = [text for text in reporter.messages if text.endswith("was cut off while it was written; it is left out")]
     assert len(cut_off) == (how == "kill while saving")
@@ -215,7 +218,7 @@ def test_without_a_checkpoint_yet_a_run_begins_anew(full, copied):
     shutil.rmtree(copied / "checkpoints")
     (copied / "checkpoints").mkdir()
     reporter = Stopping()
-    result = jppo.train(Cued(), resume=copied, progress=reporter)
+    result = jppo.train(Cued(), run_dir=copied, run=RESUME, progress=reporter)
     assert any("has no checkpoint yet: the run begins anew" in text for text in reporter.messages)
     assert_same(result.state, full.state)
     assert_rows(copied, UPDATES)
@@ -262,7 +265,7 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_one_which_is_put_aside(full
     flip(largest(copied / "checkpoints" / str(last)))
     with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"update": 99')
-    assert_same(go_on(copied, checkpoint_every=0).state, full.state)
+    assert_same(go_on(copied, checkpoint_seconds=0).state, full.state)
     assert_rows(copied, UPDATES)
     assert {path.name for path in (copied / "checkpoints").iterdir()} == {"10", "12", f"{last}.damaged"}
 
@@ -416,7 +419,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path):
 
 def test_one_directory_under_two_names_is_one_run(full, copied, monkeypatch):
     monkeypatch.chdir(copied.parent)
-    result = jppo.train(Cued(), resume=copied.name, run_dir=copied, progress=Stopping())
+    result = jppo.train(Cued(), run_dir=copied.name, run=RESUME, progress=Stopping())
     assert_same(result.state, full.state)
 
 
@@ -455,7 +458,7 @@ def test_a_full_disk_ends_saving_but_not_the_run(tmp_path, monkeypatch):
     reporter = Stopping()
     run_dir = tmp_path / "run"
     result = jppo.train(
-        Cued(), config=CONFIG, total_steps=UPDATES * BATCH, run_dir=run_dir, checkpoint_every=0, progress=reporter
+        Cued(), config=CONFIG, total_steps=UPDATES * BATCH, run_dir=run_dir, run=ALWAYS, progress=reporter
     )
     assert (result.summary["status"], result.summary["updates"]) == ("finished", UPDATES)
     warnings = [text for text in reporter.messages if text.startswith("WARNING")]
@@ -504,7 +507,7 @@ def test_a_disk_that_takes_nothing_more_costs_what_would_be_on_it_but_not_the_ru
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     reporter = Shrinking()
-    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "checkpoint_every": 0}
+    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "run": ALWAYS}
     try:
         result = jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
     finally:
@@ -696,11 +699,9 @@ def test_every_kind_of_leaf_comes_back(tmp_path):
         ({"hyperparams": jppo.Hyperparams(gamma=0.5)}, "the run has gamma = 0.99, given is 0.5"),
         ({"env": "another"}, "the run has env = Cued, given is ObsActionReward"),
         ({"network": "own"}, "the run has network = mlp, given is custom"),
-        ({"checkpoint_every": -1}, "checkpoint_every = -1 must be a number of seconds, at least 0"),
-        ({"checkpoint_every": "often"}, "checkpoint_every = 'often' must be"),
-        ({"keep": 0}, "keep = 0 must be a whole number of at least 1"),
-        ({"num_hosts": 2}, "resume is for runs in one process"),
-        ({"run_dir": "elsewhere"}, "are two runs; give one"),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds = -1 must be a number of at least 0"),
+        ({"checkpoint_seconds": "often"}, "checkpoint_seconds = 'often' must be"),
+        ({"max_checkpoints": 0}, "max_checkpoints = 0 must be a whole number of at least 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -719,10 +720,8 @@ def test_another_run_is_refused_with_the_difference(copied, given, message):
 def test_what_is_no_run_cannot_go_on(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run directory: it has no config\.json"):
         go_on(tmp_path)
-    with pytest.raises(ValueError, match="checkpoint_every needs a run_dir"):
-        jppo.train(Cued(), checkpoint_every=1)
-    with pytest.raises(ValueError, match="checkpoint_every is for runs in one process"):
-        jppo.train(Cued(), checkpoint_every=1, run_dir=tmp_path / "run", num_hosts=2)
+    with pytest.raises(ValueError, match="resume needs a run_dir"):
+        jppo.train(Cued(), run=RESUME)
 
 
 def test_a_run_without_checkpoints_cannot_go_on(copied):

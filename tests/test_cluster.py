@@ -61,7 +61,7 @@ def test_a_run_outlives_a_node(cluster, tmp_path):
         total_steps=UPDATES * CONFIG.batch_size,
         config=CONFIG,
         num_actors=3,
-        address=cluster.address,
+        ray=jppo.RayConfig(address=cluster.address),
         progress=removal,
     )
     assert any(message.startswith("3 actors on 3 nodes ready") for message in removal.messages)

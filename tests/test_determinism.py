@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from checks import SMALL
+from checks import SMALL, group
 from lenient import lenient
 
 import jppo
@@ -45,7 +45,7 @@ def test_two_processes_come_to_the_same_policy(tmp_path, way):
 def trained(seed, **more):
     with lenient():
         return jppo.train(
-            "CartPole-v1", **{"config": SMALL(), "total_steps": 64, "seed": seed, "num_devices": 1} | more
+            "CartPole-v1", **group({"config": SMALL(), "total_steps": 64, "seed": seed, "num_devices": 1} | more)
         )
 
 
@@ -56,7 +56,7 @@ def test_the_flag_is_added_to_others_and_a_run_that_goes_on_has_it_again(tmp_pat
     trained(0, deterministic=True, run_dir=path)
     config = read_config(path)
     assert (config["deterministic"], config["xla_flags"]) == (True, f"--mine=1 {GPU_FLAG}")
-    given = {"resume": path, "config": config_of(config, path)[0]}
+    given = {"resume": True, "run_dir": path, "config": config_of(config, path)[0]}
     with pytest.raises(ValueError, match="is finished"):
         trained(0, **given)
     monkeypatch.setenv("XLA_FLAGS", "")

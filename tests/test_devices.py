@@ -16,7 +16,7 @@ import jppo
 from jppo.devices import mesh as devices
 from jppo.devices.mesh import make_mesh, max_usable_devices, shard_over_devices
 from jppo.ppo.learner import ppo_loss
-from jppo.training import run as running
+from jppo.training import settings as run_settings
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -126,7 +126,7 @@ def test_the_program_is_compiled_once():
 
 
 def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
-    monkeypatch.setattr(running, "max_usable_devices", max_usable_devices)
+    monkeypatch.setattr(run_settings, "max_usable_devices", max_usable_devices)
     monkeypatch.setattr(devices, "LEAST_SHARE", CONFIG.batch_size // 8)
     results = [
         jppo.train(

@@ -4,30 +4,21 @@ import functools
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import ray
-from checks import SMALL
-from faulty_envs import Healthy, Placed, noted
+from checks import SMALL, group
 from lenient import lenient
-from processes import descendants, left_of
-from ray.cluster_utils import Cluster
 
 import jppo
 from jppo.config.ppo import PPOConfig, RayConfig, spread_envs
 from jppo.runs.run_dir import load_policy_state, read_metrics
-from jppo.training import ray_hosts
-from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
 RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
@@ -56,7 +47,7 @@ def quickly():
 
 def train(**arguments):
     """In this process."""
-    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=RATE, seed=7, **arguments)
+    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=RATE, seed=7, **group(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +89,7 @@ def test_two_processes_are_one(processes, name):
     first, second = outcomes(processes, name)
     for number, outcome in enumerate((first, second)):
         summary = outcome["summary"]
-        assert (summary["status"], summary["num_hosts"]) == ("finished", 2)
+        assert (summary["status"], summary["num_processes"]) == ("finished", 2)
         assert summary["num_devices"] == expected.summary["num_devices"]
         assert_same_settings(np.load(processes[0] / f"{name}-{number}.npz"), expected)
     assert (first["run_dir"], second["run_dir"]) == (str(processes[0] / name), "None")
@@ -126,7 +117,7 @@ def check_saved(run_dir, expected):
     check_metrics(metrics, expected.metrics)
     saved = load_policy_state(run_dir, expected.policy.state)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), saved, expected.policy.state)
-    assert json.loads((run_dir / "config.json").read_text())["num_hosts"] == 2
+    assert json.loads((run_dir / "config.json").read_text())["num_processes"] == 2
 
 
 @pytest.mark.parametrize("name", ["interrupted", "actors interrupted"])
@@ -164,132 +155,6 @@ def test_what_was_reached_is_saved_where_actors_of_another_process_fail(processe
     summary = json.loads((processes[0] / "tired" / "summary.json").read_text())
     assert (summary["status"], summary["updates"]) == ("failed", 2)
     assert (processes[0] / "tired" / "policy").is_dir()
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Two nodes of two CPUs each; a process started there sees one device."""
-    assert len(jax.devices()) == 8, "of this process, before they are fewer in those that it starts"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        patch.setenv("XLA_FLAGS", QUICKLY)
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-            made.add_node(num_cpus=2)
-        yield made
-        mine = descendants()
-        made.shutdown()
-    left = left_of([process for process in mine if not process.command.endswith("Agent")], 20.0)
-    assert not left
-
-
-def on_two_hosts(cluster, env="CartPole-v1", **arguments):
-    given = {"config": CONFIG, "hyperparams": RATE, "seed": 7, "num_hosts": 2, "address": cluster.address}
-    return jppo.train(env, **given | arguments)
-
-
-class Watching(NullReporter):
-    """Keeps messages; does something at the third update."""
-
-    def __init__(self, at_third=lambda: None):
-        self.messages, self.steps, self.started, self.at_third = [], [], 0, at_third
-
-    def start(self):
-        self.started += 1
-
-    def message(self, text):
-        self.messages.append(text)
-
-    def update(self, step, steps_per_second, recent_return):
-        if step >= 3 * CONFIG.batch_size and not any(before >= 3 * CONFIG.batch_size for before in self.steps):
-            self.at_third()
-        self.steps.append(step)
-
-
-def host_processes():
-    """Of the cluster, and their actors."""
-    return [process for process in descendants() if re.match(r"ray::_(Host|Actor)", process.command)]
-
-
-def test_one_call_trains_on_two_hosts(cluster, tmp_path):
-    watching = Watching()
-    result = on_two_hosts(cluster, total_steps=STEPS, run_dir=tmp_path / "run", progress=watching)
-    expected = train(total_steps=STEPS, num_devices=2)
-    assert watching.messages[0] == "2 hosts on 2 nodes"
-    assert (watching.started, watching.steps[-1]) == (1, STEPS)
-    summary = result.summary
-    assert (summary["status"], summary["num_hosts"], summary["num_devices"]) == ("finished", 2, 2)
-    leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
-    assert_same_settings(leaves | result.metrics, expected)
-    check_saved(result.run_dir, expected)
-    obs = [0.0, 0.1, 0.0, -0.1]
-    np.testing.assert_allclose(result.policy.value(obs), expected.policy.value(obs), rtol=1e-3)
-    assert not host_processes()
-    assert not ray.is_initialized()
-    with pytest.raises(ValueError, match="already holds a run"):
-        on_two_hosts(cluster, total_steps=STEPS, run_dir=tmp_path / "run")
-    assert not host_processes()
-
-
-def test_each_host_has_its_own_actors_near_it(cluster, tmp_path):
-    env = functools.partial(Placed, notes=tmp_path)
-    result = on_two_hosts(cluster, env, total_steps=STEPS, num_actors=2)
-    assert len(noted(tmp_path, "node")) == 2
-    expected = jppo.train(env, config=CONFIG, hyperparams=RATE, seed=7, total_steps=STEPS, num_actors=0, num_devices=2)
-    leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(result.policy.state))}
-    assert_same_settings(leaves | result.metrics, expected)
-    assert result.state.update == 6
-    assert (result.summary["num_actors"], result.summary["envs_per_actor"]) == (2, 4)
-
-
-def test_ctrl_c_ends_all_hosts_and_saves(cluster, tmp_path):
-    watching = Watching(lambda: os.kill(os.getpid(), signal.SIGINT))
-    env = functools.partial(Healthy, notes=tmp_path)
-    result = on_two_hosts(cluster, env, total_steps=1e9, num_actors=2, run_dir=tmp_path / "run", progress=watching)
-    assert watching.messages[-1].startswith("stopping: ")
-    assert result.summary["status"] == "interrupted"
-    assert len(read_metrics(tmp_path / "run")["update"]) == result.summary["updates"] >= 3
-    assert (tmp_path / "run" / "policy").is_dir()
-    assert not left_of(host_processes(), 10.0)
-
-
-def test_a_killed_host_ends_the_run_in_words(cluster, tmp_path):
-    killed_at = []
-
-    def kill():
-        killed_at.append(time.monotonic())
-        os.kill(max(process.pid for process in host_processes()), signal.SIGKILL)
-
-    with pytest.raises(jppo.HostFailed, match=r"^host [01] \(.*\) died: "):
-        on_two_hosts(cluster, total_steps=1e9, run_dir=tmp_path / "run", progress=Watching(kill))
-    assert time.monotonic() - killed_at[0] < ray_hosts._GRACE_SECONDS + 30.0
-    assert not left_of(host_processes(), 10.0)
-    assert len(read_metrics(tmp_path / "run")["update"]) >= 3, "what was logged stays"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"num_hosts": 0}, "num_hosts = 0 must be a whole number of at least 1"),
-        ({"num_hosts": 2.5}, "num_hosts = 2.5 must be a whole number of at least 1"),
-        ({"host_cpus": 0}, "host_cpus = 0 must be more than 0"),
-        ({"host_gpus": -1.0}, "host_gpus = -1.0 must be a number of at least 0"),
-        ({"num_hosts": 1, "host_gpus": 1.0}, "host_cpus and host_gpus are for num_hosts > 1"),
-        ({"host_gpus": 1.0}, "2 hosts of host_gpus = 1 need 2 GPUs; Ray has 0"),
-    ],
-)
-def test_hosts_there_are_not(cluster, given, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        on_two_hosts(cluster, **given)
-
-
-def test_what_cannot_be_sent_to_a_host_is_refused(cluster):
-    lock = threading.Lock()
-    with pytest.raises(ValueError, match=r"cannot be sent to another process .*lock"):
-        on_two_hosts(cluster, lambda: lock)
 
 
 def test_actors_are_spread_evenly_over_hosts():

@@ -144,7 +144,13 @@ check_equal = functools.partial(check_close, rtol=0.0, atol=0.0)
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_run_is_a_plain_loop(tmp_path, agent, alone, lag):
     loop = alone if lag == 0 else list(plain_loop(agent, lag=1))
-    options = {"backend": "ray", "num_actors": 0, "policy_lag": lag, "config": CONFIG, "hyperparams": RATE}
+    options = {
+        "backend": "ray",
+        "num_actors": 0,
+        "ray": jppo.RayConfig(policy_lag=lag),
+        "config": CONFIG,
+        "hyperparams": RATE,
+    }
     result = jppo.train("CartPole-v1", total_steps=STEPS, seed=7, run_dir=tmp_path / "run", **options)
     *_, (_, state, _) = loop
     check_equal(result.state, state)
@@ -173,7 +179,7 @@ def check_saved(run_dir, result):
 
 def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path):
     """The reward of step 20 is in the third update, during which the fourth's rollout is asked for."""
-    options = {"backend": "ray", "num_actors": 0, "policy_lag": 1, "config": CONFIG}
+    options = {"backend": "ray", "num_actors": 0, "ray": jppo.RayConfig(policy_lag=1), "config": CONFIG}
     with pytest.raises(TrainingDiverged, match=r"^update 3 made .* that of update 2\.") as caught:
         jppo.train(NaNReward, total_steps=STEPS, run_dir=tmp_path / "run", **options)
     result = caught.value.result

@@ -178,7 +178,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, addr
     monkeypatch.setenv("RAY_ADDRESS", address)
     before, begin = {process.pid for process in running()}, time.monotonic()
     message = rf"^there is no Ray cluster to join at address = '{re.escape(address)}' \(.*{reason}.*\); start one with"
-    for options in ({"address": address}, {}):
+    for options in ({"ray": jppo.RayConfig(address=address)}, {}):
         with pytest.raises(ValueError, match=message):
             jppo.train(lambda: Healthy(tmp_path), backend="ray", num_actors=1, config=config, total_steps=1, **options)
     assert time.monotonic() - begin < 60.0, "Ray itself tries for two minutes"

@@ -9,7 +9,7 @@ import struct
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL, group, quick_jit
 from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
@@ -24,6 +24,7 @@ from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import load_policy_state, read_config, read_metrics
 from jppo.training import device_loop
 from jppo.training import run as running
+from jppo.training import settings as run_settings
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
@@ -79,7 +80,7 @@ def repeated(run):
     by the end of compiling and by the end of the run."""
     saved = read_config(run.run_dir)
     config = jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])})
-    traces, make = [], running.make_anakin
+    traces, make = [], run_settings.make_anakin
 
     def counting(*args, **kwargs):
         agent = make(*args, **kwargs)
@@ -89,7 +90,7 @@ def repeated(run):
     traced = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_loop, "CHUNK_CAPACITY", 3)
-        patch.setattr(running, "make_anakin", counting)
+        patch.setattr(run_settings, "make_anakin", counting)
         result = jppo.train(
             Cued(),
             total_steps=saved["total_steps"],
@@ -236,7 +237,7 @@ def test_a_second_ctrl_c_while_all_is_tidied_up_leaves_no_run(tmp_path, monkeypa
         closing(checkpoints)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "_make_loop", fail)
+    monkeypatch.setattr(running, "make_loop", fail)
     monkeypatch.setattr(running.Checkpoints, "close", close)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(ObsActionReward(), total_steps=BATCH, config=CONFIG, run_dir=tmp_path / "run")
@@ -317,7 +318,7 @@ def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
 
     monkeypatch.setattr(running, "DeviceLoop", fail)
-    with pytest.raises(ValueError, match="num_envs = 8 and num_steps = 4 need more memory"):
+    with pytest.raises(ValueError, match="not have enough memory; lower num_envs = 8 or num_steps = 4"):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -346,7 +347,7 @@ def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
 )
 def test_refused_before_anything_is_written(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
-        jppo.train(**{"env": Probe(), "config": CONFIG, "run_dir": tmp_path / "run"} | given)
+        jppo.train(**group({"env": Probe(), "config": CONFIG, "run_dir": tmp_path / "run"} | given))
     assert list(tmp_path.iterdir()) == []
 
 

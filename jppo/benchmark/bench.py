@@ -26,7 +26,7 @@ from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.progress import NullReporter
 from jppo.training.ray_loop import RayLoop
-from jppo.training.run import Given, PreparedRun, prepare
+from jppo.training.settings import PreparedRun, RunSettings, prepare_run
 
 _ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
 _FEWEST_UPDATES = 3  # of actors and learner, after those that warm up
@@ -64,14 +64,24 @@ def bench(
         raise ValueError(f"seconds = {seconds!r} must be a number of more than 0")
     if jax.process_count() > 1:
         raise ValueError(f"a bench is of one process; JAX runs in {jax.process_count()} (jax.distributed)")
-    parts, of_actors = (network, optimizer, loss), RayConfig(**actors)
-    given = Given(
-        env, _ENDLESS, seed, config, hyperparams, preset, *parts, None, False, backend, of_actors, num_devices
+    settings = RunSettings(
+        env=env,
+        total_steps=_ENDLESS,
+        seed=seed,
+        config=config,
+        hyperparams=hyperparams,
+        preset=preset,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        backend=backend,
+        num_devices=num_devices,
+        ray=RayConfig(**actors),
     )
-    prepared = prepare(given, num_cores())
+    prepared = prepare_run(settings)
     config = prepared.agent.config
     with tempfile.TemporaryDirectory() as directory, stop_on_interrupt(NullReporter()) as stop_requested:
-        writer = RunWriter(Path(directory), prepared.settings)
+        writer = RunWriter(Path(directory), prepared.config_json)
         log = Logger(config.batch_size, writer, _Messages(say))
         try:
             if isinstance(prepared.agent, Sebulba):
@@ -98,7 +108,7 @@ class _Messages(NullReporter):
 
 
 def _learner_of(prepared: PreparedRun, optimizer: Optimizer, loss: Loss | None) -> Learner:
-    axis_name = AXIS if prepared.settings["num_devices"] > 1 else None
+    axis_name = AXIS if prepared.config_json["num_devices"] > 1 else None
     return make_learner(prepared.agent.policy, prepared.agent.config, optimizer, loss, axis_name)
 
 
@@ -110,7 +120,7 @@ def _bench_device(
     loop = DeviceLoop(agent, prepared.seed, prepared.hyperparams, log)
     jax.block_until_ready(loop.launch(1))
     _run_for(0.5 * seconds, loop, log, stop_requested)
-    log.say("measuring the parts")
+    log.info("measuring the parts")
     state = jax.tree.map(lambda x: x.copy(), loop.state)  # whose own memory launch() reuses
     programs = device_programs(agent, learner, state, _key_of_parts(prepared))
     programs["update"] = lambda count: jax.block_until_ready(loop.launch(count))
@@ -154,8 +164,8 @@ def _bench_actors(
 ) -> BenchResult:
     """The run with its own clocks, and then, when its actors are gone, environments and learner alone."""
     agent: Any = prepared.agent
-    warm_up = 1 + prepared.actors.policy_lag  # updates
-    loop = RayLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.actors)
+    warm_up = 1 + prepared.ray.policy_lag  # updates
+    loop = RayLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.ray)
 
     def enough() -> bool:
         return stop_requested() or (log.updates >= warm_up + _FEWEST_UPDATES and log.seconds >= seconds)
@@ -165,13 +175,13 @@ def _bench_actors(
     finally:
         loop.close()
     _check(ended, log, stop_requested)
-    log.say("measuring the parts")
+    log.info("measuring the parts")
     columns = log.history.arrays()
     speeds = columns["time/steps_per_second"]
     warm_up = max(warm_up, int(np.argmax(speeds != speeds[0])))  # all that were logged with the first
     later = {name: column[warm_up:] for name, column in columns.items()}
     elapsed, steps = (float(columns[name][-1] - columns[name][warm_up - 1]) for name in ("time/elapsed", "step"))
-    parts, shares = _of_clocks(later, prepared.actors.policy_lag)
+    parts, shares = _of_clocks(later, prepared.ray.policy_lag)
     times, cores_busy = _time_alone(prepared, loop, seconds, stop_requested)
     return _benched(
         prepared,
@@ -220,7 +230,7 @@ def _time_alone(
     machine, as its cores have time for.
     """
     agent: Any = prepared.agent
-    actors, key = prepared.actors, _key_of_parts(prepared)
+    actors, key = prepared.ray, _key_of_parts(prepared)
     processes, num_envs = max(1, actors.num_actors or 0), actors.envs_per_actor or 1
     rollout_key, actions_key = jax.random.split(key)
     environments = BareEnvironments(agent.env, agent.config, num_envs, actions_key)
@@ -242,7 +252,7 @@ def _time_alone(
 
 def _benched(prepared: PreparedRun, **measured: Any) -> BenchResult:
     """With what was asked for."""
-    agent, actors = prepared.agent, prepared.actors
+    agent, actors = prepared.agent, prepared.ray
     on_host = isinstance(agent, Sebulba)
     spread = {name: getattr(actors, name) for name in ("num_actors", "envs_per_actor", "policy_lag")}
     spread["local"] = _is_local(actors)
@@ -253,7 +263,7 @@ def _benched(prepared: PreparedRun, **measured: Any) -> BenchResult:
         cores=num_cores(),
         num_envs=agent.config.num_envs,
         num_steps=agent.config.num_steps,
-        num_devices=prepared.settings["num_devices"],
+        num_devices=prepared.config_json["num_devices"],
         actors=spread if on_host else {},
         **measured,
     )

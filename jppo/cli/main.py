@@ -24,6 +24,7 @@ from jppo.cli.runs import Envs, Eval, Play, Plot
 from jppo.cli.sweep import Sweep
 from jppo.config.ppo import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, num_cores, spread_envs
 from jppo.config.presets import PRESETS, preset_for
+from jppo.config.run import RunConfig
 
 _HOST_DEVICES = "xla_force_host_platform_device_count"
 
@@ -44,10 +45,10 @@ class Train:
     """Published configuration to start from (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, gymnax-minatar. Options given override it."""  # noqa: E501
     run_dir: Path | None = None
     """Where to write the run (default: runs/<env>/<time>-<seed>). A run that is there goes on."""
-    checkpoint_every: float | None = None
-    """Seconds between two checkpoints (default: a minute); the end of a run always makes one."""
-    keep: int = 2
-    """Checkpoints that stay, the newest."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between two checkpoints; the end of a run always writes one."""
+    max_checkpoints: int = 2
+    """Number of most recent checkpoints to keep."""
     resume: Path | None = None
     """Run directory of a run that is to go on, with its settings, from its newest checkpoint."""
     quiet: bool = False
@@ -60,12 +61,6 @@ class Train:
     hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
     num_devices: int | None = None
     """Devices over which environments and their samples are spread. Default: as many as there are (of a CPU, as it has cores) and fit."""  # noqa: E501
-    num_hosts: int = 1
-    """Ray processes that learn together, one per machine where the cluster at --address has as many."""
-    host_cpus: float = 1.0
-    """CPUs that Ray reserves for each host, and threads that it computes with."""
-    host_gpus: float = 0.0
-    """GPUs that Ray reserves for each host, which learns on the CPU without."""
     deterministic: bool = False
     """The same seed gives the same policy, bit for bit: slower on a GPU, no different on a CPU. A failed actor ends the run."""  # noqa: E501
     actors: Annotated[RayConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=RayConfig)
@@ -78,7 +73,9 @@ class Train:
 
         stream = sys.stderr if self.json else sys.stdout
         reporter = make_reporter("none" if self.quiet else "auto", self.total_steps, stream)
-        run_dir = self.run_dir or (runs.default_run_dir(self.env, self.seed) if self.resume is None else None)
+        if None not in (self.run_dir, self.resume) and self.run_dir != self.resume:
+            raise ValueError(f"resume = {self.resume} and run_dir = {self.run_dir} are two runs; pass only one")
+        run_dir = self.resume or self.run_dir or runs.default_run_dir(self.env, self.seed)
         try:
             result = train(
                 self.env,
@@ -88,17 +85,16 @@ class Train:
                 hyperparams=self.hyperparams,
                 backend=self.backend,
                 num_devices=self.num_devices,
-                num_hosts=self.num_hosts,
-                host_cpus=self.host_cpus,
-                host_gpus=self.host_gpus,
-                deterministic=self.deterministic,
-                **vars(self.actors),
+                ray=None if self.actors == RayConfig() else self.actors,
                 run_dir=run_dir,
-                checkpoint_every=self.checkpoint_every,
-                keep=self.keep,
-                resume=self.resume,
+                run=RunConfig(
+                    resume=self.resume is not None,
+                    checkpoint_seconds=self.checkpoint_seconds,
+                    max_checkpoints=self.max_checkpoints,
+                    wandb=self.wandb,
+                    deterministic=self.deterministic,
+                ),
                 progress=reporter,
-                wandb=self.wandb,
             )
         except (TrainingDiverged, ActorsFailed, HostFailed) as error:
             print(f"jppo: {error}", file=sys.stderr)
@@ -172,7 +168,7 @@ def _ask_of_jax(command: Any) -> None:
     or as it has cores (hosts and Ray's tasks are processes of their own), and a GPU compute in the same order each
     time."""
     count, flags = getattr(command, "num_devices", 1) or num_cores(), os.environ.get("XLA_FLAGS", "")
-    alone = getattr(command, "num_hosts", 1) == 1 and not (isinstance(command, Sweep) and command.address)
+    alone = not (isinstance(command, Sweep) and command.address)
     is_file = flags and not flags.lstrip().startswith("-")  # from which XLA reads them
     if count > 1 and alone and not is_file and _HOST_DEVICES not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, MAX_STRATA)}".strip()

@@ -144,7 +144,7 @@ class DeviceLoop(ChunkLoop):
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
         super().__init__(compiled, state, finite, remaining, log, shared, checkpoints)
         self.compile_seconds = time.perf_counter() - start
-        log.say(f"compiled in {self.compile_seconds:.1f} s")
+        log.info(f"compiled in {self.compile_seconds:.1f} s")
 
     @property
     def policy_state(self) -> PolicyState:

@@ -22,21 +22,22 @@ class Logger:
         self.history, self.recent = History(), RecentEpisodes()
         self.updates, self.seconds = 0, 0.0
 
-    def go_on(self, before: Iterable[dict[str, np.ndarray]], updates: int, seconds: float) -> None:
-        """Takes up a run after so many updates and seconds.
+    def restore(self, blocks: Iterable[dict[str, np.ndarray]], updates: int, seconds: float) -> None:
+        """Restores the log of a resumed run.
 
         Args:
-          before: what was logged of them, columns [updates], as it was written.
+          blocks: the metrics of consecutive updates, columns [updates].
+          updates, seconds: updates and training time before the checkpoint.
         """
         self.updates, self.seconds, read = updates, seconds, 0
-        for rows in before:
+        for rows in blocks:
             self._remember(rows)
             read += len(rows["update"])
         if read < updates:
-            self.say(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
+            self.info(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
 
-    def rewind(self) -> None:
-        """Takes back what a run that goes on has written after this."""
+    def truncate_after(self) -> None:
+        """Removes what a resumed run wrote after the checkpoint."""
         if self.writer is not None:
             self.writer.rewind(self.updates, self.steps)
 
@@ -46,8 +47,8 @@ class Logger:
         for episodes in zip(*(rows.get(f"episode/{name}", nothing).tolist() for name in _EPISODES), strict=True):
             self.recent.add(*episodes)
 
-    def say(self, text: str) -> None:
-        """To the reporter; of several processes that say the same, the first one's."""
+    def info(self, text: str) -> None:
+        """Shows a message once: only the first process passes it to its reporter."""
         if not jax.process_index():
             self.reporter.message(text)
 

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,45 +16,47 @@ _REDRAW_SECONDS = 0.5
 _METHODS = ("start", "message", "tick", "update", "close")
 
 
-class Reporter(Protocol):
-    """Gets told how a run goes."""
+class Reporter:
+    """Receives the progress of a run. Subclasses override the methods they need; these do nothing."""
 
-    def start(self) -> None: ...  # everything given is right; compiling begins
+    def start(self) -> None:
+        """The arguments are valid; compilation starts."""
 
-    def message(self, text: str) -> None: ...
+    def message(self, text: str) -> None:
+        """A message for the user."""
 
-    def tick(self) -> None: ...  # some time has passed
+    def tick(self) -> None:
+        """Called several times per second, for animations."""
 
-    def update(self, step: int, steps_per_second: float, recent_return: float) -> None: ...
+    def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
+        """Updates were logged. `recent_return` is the mean of the last 100 episodes, NaN before the first."""
 
-    def close(self) -> None: ...
-
-
-class NullReporter:
-    """Shows nothing; also the base of those that show little."""
-
-    def start(self) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def update(self, step: int, steps_per_second: float, recent_return: float) -> None: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run has ended."""
 
 
-class WorkerReporter(NullReporter):
-    """Of a process that is not the first of a run: passes on messages only, with its number."""
+class NullReporter(Reporter):
+    """Shows nothing. Warnings of the run become Python warnings."""
+
+
+class PrintReporter(Reporter):
+    """Prints messages."""
+
+    def message(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class WorkerReporter(Reporter):
+    """Passes on the messages of a process that is not the first, with the number of the process."""
 
     def __init__(self, reporter: Reporter, number: int) -> None:
         self._reporter, self._number = reporter, number
 
     def message(self, text: str) -> None:
-        self._reporter.message(f"host {self._number}: {text}")
+        self._reporter.message(f"process {self._number}: {text}")
 
 
-class Bar:
+class Bar(Reporter):
     """A progress bar for terminals."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
@@ -82,16 +84,16 @@ class Bar:
             self._drawn = time.monotonic()
             self._progress.refresh()
 
-    def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
-        status = status_line(step, self._total, steps_per_second, recent_return)
-        self._progress.update(self._task, completed=min(step, self._total), status=status, refresh=True)
+    def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
+        status = status_line(env_steps, self._total, steps_per_second, recent_return)
+        self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
     def close(self) -> None:
         self._progress.stop()
 
 
-class Lines(NullReporter):
+class Lines(Reporter):
     """A line every few seconds, where the output is no terminal."""
 
     def __init__(self, stream: TextIO, total_steps: int) -> None:
@@ -103,10 +105,10 @@ class Lines(NullReporter):
         except BrokenPipeError:
             silence(self._stream)
 
-    def update(self, step: int, steps_per_second: float, recent_return: float) -> None:
-        if time.monotonic() - self._last >= _PLAIN_SECONDS or step >= self._total:
+    def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
+        if time.monotonic() - self._last >= _PLAIN_SECONDS or env_steps >= self._total:
             self._last = time.monotonic()
-            self.message(status_line(step, self._total, steps_per_second, recent_return))
+            self.message(status_line(env_steps, self._total, steps_per_second, recent_return))
 
 
 def make_reporter(kind: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:

@@ -66,7 +66,7 @@ class RayLoop:
         if checkpoints is not None and checkpoints.start is not None:
             spec = self._go_on_from(checkpoints.start, spec)
         processes = max(config.num_actors or 0, jax.process_count())
-        log.say(
+        log.info(
             f"num_envs = {agent.config.num_envs}: {processes} x {config.envs_per_actor}; num_steps = "
             f"{agent.config.num_steps}: batches of {agent.config.batch_size:,}"
         )
@@ -81,7 +81,7 @@ class RayLoop:
             self._actors.close()
             raise
         self.compile_seconds = time.perf_counter() - start
-        log.say(f"compiled in {self.compile_seconds:.1f} s")
+        log.info(f"compiled in {self.compile_seconds:.1f} s")
         self._start = start
 
     @property
@@ -133,7 +133,7 @@ class RayLoop:
         if (ready := self._await(self._actors.ready, stop_requested)) is None:
             return "interrupted"
         self.compile_seconds = time.perf_counter() - self._start
-        self._log.say(f"{ready} ready after {self.compile_seconds:.1f} s")
+        self._log.info(f"{ready} ready after {self.compile_seconds:.1f} s")
         self._written = time.perf_counter()
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1

@@ -1,63 +1,259 @@
-"""What is given, checked: for a run, a trial, a sweep and a plan alike."""
+"""From the arguments of a run to a validated run. Train, sweep, bench, plan and Tune share this path."""
 
-import numbers
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union
 
 import jax
 
-from jppo.config.ppo import PPOConfig
-from jppo.config.presets import PRESETS
-from jppo.ppo.optimizer import adam
-from jppo.runs.run_dir import read_config
+from jppo.config.ppo import (
+    Hyperparams,
+    PPOConfig,
+    RayConfig,
+    check_hyperparams,
+    check_seed,
+    check_total_steps,
+    num_cores,
+    spread_envs,
+)
+from jppo.config.presets import PRESETS, Preset, preset_for
+from jppo.config.run import RunConfig
+from jppo.devices.determinism import check_determinism
+from jppo.devices.mesh import max_usable_devices
+from jppo.envs import make_env
+from jppo.envs.backends import choose_backend
+from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.ppo.learner import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.runs import run_dir as runs
 
-_PARTS = ("network", "optimizer", "loss")
+if TYPE_CHECKING:
+    from jppo.actors.sebulba import Sebulba
+
+Agent = Union[Anakin, "Sebulba"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The arguments of a run, see `jppo.train`.
+
+    None stands for the previous run's value when a run is resumed, otherwise for the preset's or a default.
+    """
+
+    env: Any
+    total_steps: int | float | None = None
+    seed: int | None = None
+    config: PPOConfig | None = None
+    hyperparams: Hyperparams | None = None
+    preset: str = "auto"
+    network: Network | None = None
+    optimizer: Optimizer = adam
+    loss: Loss | None = None
+    backend: str = "auto"
+    num_devices: int | None = None
+    ray: RayConfig | None = None
+    run_dir: Path | None = None
+    run: RunConfig = RunConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A validated run that has not started."""
+
+    agent: Agent
+    ray: RayConfig  # with num_actors and envs_per_actor filled in if the run uses actors
+    seed: int
+    hyperparams: Hyperparams
+    total_steps: int
+    config_json: dict[str, Any]  # content of config.json
+
+
+def prepare_run(
+    settings: RunSettings,
+    *,
+    adjust: Callable[[PPOConfig, Hyperparams, int], tuple[PPOConfig, Hyperparams, int]] | None = None,
+    num_actor_cores: int | None = None,
+) -> PreparedRun:
+    """Validates the arguments of a run, fills in the missing ones and makes the agent.
+
+    Args:
+      adjust: changes (config, hyperparams, seed) after the preset has been applied, for example to a trial's values.
+      num_actor_cores: default number of actors per process; the number of cores if None.
+
+    Raises:
+      ValueError: an argument is invalid.
+    """
+    backend = choose_backend(settings.env, settings.backend)
+    env = _make_env(settings.env, backend)
+    preset = resolve_preset(settings.preset, env.name)
+    config = preset.config if settings.config is None else settings.config
+    hyperparams = preset.hyperparams if settings.hyperparams is None else settings.hyperparams
+    total_steps = check_total_steps(preset.total_steps if settings.total_steps is None else settings.total_steps)
+    seed = check_seed(0 if settings.seed is None else settings.seed)
+    sizes = (config.num_envs, config.num_steps)
+    if adjust is not None:
+        config, hyperparams, seed = adjust(config, hyperparams, seed)
+    check_hyperparams(hyperparams)
+    fixed = settings.config is not None or sizes != (config.num_envs, config.num_steps)
+    config, ray = _spread_over_actors(settings, config, env.name, backend, fixed, num_actor_cores or num_cores())
+    num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
+    if settings.run.deterministic:
+        check_determinism()
+    parts: dict[str, Any] = {"network": settings.network, "optimizer": settings.optimizer, "loss": settings.loss}
+    agent = _make_agent(backend, env, config, total_steps=total_steps, num_devices=num_devices, **parts)
+    check_sizes(config, total_steps)
+    optional: dict[str, Any] = dict.fromkeys(own_parts(settings.env, parts), "custom")
+    if backend == "ray":
+        optional["actors"] = dataclasses.asdict(ray)
+    optional["num_devices"] = num_devices
+    optional |= process_count()
+    if settings.run.deterministic:
+        optional |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    config_json = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional)
+    return PreparedRun(
+        agent=agent, ray=ray, seed=seed, hyperparams=hyperparams, total_steps=total_steps, config_json=config_json
+    )
+
+
+def _make_env(env: Any, backend: str) -> Any:
+    if backend != "ray":
+        return make_env(env)
+    from jppo.envs.gymnasium import make_host_env
+
+    return make_host_env(env)
+
+
+def _make_agent(backend: str, env: Any, config: PPOConfig, **options: Any) -> Agent:
+    if backend != "ray":
+        return make_anakin(env, config, **options)
+    from jppo.actors.sebulba import make_sebulba  # an on-device run does not need the actors package
+
+    return make_sebulba(env, config, **options)
+
+
+def _spread_over_actors(
+    settings: RunSettings, config: PPOConfig, env_name: str, backend: str, fixed: bool, cores: int
+) -> tuple[PPOConfig, RayConfig]:
+    """Returns the sizes of a run with actors; an on-device run keeps its config and must not have actors."""
+    ray, processes = settings.ray or RayConfig(), jax.process_count()
+    if backend == "ray":
+        config, ray = spread_envs(config, ray, processes * cores, fixed, processes)
+        return config, dataclasses.replace(ray, max_restarts=0) if settings.run.deterministic else ray
+    if ray != RayConfig():
+        raise ValueError(f"{env_name} runs on the device, without actors; use backend='ray' to train with actors")
+    return config, ray
+
+
+def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
+    """Returns config.json of the run in `settings.run_dir`, or None if there is no run.
+
+    Raises:
+      ValueError: a run must be resumed and there is none, config.json is damaged, or JAX runs in several processes.
+    """
+    several = jax.distributed.is_initialized() and jax.process_count() > 1
+    if settings.run.resume and several:
+        raise ValueError("a run in several processes writes no checkpoints and cannot be resumed")
+    if settings.run_dir is None:
+        for name in ("resume", "wandb"):
+            if getattr(settings.run, name):
+                raise ValueError(f"{name} needs a run_dir")
+        return None
+    if several or not (settings.run.resume or (settings.run_dir / "config.json").exists()):
+        return None
+    return runs.read_config(settings.run_dir)
+
+
+def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> RunSettings:
+    """Returns the settings with missing arguments taken from the previous run's config.json.
+
+    A preset in the arguments replaces the previous run's config and hyperparams.
+    """
+    assert settings.run_dir is not None, "a previous run has a directory"
+    config, hyperparams = runs.config_of(previous, settings.run_dir)
+    actors, ray = previous.get("actors", {}), settings.ray
+    if actors and ray is None:
+        ray = RayConfig(num_actors=actors.get("num_actors"), policy_lag=actors.get("policy_lag", 0))
+    elif actors and ray is not None and ray.num_actors is None and ray.envs_per_actor is None:
+        ray = dataclasses.replace(ray, num_actors=actors.get("num_actors"))
+    deterministic = settings.run.deterministic
+    if deterministic is None:
+        deterministic = previous.get("deterministic", False)
+    values: dict[str, Any] = {"total_steps": previous["total_steps"], "seed": previous["seed"]}
+    if settings.preset == "auto":
+        values |= {"config": config, "hyperparams": hyperparams}
+    values = {name: value for name, value in values.items() if getattr(settings, name) is None}
+    return dataclasses.replace(
+        settings,
+        **values,
+        backend=previous["backend"] if settings.backend == "auto" else settings.backend,
+        ray=ray,
+        run=dataclasses.replace(settings.run, deterministic=deterministic),
+    )
+
+
+def combine_actors(num_actors: int | None, ray: RayConfig | None) -> RayConfig | None:
+    """Returns `ray` with `num_actors` filled in; None if both are None.
+
+    Raises:
+      ValueError: both name a number of actors, and they differ.
+    """
+    if num_actors is None:
+        return ray
+    if ray is None:
+        return RayConfig(num_actors=num_actors)
+    if ray.num_actors not in (None, num_actors):
+        raise ValueError(f"num_actors = {num_actors} differs from ray.num_actors = {ray.num_actors}; pass only one")
+    return dataclasses.replace(ray, num_actors=num_actors)
+
+
+def explain_unknown_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that raises a TypeError with the right place for a keyword that it does not have."""
+    names = inspect.signature(function).parameters
+    records = {"config": PPOConfig, "hyperparams": Hyperparams, "ray": RayConfig, "run": RunConfig}
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs.keys() - names.keys():
+            for argument, record in records.items():
+                if argument in names and name in {field.name for field in dataclasses.fields(record)}:
+                    place = f"{argument}=jppo.{record.__name__}({name}=...)"
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}; use {place}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def resolve_preset(name: str, env_name: str) -> Preset:
+    """Returns the preset of this name; for "auto", the environment's own. Raises ValueError for an unknown name."""
+    return PRESETS[preset_for(env_name) if name == "auto" else check_preset(name)]
 
 
 def check_preset(name: str) -> str:
-    """The name. Raises ValueError where there is no such preset."""
+    """Returns the name of a preset. Raises ValueError if there is no such preset."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     return name
 
 
 def check_sizes(config: PPOConfig, total_steps: int) -> None:
-    """Raises ValueError for more updates than the device counts, in 32 bits."""
+    """Raises ValueError if the run has 2**31 updates or more: devices count updates in 32 bits."""
     if (updates := config.num_updates(total_steps)) >= 2**31:
         raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
 
 
-def check_run_dir(
-    run_dir: str | Path | None,
-    resume: str | Path | None,
-    wandb: bool,
-    checkpoint_every: float | None,
-    keep: int,
-    num_hosts: int,
-) -> Path | None:
-    """The run directory. Raises ValueError for what cannot be asked of it."""
-    if resume is not None and run_dir is not None and Path(resume).resolve() != Path(run_dir).resolve():
-        raise ValueError(f"resume = {resume} and run_dir = {run_dir} are two runs; give one")
-    several = num_hosts > 1 or (jax.distributed.is_initialized() and jax.process_count() > 1)
-    for name, value in (("resume", resume), ("checkpoint_every", checkpoint_every)):
-        if value is not None and several:
-            raise ValueError(f"{name} is for runs in one process; those over several hosts make no checkpoints")
-    path = run_dir if resume is None else resume
-    if path is None and wandb:
-        raise ValueError("wandb needs a run_dir")
-    if path is None and checkpoint_every is not None:
-        raise ValueError("checkpoint_every needs a run_dir")
-    number = isinstance(checkpoint_every, numbers.Real) and not isinstance(checkpoint_every, bool)
-    if checkpoint_every is not None and not (number and checkpoint_every >= 0.0):
-        raise ValueError(f"checkpoint_every = {checkpoint_every!r} must be a number of seconds, at least 0")
-    if isinstance(keep, bool) or not isinstance(keep, numbers.Integral) or keep < 1:
-        raise ValueError(f"keep = {keep!r} must be a whole number of at least 1")
-    if resume is not None:
-        read_config(Path(resume))
-    return None if path is None else Path(path)
-
-
 def own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:
-    """Which of the environment, and of network, optimizer and loss (parts), are the user's own and cannot be named."""
-    own = tuple(name for name, part in parts.items() if name in _PARTS and part not in (None, adam))
+    """Returns the names of the user's own objects among the environment and `parts` (network, optimizer, loss)."""
+    own = tuple(name for name in ("network", "optimizer", "loss") if parts.get(name) not in (None, adam))
     return own if isinstance(env, str) else ("environment", *own)
+
+
+def process_count() -> dict[str, int]:
+    """Returns the entry that several processes add to config.json and summary.json; {} for one process."""
+    return {"num_processes": jax.process_count()} if jax.process_count() > 1 else {}
