@@ -152,7 +152,7 @@ def test_a_run_that_another_process_began_and_lost_is_the_undisturbed_one(full, 
     assert len((path / "metrics.jsonl").read_text().splitlines()) >= one_run.END
     reporter = Stopping()
     result = jppo.train(Cued(), run_dir=path, run=RESUME, progress=reporter)
-    assert any(text.startswith(f"goes on from {path}/checkpoints/") for text in reporter.messages)
+    assert any(text.startswith(f"resuming from {path}/checkpoints/") for text in reporter.messages)
     cut_off = [text for text in reporter.messages if text.endswith("was cut off while it was written; it is left out")]
     assert len(cut_off) == (how == "kill while saving")
     assert_same(result.state, full.state)
@@ -219,7 +219,7 @@ def test_without_a_checkpoint_yet_a_run_begins_anew(full, copied):
     (copied / "checkpoints").mkdir()
     reporter = Stopping()
     result = jppo.train(Cued(), run_dir=copied, run=RESUME, progress=reporter)
-    assert any("has no checkpoint yet: the run begins anew" in text for text in reporter.messages)
+    assert any("has no checkpoint; starting from the beginning" in text for text in reporter.messages)
     assert_same(result.state, full.state)
     assert_rows(copied, UPDATES)
 

@@ -117,4 +117,4 @@ def test_one_of_several_processes_passes_on_messages_only():
     reporter.update(100, 5.0, 1.0)
     reporter.message("actor 7 failed")
     reporter.close()
-    assert stream.getvalue() == "host 3: actor 7 failed\n"
+    assert stream.getvalue() == "process 3: actor 7 failed\n"
