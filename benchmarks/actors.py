@@ -63,7 +63,7 @@ def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int)
     )
     columns = {name: values[1:] for name, values in result.metrics.items()}  # the first update warms up
     elapsed = result.metrics["time/elapsed"]
-    rollout = {name: columns[f"actors/{name}_seconds"].mean() for name in ("env", "policy", "total")}
+    rollout = {name: columns[f"actors/{name}_seconds"].mean() for name in ("env", "policy", "rollout")}
     return {
         "steps_per_second": float(
             (result.metrics["step"][-1] - result.metrics["step"][0]) / (elapsed[-1] - elapsed[0])
@@ -71,7 +71,7 @@ def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int)
         "seconds": {
             "env": float(rollout["env"]),
             "policy": float(rollout["policy"]),
-            "rest": float(rollout["total"] - rollout["env"] - rollout["policy"]),
+            "rest": float(rollout["rollout"] - rollout["env"] - rollout["policy"]),
             **{name: float(columns[f"time/{name}"].mean()) for name in ("transfer", "wait", "update")},
         },
         "start_seconds": result.summary["compile_seconds"],

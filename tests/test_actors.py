@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import itertools
 import json
 import os
 import random
@@ -366,8 +365,8 @@ class PretendRay:
         self.killed.append(self.now)
 
 
-def fragment(seconds, patience=0.0):
-    return types.SimpleNamespace(seconds={"total": seconds}, patience=patience)
+def fragment(seconds):
+    return types.SimpleNamespace(seconds={"rollout": seconds})
 
 
 DIED = ray.exceptions.RayError("gone")
@@ -377,9 +376,9 @@ DIED = ray.exceptions.RayError("gone")
 def pretend(monkeypatch):
     """Makes two actors of two environments, which are ready; and the Ray they live in, and what they said."""
 
-    def make(*collects, nodes=itertools.repeat(("node", 1)), **config):
+    def make(*collects, **config):
         rest = iter(collects)
-        pretended, said = PretendRay({"collect": lambda: next(rest), "place": lambda: (0.0, next(nodes))}), []
+        pretended, said = PretendRay({"collect": lambda: next(rest), "place": lambda: (0.0, "node")}), []
         monkeypatch.setattr(actors, "ray", pretended)
         monkeypatch.setattr(ray_cluster, "ray", pretended)
         monkeypatch.setattr(actors, "time", pretended)
@@ -391,7 +390,7 @@ def pretend(monkeypatch):
     return make
 
 
-def rollout(fleet, pretended, num_actors=2):
+def rollout(fleet, pretended):
     """Has one collected; returns how long it took."""
     fleet.start(None, 0.9)
     begin = pretended.now
@@ -400,7 +399,7 @@ def rollout(fleet, pretended, num_actors=2):
         fragments = fleet.poll(0.2)
         assert pretended.now - before <= 0.2 + 1e-9, "poll takes longer than it may"
         if fragments is not None:
-            assert len(fragments) == num_actors
+            assert len(fragments) == 2
             return pretended.now - begin
 
 
@@ -479,58 +478,10 @@ def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
     fine = (1.0, fragment(1.0))
     fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
     rollout(fleet, pretended)
-    pretended.behaviour["place"] = lambda: (3600.0, ("node", 1))
+    pretended.behaviour["place"] = lambda: (3600.0, "node")
     assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 3600.0 + 3.0 + 1.0, abs=2.0)
     assert said[1:] == ["1 of 2 actors wait for room, 1 CPUs each (see `ray status`)"] * 60
     assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
-
-
-@pytest.mark.parametrize(
-    ("patience", "cores", "turns"),
-    [((9.0, 9.0), 1, 2.0), ((9.0, 9.0), 2, 1.0), ((0.0, 0.0), 1, 1.0), ((9.0, 0.0), 1, 1.0)],
-    ids=["few", "enough", "waiting", "one waits"],
-)
-def test_turns_are_told(pretend, patience, cores, turns):
-    answers = [(3.0, fragment(3.0, each)) for each in patience]
-    fleet, pretended, _ = pretend(*answers * 3, nodes=itertools.repeat(("node", cores)))
-    rollout(fleet, pretended)
-    assert fleet.turns == 1.0, "the first shows how they are"
-    for _ in range(2):
-        rollout(fleet, pretended)
-        assert fleet.turns == turns
-
-
-@pytest.mark.parametrize(("patience", "first"), [(9.0, 3.0), (0.0, 6.0)])
-def test_answers_that_come_in_turns_are_unpacked_meanwhile(pretend, monkeypatch, patience, first):
-    early, late = (3.0, fragment(3.0, patience)), (6.0, fragment(3.0, patience))
-    fleet, pretended, _ = pretend(early, late, early, late)
-    rollout(fleet, pretended)
-    begin, times, get = pretended.now, [], pretended.get
-    monkeypatch.setattr(pretended, "get", lambda call: (times.append(pretended.now - begin), get(call))[1])
-    fleet.start(None, 0.9)
-    while fleet.poll(60.0) is None:
-        pass
-    assert times == [first, 6.0]
-
-
-def test_who_hangs_is_found_once_others_may_have_had_their_turns(pretend):
-    fine = (3.0, fragment(3.0, 50.0))
-    fleet, pretended, said = pretend(fine, fine, NEVER, fine, fine)
-    rollout(fleet, pretended)
-    assert rollout(fleet, pretended) == pytest.approx(60.0 + 50.0 + 0.5 + 3.0 + 3.0, abs=1.0)
-    assert said == ["actor 0 (environments 0 to 1) failed (no answer within 110 s); a new one starts in 0.5 s"]
-    assert fleet.turns == 1.0, "the new one did not wait"
-
-
-def test_actors_are_spread_over_the_cores_of_their_node(pretend):
-    fine = (3.0, fragment(3.0))
-    nodes = iter([("a", 2), ("a", 2), ("b", 3), ("a", 2), ("a", 2), ("b", 3), ("a", 2)])
-    fleet, pretended, _ = pretend(*[fine] * 4, (1.0, DIED), *[fine] * 8, num_actors=6, nodes=nodes)
-    assert [(slot.node, slot.core) for slot in fleet._slots] == [
-        *(("a", 0), ("a", 1), ("b", 0), ("a", 0), ("a", 1), ("b", 1))
-    ]
-    assert rollout(fleet, pretended, 6) > 3.0
-    assert (fleet._slots[4].node, fleet._slots[4].core) == ("a", 1), "in the place of the one that died"
 
 
 def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):

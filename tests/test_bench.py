@@ -184,12 +184,11 @@ def test_environments_that_wait_are_told_from_those_that_compute(tmp_path):
 
 
 CLOCKS = {
-    "actors/total_seconds": [5.0, 5.0, 9.0],
+    "actors/rollout_seconds": [5.0, 5.0, 9.0],
     "actors/env_seconds": [3.0, 3.0, 4.0],
     "actors/policy_seconds": [1.0, 1.0, 1.0],
-    "actors/turns": [1.0, 1.0, 1.0],
-    "time/wait": [6.0, 6.0, 6.0],
-    "time/transfer": [1.0, 1.0, 2.0],
+    "time/wait_rollouts": [6.0, 6.0, 6.0],
+    "time/host_to_device": [1.0, 1.0, 2.0],
     "time/update": [3.0, 3.0, 3.0],
 }
 
@@ -206,13 +205,6 @@ def test_shares_by_the_runs_own_clocks(policy_lag, waiting, shares):
     whole = {"environment": 3.0, "policy": 1.0, "learner": 3.0, "rest": 1.0, "waiting": waiting, "transfer": 1.0}
     assert seconds == whole
     assert found == pytest.approx(shares)
-
-
-def test_actors_that_took_turns_took_their_time_once_per_turn():
-    columns = {name: np.array(column) for name, column in CLOCKS.items()} | {"actors/turns": np.full(3, 4.0)}
-    seconds, _ = benching._of_clocks(columns | {"time/wait": np.full(3, 21.0)}, policy_lag=0)
-    own = {"environment": 12.0, "policy": 4.0, "rest": 4.0, "waiting": 1.0}
-    assert seconds == own | {"learner": 3.0, "transfer": 1.0}
 
 
 def made_up(shares, end_to_end=90.0, cores_busy=1.0, **actors):

@@ -787,8 +787,6 @@ def test_environments_begin_anew_with_other_seeds(tmp_path):
 class Two:
     """Two actors that are in this process."""
 
-    turns = 1.0
-
     def __init__(self, spec, config):
         assert config.num_actors == 2
         self.runners = [LocalRunner(spec, first + np.arange(4)) for first in (0, 4)]

@@ -9,9 +9,7 @@ import jax
 import numpy as np
 import ray
 
-from jppo.actors.core_lock import Turns
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
-from jppo.config.ppo import num_cores
 from jppo.errors import describe_error
 from jppo.ppo.types import PolicyState
 
@@ -40,25 +38,18 @@ class ActorProcess:
     """Runs in a process of its own. Answers with a Trouble where its environments raise."""
 
     _runner: EnvRunner | None = None
-    _turns: Turns | None = None
-    _patience = 0.0  # see Fragment
 
     def __init__(self) -> None:
         # The policy's calls are too short to be handed to another thread: 29 us instead of 108 (docs/performance.md).
         # Only before JAX starts its backend, which the unpickling of what comes later may do.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
-    def place(self) -> tuple[str, int]:
-        """The node that this runs on, and how many of its cores may be used."""
-        return ray.get_runtime_context().get_node_id(), num_cores()
+    def place(self) -> str:
+        """Returns the id of the node that this process runs on."""
+        return ray.get_runtime_context().get_node_id()
 
-    def begin(self, spec: RunnerSpec, env_index: np.ndarray, group: int, core: int) -> Trouble | None:
-        """Makes the environments.
-
-        Args:
-          group, core: see Turns.
-        """
-        self._turns = Turns(group, core)
+    def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> Trouble | None:
+        """Makes the environments. Returns the error, or None."""
         try:
             self._runner = EnvRunner(spec, env_index)
         except Exception as error:
@@ -66,23 +57,16 @@ class ActorProcess:
         return None
 
     def collect(self, given: bytes | Given) -> Fragment | Trouble:
-        """See EnvRunner.collect; where the last rollout did nothing but compute, once it is this actor's turn.
+        """Returns what EnvRunner.collect returns, or the error.
 
         Args:
           given: may be pickled.
         """
         assert self._runner is not None, "begin() comes first"
-        assert self._turns is not None
-        if self._patience:
-            self._turns.take(self._patience)
         try:
-            fragment = self._runner.collect(*(pickle.loads(given) if isinstance(given, bytes) else given))
+            return self._runner.collect(*(pickle.loads(given) if isinstance(given, bytes) else given))
         except Exception as error:
             return trouble_of(error, traceback.format_exc())
-        finally:
-            self._turns.give()
-        self._patience = fragment.patience
-        return fragment
 
     def close(self) -> None:
         """Ends the environments."""

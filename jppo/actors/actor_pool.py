@@ -5,12 +5,10 @@ actor. Whatever happens to an actor (its process dies, its environment raises or
 fragment in flight: the actor is replaced, and its successor collects in its place.
 """
 
-import collections
 import dataclasses
 import math
 import pickle
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from jppo.actors.actor import ONE_THREAD, ActorProcess, Trouble, trouble_of
 from jppo.actors.env_runner import Fragment, RunnerSpec
 from jppo.actors.ray_cluster import connect, defer_signals, disconnect
-from jppo.config.ppo import RayConfig
+from jppo.config.ppo import RayConfig, num_cores
 from jppo.devices.determinism import inherited_flags
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
@@ -38,11 +36,7 @@ _BACK_OFF = 0.5  # seconds before the first replacement in a row, doubled for ea
 
 
 class ActorPool:
-    """Owns the actor processes, and the connection to Ray where it made one.
-
-    Attributes:
-      turns: in how many turns the last rollout was collected: 1 where all actors did so at once.
-    """
+    """Owns the actor processes, and the connection to Ray where it made one."""
 
     def __init__(
         self, spec: RunnerSpec, config: RayConfig, message: Callable[[str], None], host: int = 0, num_hosts: int = 1
@@ -66,13 +60,13 @@ class ActorPool:
         self._lost, self._restarts, self._longest, self._any_success = 0, 0, 0.0, False
         self._waited = 0.0  # seconds in poll and ready, by which limits go: neither a long update counts nor a pause
         self._say_at = 0.0
-        self.turns = 1.0
-        self._group = uuid.uuid4().int >> 80  # of processes that take turns on a node's cores
         self._given: Any = None
         self._slots: list[_Slot] = []
         self._owns_ray = connect(config)
         try:
             _check_resources(config, message)
+            if self._owns_ray and config.address in (None, "local") and share > num_cores():
+                message(f"num_actors = {share} exceeds {num_cores()} CPU cores; use one actor per core")
             self._spec = _put(spec)
             for number in range(host * share, (host + 1) * share):
                 self._slots.append(_Slot(number, number * envs + np.arange(envs, dtype=np.int32)))
@@ -115,8 +109,6 @@ class ActorPool:
         fragments = [slot.result for slot in self._slots if slot.result is not None]
         if len(fragments) < len(self._slots):
             return None
-        sharing = collections.Counter((slot.node, slot.core) for slot in self._slots if slot.in_turn)
-        self.turns = float(max(sharing.values(), default=1))
         for slot in self._slots:
             slot.result = None
         return fragments
@@ -150,9 +142,8 @@ class ActorPool:
         retries = [slot.retry_at - self._waited for slot in self._slots if slot.retry_at is not None]
         timeout, begin = min([timeout, *retries]), time.monotonic()
         if waiting:
-            # who starts has another call to come, and who has had its turn an answer to be unpacked meanwhile
-            together = all(slot.started and not slot.patience for slot in self._slots)
-            count = len(waiting) if together else 1
+            # an actor that starts needs a second call, so return as soon as any call is done; otherwise wait for all
+            count = len(waiting) if all(slot.started for slot in self._slots) else 1
             done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
         else:
             done = []
@@ -188,14 +179,13 @@ class ActorPool:
         if isinstance(answer, Trouble):
             self._failed(slot, answer)
         elif slot.node is None:
-            node, cores = answer
-            slot.core, slot.node, slot.since = self._free_core(node, cores), node, self._waited
-            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers, self._group, slot.core)
+            slot.node, slot.since = answer, self._waited
+            slot.pending = slot.handle.begin.remote(self._spec, slot.numbers)
         elif not slot.started:
             slot.started = True
         else:
-            slot.result, slot.patience, slot.failures, self._any_success = answer, answer.patience, 0, True
-            self._longest = max(self._longest, answer.seconds["total"])
+            slot.result, slot.failures, self._any_success = answer, 0, True
+            self._longest = max(self._longest, answer.seconds["rollout"])
 
     def _time_limit(self, slot: "_Slot") -> float:
         if slot.node is None:
@@ -203,14 +193,13 @@ class ActorPool:
         if not slot.started:
             return max(_START_SECONDS, self._config.actor_timeout or 0.0)
         known = max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest) if self._longest else _FIRST_TIMEOUT
-        return slot.patience + (self._config.actor_timeout or known)
+        return self._config.actor_timeout or known
 
     def _failed(self, slot: "_Slot", trouble: "Trouble") -> None:
         """Counts it and lays down when the slot's actor is replaced. Raises ActorsFailed when it was once too often."""
         _kill(slot.handle)
         self._lost += slot.started
         slot.failures, slot.pending, slot.node, slot.started = slot.failures + 1, None, None, False
-        slot.patience = 0.0
         slot.due = self._given is not None and slot.result is None
         first, last = int(slot.env_index[0]), int(slot.env_index[-1])
         who = f"actor {slot.number} (environments {first} to {last})"
@@ -251,12 +240,6 @@ class ActorPool:
         for slot in self._slots:
             if slot.due and slot.started:
                 slot.pending, slot.since, slot.due = slot.handle.collect.remote(self._given), self._waited, False
-                slot.in_turn = slot.patience > 0.0
-
-    def _free_core(self, node: str | None, cores: int) -> int:
-        """One of a node's cores that the fewest actors are to use."""
-        used = collections.Counter(slot.core for slot in self._slots if slot.node == node)
-        return min(range(cores), key=used.__getitem__)
 
 
 @dataclasses.dataclass
@@ -269,10 +252,7 @@ class _Slot:
     numbers: Any = None  # of the environments that its actor has
     node: str | None = None  # where its actor runs; None until it has been placed
     started: bool = False  # whether its environments are made
-    core: int = 0  # of that node, which its actor is to use
     due: bool = False  # whether it is to collect, and has not begun
-    patience: float = 0.0  # seconds for which its actor waits for a turn on its core, where it takes turns
-    in_turn: bool = False  # whether it does so in the last call
     pending: Any = None  # the call that is waited for
     since: float = 0.0  # when that was made
     result: Fragment | None = None

@@ -1,7 +1,6 @@
 """Rollouts on the host: a vector of Gymnasium environments stepped with a fixed policy, in this process."""
 
 import contextvars
-import math
 import time
 from typing import Any, NamedTuple
 
@@ -19,14 +18,6 @@ from jppo.ppo.policy import Policy, make_policy
 from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys
 from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
-try:
-    import resource
-except ImportError:  # it is Unix's, and what is asked of it Linux's
-    resource = None  # type: ignore[assignment]
-
-_FEW_WAITS = 0.05  # per step
-_LEAST_TURN = 0.05  # seconds: shorter turns gain nothing (docs/performance.md)
-_PATIENCE = 20.0  # in rollouts: whoever waits longer for its turn takes another actor to hang
 _put = make_device_put()
 _REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
 
@@ -36,14 +27,8 @@ class Fragment(NamedTuple):
 
     rollout: Rollout  # [T, n, ...]
     stats: EpisodeStats
-    seconds: dict[str, float]  # in which the environments stepped ("env"), the policy was called ("policy"), and in all
+    seconds: dict[str, float]  # "env" (stepping), "policy" (selecting actions) and "rollout" (everything)
     streams: np.ndarray  # [n, ...] key data of what the environments draw from next
-    busy: float = 0.0  # seconds of a core that it took, if it never waited for anything else, else 0
-
-    @property
-    def patience(self) -> float:
-        """Seconds for which its maker, where it does nothing but compute, waits for a turn on its core; else 0."""
-        return _PATIENCE * self.busy if self.busy > _LEAST_TURN else 0.0
 
 
 class RunnerSpec(NamedTuple):
@@ -93,13 +78,12 @@ class EnvRunner:
         Args:
           gamma: for the discounted returns that scale rewards.
         """
-        start, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
+        start = time.perf_counter()
         act = self._silent.run(self._programs.act, policy_state)
         policy_state = _put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
         self._streams, draws = self._programs.draws(self._streams)
         self._obs, seconds = self._run(act, np.asarray(draws), policy_state, steps)
-        computes = _waits() - waits < _FEW_WAITS * self._spec.num_steps
         rollout, stats, self._episode = self._programs.review(
             policy_state,
             *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), steps.final_value),
@@ -107,9 +91,8 @@ class EnvRunner:
         )
         rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
         stats = jax.tree.map(np.asarray, stats)
-        seconds["total"] = time.perf_counter() - start
-        busy = time.thread_time() - cpu if computes else 0.0
-        return Fragment(rollout, stats, seconds, np.asarray(self._streams), busy)
+        seconds["rollout"] = time.perf_counter() - start
+        return Fragment(rollout, stats, seconds, np.asarray(self._streams))
 
     def close(self) -> None:
         """Ends the environments."""
@@ -154,13 +137,6 @@ class EnvRunner:
                 leaf[i] = final
         value = self._programs.value(policy_state, steps.unflatten(leaves))
         steps.final_value[t] = np.where(cut, np.asarray(value), 0.0)
-
-
-def _waits() -> float:
-    """How often this thread gave its core away of its own accord, so far; NaN where that cannot be known."""
-    if not hasattr(resource, "RUSAGE_THREAD"):
-        return math.nan
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:

@@ -12,8 +12,6 @@ from jppo.ppo.types import PolicyState
 class LocalRunner:
     """One EnvRunner in this process, in the place of `ActorPool`: for debugging."""
 
-    turns = 1.0
-
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
         self._runner = EnvRunner(spec, env_index)
         self._given: tuple[PolicyState, float] | None = None

@@ -186,11 +186,13 @@ def _bench_actors(
     return _benched(
         prepared,
         compile_seconds=loop.compile_seconds,
-        steady=_speed(log.batch_size, later["time/wait"] + later["time/transfer"] + later["time/update"]),
+        steady=_speed(
+            log.batch_size, later["time/wait_rollouts"] + later["time/host_to_device"] + later["time/update"]
+        ),
         end_to_end=_with_quartiles(steps / elapsed, later["time/steps_per_second"]),
         ceilings={
             "environment": _speed(log.batch_size, times["environment"]),
-            "policy": _speed(log.batch_size, later["actors/policy_seconds"] * later["actors/turns"]),
+            "policy": _speed(log.batch_size, later["actors/policy_seconds"]),
             "learner": _speed(log.batch_size, times["learner"]),
         },
         seconds=parts,
@@ -205,15 +207,14 @@ def _of_clocks(columns: dict[str, np.ndarray], policy_lag: int) -> tuple[dict[st
     Args:
       columns: metrics, [updates] each.
     """
-    turns = columns["actors/turns"]
-    total, environment, policy = (columns[f"actors/{name}_seconds"] * turns for name in ("total", "env", "policy"))
+    total, environment, policy = (columns[f"actors/{name}_seconds"] for name in ("rollout", "env", "policy"))
     clocks = {
         "environment": environment,
         "policy": policy,
         "learner": columns["time/update"],
         "rest": total - environment - policy,
-        "waiting": columns["time/wait"] - (0.0 if policy_lag else total),
-        "transfer": columns["time/transfer"],
+        "waiting": columns["time/wait_rollouts"] - (0.0 if policy_lag else total),
+        "transfer": columns["time/host_to_device"],
     }
     parts = {part: max(0.0, float(np.median(seconds))) for part, seconds in clocks.items()}
     one_by_one = ("learner", "waiting", "transfer") if policy_lag else tuple(parts)

@@ -159,7 +159,11 @@ class RayLoop:
             if not lag and number < num_updates and metrics["finite"]:
                 self._launch(jax.device_get(self.state.policy))
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            times = {"time/wait": arrived - begin, "time/transfer": placed - arrived, "time/update": learnt - placed}
+            times = {
+                "time/wait_rollouts": arrived - begin,
+                "time/host_to_device": placed - arrived,
+                "time/update": learnt - placed,
+            }
             self._rows.append(metrics | times | self._of_actors(fragments, bool(lag) and (behind or number > first)))
             save = self._checkpoints is not None and self._checkpoints.due(number)
             due = save or number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
@@ -203,7 +207,7 @@ class RayLoop:
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}
         counts = {f"actors/{name}": float(count) for name, count in self._counts.items()}
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
-        return counts | times | {"actors/policy_lag": float(behind), "actors/turns": self._actors.turns}
+        return counts | times | {"actors/policy_lag": float(behind)}
 
     def _flush(self) -> bool:
         """Logs what has come up since the last time; False when an update diverged."""
