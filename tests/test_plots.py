@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import jppo
+from jppo.runs.files import write_json
 from jppo.runs.plots import learning_curves, plot
-from jppo.runs.run_dir import run_config, write_json
+from jppo.runs.run_dir import run_config
 
 SETTINGS = run_config("CartPole-v1", "anakin", 0, 1000, jppo.PPOConfig(), jppo.Hyperparams())
 

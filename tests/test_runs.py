@@ -14,15 +14,14 @@ from saved import save_run
 
 import jppo
 from jppo.config.ppo import check_seed
+from jppo.runs.files import jsonable, write_json
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import (
     default_run_dir,
-    jsonable,
     load_policy_state,
     read_config,
     read_metrics,
     run_config,
-    write_json,
 )
 from jppo.runs.writer import RunWriter
 from jppo.training.history import History, RecentEpisodes

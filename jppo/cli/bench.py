@@ -41,7 +41,8 @@ class Bench:
         from jppo.benchmark.bench import bench
         from jppo.benchmark.report import draw_bench, print_bench
         from jppo.errors import ActorsFailed
-        from jppo.runs.run_dir import check_output, jsonable
+        from jppo.runs.files import jsonable
+        from jppo.runs.run_dir import check_output
 
         if self.output is not None:
             check_output(self.output, ".png")

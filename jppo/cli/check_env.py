@@ -29,7 +29,7 @@ class CheckEnv:
 
     def run(self) -> int:
         from jppo.envs.checks import check_env, print_report
-        from jppo.runs.run_dir import jsonable
+        from jppo.runs.files import jsonable
 
         report = check_env(self.env, backend=self.backend, steps=self.steps, seed=self.seed, num_envs=self.num_envs)
         if self.json:

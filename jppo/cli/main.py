@@ -68,6 +68,7 @@ class Train:
     def run(self) -> int:
         from jppo.errors import ActorsFailed, HostFailed, TrainingDiverged
         from jppo.runs import run_dir as runs
+        from jppo.runs.files import jsonable
         from jppo.training.progress import make_reporter, summary_lines
         from jppo.training.train import train
 
@@ -105,7 +106,7 @@ class Train:
             same = [f"policy: SHA-256 {result.summary['policy_sha256']}"] if self.deterministic else []
             print(*summary_lines(result.summary), *same, sep="\n", file=stream)
         if self.json:
-            print(json.dumps(runs.jsonable(result.summary)))
+            print(json.dumps(jsonable(result.summary)))
         return EXITS.get(result.summary["status"], EXIT_FAILED if "unsaved" in result.summary else 0)
 
 

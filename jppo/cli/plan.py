@@ -29,7 +29,7 @@ class Plan:
 
     def run(self) -> int:
         from jppo.benchmark.plan import plan, print_plan
-        from jppo.runs.run_dir import jsonable
+        from jppo.runs.files import jsonable
 
         planned = plan(
             self.env, config=self.config, preset=self.preset, num_devices=self.num_devices, seconds=self.seconds

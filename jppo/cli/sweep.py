@@ -129,7 +129,7 @@ class Sweep:
 
             print_settings(result, stream)
         if self.json:
-            from jppo.runs.run_dir import jsonable
+            from jppo.runs.files import jsonable
 
             print(json.dumps(jsonable(result.summary())))
         return EXITS.get(result.status, 0)

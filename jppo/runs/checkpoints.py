@@ -19,7 +19,8 @@ import numpy as np
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
-from jppo.runs.writer import SAVE_ERRORS, in_short
+from jppo.runs.files import jsonable, short_reason
+from jppo.runs.writer import SAVE_ERRORS
 
 FORMAT = 3  # 2 kept the moments of Adam array by array
 FOLDER = "checkpoints"
@@ -28,7 +29,7 @@ DEFAULT_SECONDS = 60.0
 _READ_ERRORS = (*SAVE_ERRORS, KeyError, TypeError, AttributeError, OverflowError)  # what files of nonsense lead to
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0  # seconds, after a save that failed; doubled with each further one
 _LOOKS = 5  # at checkpoints that are gone when they are read: a run that trains removes old ones
-_DEFAULTS = runs.jsonable(dataclasses.asdict(PPOConfig()) | dataclasses.asdict(Hyperparams()))
+_DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | dataclasses.asdict(Hyperparams()))
 
 
 class Checkpoint(NamedTuple):
@@ -126,7 +127,7 @@ class Checkpoints:
                 newest_one = f"the newest is of update {self.update}" if self.update else "there is none"
                 then = "" if self._ends else ". Training goes on, and tries again"
                 self._message(
-                    f"WARNING: the checkpoint of update {update} could not be written ({in_short(error)}); "
+                    f"WARNING: the checkpoint of update {update} could not be written ({short_reason(error)}); "
                     f"{newest_one}{then}"
                 )
             self._pause = min(max(_FIRST_PAUSE, 2.0 * self._pause), _LONGEST_PAUSE)
@@ -198,7 +199,7 @@ def read(path: Path, run: str) -> Checkpoint:
                 leaves = {entry[0]: _checked(entry, arrays.get(str(i))) for i, entry in enumerate(header["leaves"])}
                 return Checkpoint(path, header["update"], header["seconds"], header["counts"], leaves)
     except _READ_ERRORS as error:
-        raise _Damaged(in_short(error)) from error
+        raise _Damaged(short_reason(error)) from error
     age, advice = "older", "go on with it there, or begin anew in another run_dir"
     if number > FORMAT:
         age, advice = "newer", "update jppo"
@@ -215,7 +216,7 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
     metrics = run_dir / "metrics.jsonl"
     if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
         raise ValueError(f"{run} without checkpoints; name another")
-    was, given = _essence(before), _essence(runs.jsonable(now))
+    was, given = _essence(before), _essence(jsonable(now))
     names = [name for name in was | given if was.get(name) != given.get(name)]
     if names:
         differences = "; ".join(
@@ -238,12 +239,12 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
 def identity(settings: dict[str, Any]) -> str:
     """The same for two parts of a run, another one for other settings. A setting that a later jppo adds changes nothing
     while it has its default."""
-    given = {name: x for name, x in _essence(runs.jsonable(settings)).items() if x != _DEFAULTS.get(name)}
+    given = {name: x for name, x in _essence(jsonable(settings)).items() if x != _DEFAULTS.get(name)}
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _checksum(header: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(runs.jsonable(header), sort_keys=True).encode())
+    return zlib.crc32(json.dumps(jsonable(header), sort_keys=True).encode())
 
 
 def _essence(settings: dict[str, Any]) -> dict[str, Any]:

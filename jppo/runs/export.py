@@ -4,12 +4,10 @@ The .npz is data, arrays and a description, which `jppo.actors.numpy_policy` kno
 policy as a program, so that it can hold any network.
 """
 
-import contextlib
 import hashlib
 import io
 import itertools
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from jppo.ppo.networks import ActorCritic
 from jppo.ppo.policy import act
 from jppo.ppo.types import Array, PyTree
 from jppo.runs import run_dir as runs
+from jppo.runs.files import write_atomically
 from jppo.runs.policy import TrainedPolicy, as_batch
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -57,13 +56,9 @@ def export_policy(
 
         policy = load_run(policy).policy
     content = _as_npz(policy) if path.suffix.lower() == ".npz" else _as_stablehlo(policy, platforms)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        write_atomically(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error
     return path
 

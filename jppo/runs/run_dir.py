@@ -211,27 +211,3 @@ def check_output(path: Path, *endings: str) -> None:
         raise ValueError(f"output {path} must end in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes a whole JSON file or nothing."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def jsonable(value: Any) -> Any:
-    """JSON has no NaN: null stands for it. Nor has it NumPy's numbers."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, dict):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jppo.errors import first_line
 from jppo.ppo.types import PolicyState
-from jppo.runs.run_dir import POLICY, UNFINISHED, jsonable, rows_until, save_policy, write_json
+from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
+from jppo.runs.run_dir import POLICY, UNFINISHED, rows_until, save_policy
 
 SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, of tensorstore, and of orbax's threads
 _METRICS = "metrics.jsonl"
@@ -132,7 +132,7 @@ class RunWriter:
                     parent.rmdir()  # raises where another run is in it
 
     def _warn(self, name: str, error: Exception, then: str) -> None:
-        self._say(f"WARNING: {self.path / name} could not be written ({in_short(error)}); {then}")
+        self._say(f"WARNING: {self.path / name} could not be written ({short_reason(error)}); {then}")
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
@@ -146,16 +146,6 @@ class RunWriter:
 
 def _with(summary: dict[str, Any], unsaved: list[str]) -> dict[str, Any]:
     return summary | {"unsaved": unsaved} if unsaved else summary
-
-
-def in_short(error: Exception) -> str:
-    """What went wrong with a file, in a few words: tensorstore's own are hundreds."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error)
-    if "ENOSPC" in text or os.strerror(errno.ENOSPC) in text:
-        return os.strerror(errno.ENOSPC)
-    return (first_line(error) or type(error).__name__)[:200]
 
 
 class _Lines:
@@ -210,15 +200,8 @@ class _Lines:
 
     def replaced(self, lines: Iterable[bytes]) -> "_Lines":
         """The file of these lines, in its place; whole or not at all."""
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.writelines(lines)
-            self._file.close()
-            os.replace(temporary, self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_atomically(self._path, b"".join(lines))
+        self._file.close()
         return _Lines(self._path)
 
 
@@ -258,7 +241,8 @@ class _Events:
 def _is_new(path: Path) -> bool:
     """Whether there is nothing, or what a process left that was killed before it had begun."""
     names = {file.name for file in path.iterdir()}
-    return names <= {_METRICS, "config.json.tmp"} and not (_METRICS in names and (path / _METRICS).stat().st_size)
+    leftovers = {name for name in names if name.startswith("config.json.")}
+    return names - leftovers <= {_METRICS} and not (_METRICS in names and (path / _METRICS).stat().st_size)
 
 
 @contextlib.contextmanager

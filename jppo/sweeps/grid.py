@@ -18,7 +18,8 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, make_anakin
-from jppo.runs.run_dir import jsonable, safe_name
+from jppo.runs.files import jsonable
+from jppo.runs.run_dir import safe_name
 from jppo.training.settings import check_preset, check_sizes, own_parts
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))

@@ -1,12 +1,13 @@
 """The results of a sweep in memory and in its directory."""
 
 import csv
-import os
+import io
 import time
 from pathlib import Path
 from typing import Any
 
 from jppo.runs import run_dir as run_files
+from jppo.runs.files import write_atomically, write_json
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, format_value, run_fingerprint
 from jppo.sweeps.halving import INTERRUPTED, RunOutcome
 from jppo.sweeps.results import SweepResult
@@ -88,7 +89,7 @@ class SweepStore:
                 "seeds": sorted({spec.seed for group in self._groups for spec in group.runs}),
                 "versions": run_files.versions(),
             }
-            run_files.write_json(path / _SWEEP, description)
+            write_json(path / _SWEEP, description)
         except OSError as error:
             raise ValueError(f"sweep_dir {path} cannot be written: {error.strerror or error}") from error
 
@@ -112,9 +113,8 @@ class SweepStore:
 
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes rows as CSV."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({name: format_value(value) for name, value in row.items()} for row in rows)
-    os.replace(temporary, path)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows({name: format_value(value) for name, value in row.items()} for row in rows)
+    write_atomically(path, file.getvalue())

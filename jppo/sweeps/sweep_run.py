@@ -1,7 +1,7 @@
 """One run of a sweep and its file."""
 
+import io
 import json
-import os
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from jppo.config.ppo import Hyperparams
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
+from jppo.runs.files import jsonable, write_atomically
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.sweeps.grid import format_value
@@ -104,10 +105,9 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     about = description | {name: getattr(outcome, name) for name in _SUMMARY}
     arrays = {f"policy/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(outcome.policy_state))}
     arrays |= {f"metrics/{name}": column for name, column in outcome.metrics.items()}
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, about=json.dumps(runs.jsonable(about)), **arrays)
-    os.replace(temporary, path)
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, about=json.dumps(jsonable(about)), **arrays)
+    write_atomically(path, file.getvalue())
 
 
 def read_outcome(path: Path, number: int, agent: Anakin) -> RunOutcome:

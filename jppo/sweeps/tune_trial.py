@@ -26,6 +26,7 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
 from jppo.runs import run_dir as runs
+from jppo.runs.files import write_json
 from jppo.training.history import RecentEpisodes
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.progress import NullReporter
@@ -155,7 +156,7 @@ class PrintReporter(NullReporter):
 
 def save(path: Path, state: AnakinState | TrainState, settings: dict[str, Any]) -> None:
     """Writes the state of a run, and what `jppo eval` needs of it."""
-    runs.write_json(path / "config.json", settings)
+    write_json(path / "config.json", settings)
     runs.save_policy(path / "policy", _learner_state(state).policy)
     runs.save_policy(path / "state" / "policy", state)  # type: ignore[arg-type]
 

@@ -1,0 +1,59 @@
+"""Atomic file writes and JSON."""
+
+import contextlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Writes a whole file or nothing: writes a temporary file beside it, then renames it.
+
+    Args:
+      data: the content; a str is encoded as UTF-8.
+
+    Raises:
+      OSError: the file cannot be written. The previous file, if any, is unchanged.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file atomically. Raises OSError."""
+    write_atomically(path, json.dumps(jsonable(content), indent=2) + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """Converts a value to JSON types: NumPy scalars to Python numbers, NaN and infinity to null, tuples to lists."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def short_reason(error: BaseException) -> str:
+    """Returns the cause of a failed write in a few words, because tensorstore's messages are hundreds of words long."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error)
+    no_space = "No space left on device"
+    if "ENOSPC" in text or no_space in text:
+        return no_space
+    lines = text.strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
