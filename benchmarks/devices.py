@@ -32,7 +32,7 @@ from jppo.sweeps.population import compile_population, init_population
 def raise_on_all_processes(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
     """An update of one run over so many devices."""
     agent = jppo.make_anakin(env, config, num_devices=num_devices)
-    state = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(0), jppo.Hyperparams())
+    state = jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(0), jppo.Hyperparams())
     step = jit(agent.step, donate_argnums=0).lower(state).compile()
 
     def update() -> Any:

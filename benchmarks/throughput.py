@@ -33,10 +33,11 @@ from jppo.benchmark.timing import act, step_environments
 from jppo.devices.jit import jit
 from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import Anakin, AnakinState
-from jppo.ppo.learner import Batch, Learner, make_learner, ppo_loss
+from jppo.ppo.learner import Learner, make_learner
+from jppo.ppo.losses import ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.rollout import collect
-from jppo.ppo.types import Array, PyTree, Rollout, TrainState
+from jppo.ppo.types import Array, Batch, PyTree, Rollout, TrainState
 from jppo.runs.run_dir import versions, write_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -228,7 +229,14 @@ def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
     if not profile:
         return parts
     gae = advantages(train, rollout)
-    batch = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, gae, gae + rollout.value)
+    batch = Batch(
+        obs=rollout.obs,
+        action=rollout.action,
+        log_prob=rollout.log_prob,
+        value=rollout.value,
+        advantage=gae,
+        target=gae + rollout.value,
+    )
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
     return parts | {
         "learner, 1 epoch": bound(learner_of(agent, num_epochs=1).update, train, rollout, stats),

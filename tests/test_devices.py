@@ -15,7 +15,7 @@ from probes import Counting
 import jppo
 from jppo.devices import mesh as devices
 from jppo.devices.mesh import make_mesh, max_usable_devices, shard_over_devices
-from jppo.ppo.learner import ppo_loss
+from jppo.ppo.losses import ppo_loss
 from jppo.training import settings as run_settings
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
@@ -30,7 +30,7 @@ def run(num_devices, env=None, config=CONFIG):
         env or lenient_env("CartPole-v1"), config, total_steps=UPDATES * config.batch_size, num_devices=num_devices
     )
     step = quick_jit(agent.step)
-    states = [quick_jit(agent.init, out_shardings=agent.sharding)(jax.random.key(3), RATE)]
+    states = [quick_jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(3), RATE)]
     rows = []
     for _ in range(UPDATES):
         state, metrics = step(states[-1])
@@ -111,7 +111,7 @@ def test_metrics_that_are_counts_or_truths_are_averaged_over_devices():
     found = []
     for num_devices in (1, 2, 4):
         agent = jppo.make_anakin(lenient_env("CartPole-v1"), config, loss=counting, num_devices=num_devices)
-        state = quick_jit(agent.init, out_shardings=agent.sharding)(jax.random.key(1), RATE)
+        state = quick_jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(1), RATE)
         metrics = quick_jit(agent.step)(state)[1]
         assert metrics["many"] == 1.0
         found.append(num_devices * float(metrics["ones"]))

@@ -12,7 +12,7 @@ from lenient import lenient_env
 
 import jppo
 from jppo.ppo import losses
-from jppo.ppo.learner import ppo_loss
+from jppo.ppo.losses import ppo_loss
 
 ROOT = Path(__file__).parent.parent
 

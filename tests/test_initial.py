@@ -10,7 +10,7 @@ from lenient import lenient
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.initializers import orthonormal
+from jppo.ppo.kernels.initial_weights import orthonormal
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 

@@ -13,12 +13,12 @@ from lenient import lenient_env
 
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo import grad_accumulation as pieces_module
 from jppo.ppo import learner as learner_module
 from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import make_anakin
+from jppo.ppo.kernels import microbatches
 from jppo.ppo.learner import make_learner
-from jppo.ppo.losses import approx_kl
+from jppo.ppo.losses import approx_kl, mean_over_rows, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.networks import ActorCritic, make_network
 from jppo.ppo.normalization import moments_of
@@ -295,7 +295,7 @@ def backward(layers, inputs, slope):
 @pytest.mark.parametrize(
     ("kind", "config"), [("discrete", BASE), ("continuous", NORMALISED)], ids=["discrete", "continuous-normalised"]
 )
-def test_updates_match_a_second_implementation(kind, config):
+def test_updates_match_a_numpy_implementation(kind, config):
     init, update = compiled(config, kind)
     first = state = init()
     reference = Reference(state, config, kind)
@@ -313,7 +313,7 @@ def test_updates_match_a_second_implementation(kind, config):
     assert (int(state.update), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
 
 
-def test_one_pass_over_one_minibatch_sees_no_change_of_policy():
+def test_first_minibatch_has_ratio_one_and_kl_zero():
     """Normalisers move only after the epochs, so that the learner sees what the policy saw."""
     config = variant(num_epochs=1, num_minibatches=1, normalize_obs=True, normalize_advantage=False)
     init, update = compiled(config)
@@ -334,7 +334,7 @@ def test_one_pass_over_one_minibatch_sees_no_change_of_policy():
     assert float(state.policy.obs_stats.count) == 4 * T * N
 
 
-def test_kl_stop_ends_after_the_first_epoch_that_went_too_far():
+def test_kl_stop_ends_after_the_first_epoch_above_the_target():
     init, update = compiled(variant(kl_control="stop"))
     one_init, one_update = compiled(variant(num_epochs=1))
     tiny = numbers(target_kl=1e-12)
@@ -348,7 +348,7 @@ def test_kl_stop_ends_after_the_first_epoch_that_went_too_far():
         assert largest_difference(metrics, one_metrics) < 1e-5
 
 
-def test_kl_stop_with_a_distant_target_is_no_stop():
+def test_kl_stop_with_a_large_target_never_stops():
     init, update = compiled(variant(kl_control="stop"))
     _, plain_update = compiled(BASE)
     state = init(hyperparams=numbers(target_kl=1e3))
@@ -359,7 +359,7 @@ def test_kl_stop_with_a_distant_target_is_no_stop():
     assert int(stopped.opt_state.count) == BASE.num_epochs * BASE.num_minibatches
 
 
-def test_kl_adapt_steers_the_learning_rate_within_bounds():
+def test_kl_adapt_changes_the_learning_rate_within_bounds():
     init, update = compiled(NORMALISED, "continuous")
     rollout = rollout_for(init(), NORMALISED, 0, "continuous")
     kl = float(update(init(), rollout)[1]["policy/approx_kl"])
@@ -397,7 +397,7 @@ def test_annealing_ends_at_zero():
     ("field", "value"),
     [("reward", np.nan), ("reward", np.inf), ("value", np.nan), ("log_prob", np.nan), ("obs", np.nan)],
 )
-def test_one_bad_number_leaves_the_state_as_it_was(field, value):
+def test_update_that_is_not_finite_is_skipped(field, value):
     config, kind = NORMALISED, "continuous"
     init, update = compiled(config, kind)
     state, _ = update(init(), rollout_for(init(), config, 0, kind))
@@ -414,7 +414,7 @@ def test_one_bad_number_leaves_the_state_as_it_was(field, value):
     assert largest_difference(recovered.policy, after.policy) > 0
 
 
-def test_a_gradient_whose_norm_is_more_than_a_float_is_not_lost_silently():
+def test_overflow_of_the_gradient_norm_is_reported():
     init, update = compiled(BASE, "discrete")
     state = init()
     steep = state.replace(hyperparams=dataclasses.replace(state.hyperparams, vf_coef=jnp.float32(1e25)))
@@ -424,26 +424,7 @@ def test_a_gradient_whose_norm_is_more_than_a_float_is_not_lost_silently():
     assert largest_difference(after.policy, state.policy) == 0
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["scalar", "small", "large", "half", "complex"])
-def test_a_number_that_is_not_finite_is_found_wherever_it_is(name, bad):
-    tree = {
-        "scalar": jnp.ones(()),
-        "small": jnp.ones((3, 5)),
-        "large": jnp.ones((2, learner_module._SMALL_SIZE)),
-        "half": jnp.ones(4, jnp.bfloat16),
-        "complex": jnp.ones(2, jnp.complex64),
-        "count": jnp.full(2, 2**31 - 1, jnp.int32),
-        "key": jax.random.key(0),
-    }
-    all_finite = quick_jit(learner_module._all_finite)
-    assert bool(all_finite(tree))
-    bad = complex(0.0, bad) if name == "complex" else bad
-    tree[name] = tree[name].at[(-1,) * tree[name].ndim].set(bad)
-    assert not bool(all_finite(tree))
-
-
-def test_a_bad_return_does_not_poison_the_reward_scale():
+def test_return_that_is_not_finite_does_not_change_the_reward_scale():
     """An episode that once had a NaN reward has a NaN return for as long as it goes on, with finite rewards."""
     config, kind = NORMALISED, "continuous"
     init, update = compiled(config, kind)
@@ -458,8 +439,8 @@ def test_a_bad_return_does_not_poison_the_reward_scale():
     assert np.isfinite(jax.tree.leaves(state.reward_stats)).all()
 
 
-@pytest.mark.parametrize(("num_devices", "check_vma"), [(2, True), (4, False), (8, True)])
-def test_devices_share_one_update(num_devices, check_vma):
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_sharded_update_equals_update_on_one_device(num_devices):
     config, kind = NORMALISED, "continuous"
     init, update = compiled(config, kind)
     learner = make_learner(policy_of(config, kind), config, axis_name="devices")
@@ -470,7 +451,7 @@ def test_devices_share_one_update(num_devices, check_vma):
             mesh=Mesh(np.array(jax.devices()[:num_devices]), ("devices",)),
             in_specs=(replicated, by_env),
             out_specs=(replicated, replicated),
-            check_vma=check_vma,
+            check_vma=False,
         )
     )
     state = other = init()
@@ -486,7 +467,7 @@ def test_devices_share_one_update(num_devices, check_vma):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), ours, theirs)
 
 
-def num_microbatches(rows, policy=None, loss=learner_module.ppo_loss, config=BASE):
+def num_microbatches(rows, policy=None, loss=ppo_loss, config=BASE):
     """Into how many pieces a minibatch of so many rows would be cut."""
     policy, found = policy or policy_of(config), []
 
@@ -507,7 +488,7 @@ def num_microbatches(rows, policy=None, loss=learner_module.ppo_loss, config=BAS
     return found[0]
 
 
-def test_minibatches_too_large_for_the_cache_are_cut_into_equal_pieces(monkeypatch):
+def test_large_minibatches_are_split_evenly(monkeypatch):
     wide = variant(hidden_sizes=(64, 64))
     assert [num_microbatches(rows, config=wide) for rows in (2048, 4096, 8192)] == [1, 1, 2]
     for rows in (16_384, 65_536, 60_000):
@@ -535,32 +516,40 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
     assert list(dict.fromkeys(found)) == [(rows, alone), (rows // 2, of_each)]
 
 
-def test_only_what_is_known_to_be_a_mean_over_rows_is_cut(monkeypatch):
-    monkeypatch.setattr(pieces_module, "_PIECE_BYTES", 2048)
+def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monkeypatch):
+    monkeypatch.setattr(microbatches, "_CACHE_BYTES", 2048)
     network = policy_of(BASE).network
 
     class Own:
         init, apply = network.init, network.apply
 
-    def other_loss(*given):
-        return learner_module.ppo_loss(*given)
+    def undeclared_loss(*args):
+        return ppo_loss(*args)
+
+    @mean_over_rows
+    def declared_loss(*args):
+        return ppo_loss(*args)
 
     class Inheriting(ActorCritic):
         pass
 
     inheriting = Inheriting(network.action, network.kind, network.hidden_sizes)
     assert num_microbatches(64) > 1
-    assert num_microbatches(64, policy=make_policy(inheriting, OBS_SPEC, ACTIONS["discrete"])) == 1
-    assert num_microbatches(64, policy=make_policy(Own(), OBS_SPEC, ACTIONS["discrete"])) == 1
-    assert num_microbatches(64, loss=other_loss) == 1
+    assert num_microbatches(64, policy=make_policy(inheriting, OBS_SPEC, ACTIONS["discrete"])) > 1
+    assert num_microbatches(64, policy=make_policy(Own(), OBS_SPEC, ACTIONS["discrete"])) > 1
+    assert num_microbatches(64, loss=declared_loss) > 1
+    assert num_microbatches(64, loss=undeclared_loss) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("jppo.ppo.kernels.ENABLED", False)
+        assert num_microbatches(64) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert num_microbatches(64) == 1
 
 
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
-def test_pieces_of_a_minibatch_give_its_gradient(monkeypatch, config, kind):
+def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, kind):
     init, update = compiled(config, kind)
-    monkeypatch.setattr(learner_module, "_num_pieces", lambda parts, loss_of, params, samples: len(samples.value) // 8)
+    monkeypatch.setattr(learner_module, "num_microbatches", lambda *args: len(args[3].value) // 8)
     learner = make_learner(policy_of(config, kind), config)
     in_pieces = quick_jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")
@@ -571,6 +560,7 @@ def test_pieces_of_a_minibatch_give_its_gradient(monkeypatch, config, kind):
             mesh=Mesh(np.array(jax.devices()[:2]), ("devices",)),
             in_specs=(replicated, by_env),
             out_specs=(replicated, replicated),
+            check_vma=False,
         )
     )
     states = [init()] * 3
@@ -584,7 +574,7 @@ def test_pieces_of_a_minibatch_give_its_gradient(monkeypatch, config, kind):
                 np.testing.assert_allclose(other_metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_vmap_over_seeds_and_numbers_is_a_loop():
+def test_vmap_over_seeds_and_hyperparams_equals_a_loop():
     learner = make_learner(policy_of(BASE), BASE)
     _, update = compiled(BASE)
     seeds = jnp.arange(3)
@@ -609,6 +599,6 @@ def test_vmap_over_seeds_and_numbers_is_a_loop():
     assert largest_difference(singles[0].policy, singles[1].policy) > 0.01
 
 
-def test_64_bits_are_refused():
+def test_64_bit_mode_is_rejected():
     with jax.enable_x64(True), pytest.raises(ValueError, match="jppo computes in 32 bits, JAX in 64"):
         make_learner(policy_of(BASE), BASE)

@@ -25,7 +25,7 @@ MOST_STRATA = 12
 
 
 def permuted(key, index, size):
-    return shuffle.permuted(shuffle.round_keys(key, (), size), index, size)
+    return shuffle.permute_index(shuffle.round_keys(key, (), size), index, size)
 
 
 def whole(size, seed=0):
@@ -102,7 +102,7 @@ def test_other_keys_give_other_permutations_and_equal_keys_the_same(size):
 
 def test_without_a_network_both_words_of_a_key_count():
     index, keys = jnp.arange(67), jnp.asarray([[1, 2], [3, 2], [1, 3], [3, 3]], jnp.uint32)
-    results = [shuffle.permuted(key[None], index, 67) for key in keys]
+    results = [shuffle.permute_index(key[None], index, 67) for key in keys]
     assert len({tuple(result.tolist()) for result in results}) == 4
 
 
@@ -118,7 +118,7 @@ def by_sorting(key, index, size):
 
 def by_one_round(key, index, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shuffle, "_double_rounds", lambda a, b: 1)
+        patch.setattr(shuffle, "_num_rounds", lambda a, b: 1)
         return permuted(key, index, size)
 
 

@@ -16,14 +16,13 @@ from PIL import Image
 from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo.ppo.learner import ppo_loss
+from jppo.ppo.losses import ppo_loss
 from jppo.runs.load import load_run
 from jppo.runs.plots import bootstrap_interval, interquartile_mean
 from jppo.runs.run_dir import read_metrics
 from jppo.sweeps import sweep as sweeps
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import SweepRun
-from jppo.training import device_loop
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2)
@@ -257,7 +256,7 @@ def test_several_environments_share_one_table(tmp_path):
 
 @pytest.mark.parametrize("halving", [False, True])
 def test_interrupt_returns_the_results_so_far(tmp_path, halving, monkeypatch):
-    monkeypatch.setattr(device_loop, "CHUNK_CAPACITY", 1)
+    monkeypatch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 1)
     told = []
     messages = Messages(lambda: told.append(1) or (len(told) == 3 and os.kill(os.getpid(), signal.SIGINT)))
     options = {"max_parallel_runs": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "successive_halving": halving}

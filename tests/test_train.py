@@ -89,7 +89,7 @@ def repeated(run):
     recorder = Recorder(lambda: traced.append(len(traces)))
     traced = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_loop, "CHUNK_CAPACITY", 3)
+        patch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 3)
         patch.setattr(run_settings, "make_anakin", counting)
         result = jppo.train(
             Cued(),

@@ -15,7 +15,7 @@ from jppo.envs.spaces import ActionSpec
 from jppo.ppo.networks import Network
 from jppo.ppo.normalization import empty_moments
 from jppo.ppo.policy import Policy, make_policy
-from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys
+from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys, successor_values
 from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
 _put = make_device_put()
@@ -253,7 +253,7 @@ def _review(
     rows = max(1, _REVIEW_ROWS // steps.reward.shape[1])
     log_prob, value = jax.lax.map(evaluate, (steps.obs, steps.action), batch_size=min(rows, len(steps.reward)))
     last_value = policy.apply(policy_state, last_obs)[1]
-    next_value = jnp.where(steps.done, final_value, jnp.concatenate([value[1:], last_value[None]]))
+    next_value = successor_values(value, last_value, final_value, steps.done)
 
     def step(episode: Episode, outcome: tuple[Array, Array]) -> tuple[Episode, Episode]:
         after = episode.after(outcome[0], gamma)

@@ -12,13 +12,13 @@ from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
-from jppo.ppo.normalization import centre_and_scale
+from jppo.ppo.normalization import center_and_scale
 from jppo.ppo.types import Moments, PolicyState, PyTree
 
 
 @functools.cache
-def _centre_and_scale() -> Callable:
-    return jit(centre_and_scale)  # not when this is imported: it starts JAX's backend
+def _center_and_scale() -> Callable:
+    return jit(center_and_scale)  # not when this is imported: it starts JAX's backend
 
 
 def to_numpy_params(
@@ -34,7 +34,7 @@ def to_numpy_params(
         arrays |= _torso_arrays(torso, network, params)
     normalizers = jax.tree.leaves(state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
     for i, moments in enumerate(normalizers):
-        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _centre_and_scale()(moments)
+        arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _center_and_scale()(moments)
     if not action.num_actions:
         bounds = {f"action/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
         arrays |= {"log_std": params["log_std"]} | bounds

@@ -4,7 +4,6 @@ al. 2021, "Podracer architectures for scalable reinforcement learning").
 `jppo.actors.actor_pool` starts the processes.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,15 +14,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jppo.actors.env_runner import Fragment, RunnerSpec
-from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.jit import jit, make_device_put
-from jppo.devices.mesh import AXIS, make_mesh, shard_over_devices
+from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
-from jppo.ppo.learner import Loss, make_learner
-from jppo.ppo.networks import Network, make_network
-from jppo.ppo.normalization import pooled
-from jppo.ppo.optimizer import Optimizer, adam, check_optimizer
-from jppo.ppo.policy import Policy, check_network, make_policy
+from jppo.ppo.learner import build_learner
+from jppo.ppo.losses import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.normalization import pool_moments
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.policy import Policy
 from jppo.ppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
 
 
@@ -63,14 +63,15 @@ def make_sebulba(
       ValueError: an unknown or unfit environment, a network or optimizer that cannot be, or devices there are not.
     """
     env = make_host_env(env)
-    network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
-    params = check_network(network, env.obs_spec, env.action_spec)
-    check_optimizer(optimizer, params)
-    action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
-    policy = make_policy(network, env.obs_spec, action_spec, params)
-    num_updates = config.num_updates(check_total_steps(total_steps))
-    mesh = make_mesh(config, num_devices)
-    learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
+    policy, learner, mesh, num_updates = build_learner(
+        env,
+        config,
+        total_steps=total_steps,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        num_devices=num_devices,
+    )
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> TrainState:
@@ -82,11 +83,11 @@ def make_sebulba(
         _, envs_key = jax.random.split(key)
         shapes = jax.eval_shape(init, key).policy
         return RunnerSpec(
-            env, network, action_spec, config.num_steps, np.asarray(jax.random.key_data(envs_key)), shapes
+            env, policy.network, policy.action_spec, config.num_steps, np.asarray(jax.random.key_data(envs_key)), shapes
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        return learner.update(state, rollout, pooled(stats))  # which adds up those of all devices
+        return learner.update(state, rollout, pool_moments(stats))  # which adds up those of all devices
 
     split, whole = PartitionSpec(None, AXIS), PartitionSpec()
     update = shard_over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))

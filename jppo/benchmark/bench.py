@@ -16,7 +16,8 @@ from jppo.benchmark.report import CEILINGS, BenchResult, Speed
 from jppo.benchmark.timing import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
 from jppo.devices.mesh import AXIS
-from jppo.ppo.learner import Learner, Loss, make_learner
+from jppo.ppo.learner import Learner, make_learner
+from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Array

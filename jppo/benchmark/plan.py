@@ -18,10 +18,9 @@ from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.devices.mesh import max_usable_devices
 from jppo.envs.backends import choose_backend
-from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
+from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState, make_anakin, run_chunk
 from jppo.ppo.types import PyTree
 from jppo.sweeps.population import MAX_RUNS_PER_CPU_DEVICE, compile_population
-from jppo.training.device_loop import CHUNK_CAPACITY, run_chunk
 from jppo.training.settings import check_preset
 
 
@@ -126,7 +125,7 @@ def _compile(agent: Anakin) -> tuple[Any, float]:
     state = AnakinState(
         train=_placed(agent.sharding.train, shapes.train), collect=_placed(agent.sharding.collect, shapes.collect)
     )
-    finite = jax.ShapeDtypeStruct((), bool, sharding=agent.sharding.train)  # type: ignore[arg-type]
+    finite = jax.ShapeDtypeStruct((), bool, sharding=agent.sharding.train)
     chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
     return chunk.lower(state, finite, jnp.int32(0)).compile(), time.perf_counter() - start
 
@@ -137,7 +136,7 @@ def _placed(sharding: Any, tree: PyTree) -> PyTree:
 
 def _try(agent: Anakin, chunk: Any, seconds: float) -> float:
     """Steps per second of whole updates."""
-    state = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(0), Hyperparams())
+    state = jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(0), Hyperparams())
     finite = jax.device_put(np.ones((), bool), agent.sharding.train)
     updates, length, elapsed = 0, 1, 0.0
     state, finite, _ = jax.block_until_ready(chunk(state, finite, jnp.int32(1)))
@@ -172,7 +171,7 @@ def _largest_num_envs(agent: Anakin, needed: int, free: int) -> int:
 
     From what programs of other sizes need by their own account; the last one that is asked is that of the answer.
     """
-    config, devices = agent.config, agent.sharding.train.mesh.size  # type: ignore[attr-defined]
+    config, devices = agent.config, agent.sharding.mesh.size
 
     def needs(num_envs: int) -> int:
         other = dataclasses.replace(config, num_envs=num_envs)

@@ -17,13 +17,12 @@ from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState
 from jppo.ppo.learner import Learner
-from jppo.ppo.normalization import pooled
+from jppo.ppo.normalization import pool_moments
 from jppo.ppo.policy import act as policy_act
 from jppo.ppo.rollout import collect
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
-from jppo.training.device_loop import CHUNK_CAPACITY
 
 Program = Callable[[int], Any]  # does its part so many times, and returns when that is done
 
@@ -120,7 +119,7 @@ def device_programs(agent: Anakin, learner: Learner, state: AnakinState, key: Ar
     Args:
       learner: the agent's, over `AXIS` where it has several devices.
     """
-    mesh: Any = agent.sharding.train.mesh  # type: ignore[attr-defined]
+    mesh = agent.sharding.mesh
     whole, split, rolled = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
 
     def over(function: Callable, in_specs: Any, out_specs: Any) -> Any:
@@ -132,7 +131,7 @@ def device_programs(agent: Anakin, learner: Learner, state: AnakinState, key: Ar
         return rollout, jax.tree.map(lambda x: x[None], stats)  # of each device
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        return learner.update(state, rollout, pooled(stats))
+        return learner.update(state, rollout, pool_moments(stats))
 
     held = AnakinState(train=whole, collect=split)  # type: ignore[arg-type]
     rollout, stats = over(roll, (held,), (rolled, split))(state)

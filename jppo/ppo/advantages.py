@@ -1,5 +1,6 @@
-"""Generalised advantage estimation."""
+"""Generalized advantage estimation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -15,20 +16,22 @@ def gae(
     gamma: Array | float,
     gae_lambda: Array | float,
 ) -> Array:
-    """Advantages A_t, [T, N] f32.
+    """Returns advantages A_t, [T, N] f32.
 
         delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
         A_t     = delta_t + gamma * lambda * (1 - done_t) * A_{t+1},    done = terminated or truncated
 
     Schulman et al. (2016), "High-dimensional continuous control using generalized advantage estimation", eq. 16.
-    The paper has no time limits; here `next_value` is V of the true successor, so a truncated episode bootstraps from
-    the state it was cut in, and nothing flows back over the cut. Reward r_t is the one that followed the action at t.
+    The paper has no time limits. Here `next_value` is V of the true successor, so a truncated episode bootstraps from
+    the state in which it was cut off, and no advantage crosses the cut. Reward r_t follows the action at t.
 
     Args:
       reward, value, next_value: [T, N] f32.
       terminated, truncated: [T, N] bool.
       gamma, gae_lambda: scalars in [0, 1].
     """
+    chex.assert_rank(reward, 2)
+    chex.assert_equal_shape([reward, value, next_value, terminated, truncated])
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = jnp.where(jnp.logical_or(terminated, truncated), 0.0, gamma * gae_lambda)
 

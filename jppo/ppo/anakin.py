@@ -1,45 +1,62 @@
-"""The on-device mode: rollout and update fused into one program (the "Anakin" architecture of Hessel et al. 2021,
-"Podracer architectures for scalable reinforcement learning")."""
+"""The on-device mode: rollout and update as one compiled program.
 
-import dataclasses
-import functools
+This is the "Anakin" architecture of Hessel et al. (2021), "Podracer architectures for scalable reinforcement learning".
+"""
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
-from jppo.devices.mesh import AXIS, make_mesh, shard_over_devices
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
-from jppo.ppo.learner import Loss, make_learner
-from jppo.ppo.networks import Network, make_network
-from jppo.ppo.optimizer import Optimizer, adam, check_optimizer
-from jppo.ppo.policy import Policy, check_network, make_policy
+from jppo.ppo.learner import Learner, build_learner
+from jppo.ppo.losses import Loss
+from jppo.ppo.networks import Network
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import Array, CollectState, Metrics, TrainState
 
+CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
+
 
 class AnakinState(struct.PyTreeNode, kw_only=True):
-    """The whole of a run."""
+    """The state of a run."""
 
     train: TrainState
     collect: CollectState
 
 
+class AnakinSharding(NamedTuple):
+    """Placement of an `AnakinState` on the devices."""
+
+    mesh: Mesh
+    train: NamedSharding  # replicated
+    collect: NamedSharding  # sharded over environments
+
+    @property
+    def out_shardings(self) -> Any:
+        """For `jit(agent.init, out_shardings=...)`: a pytree prefix of `AnakinState`."""
+        return _state_prefix(self.train, self.collect)
+
+
 class Anakin(NamedTuple):
-    """Pure functions over a run's state; each can be jitted, vmapped and scanned."""
+    """Pure functions of a run's state; each can be jitted, vmapped and scanned."""
 
     init: Callable[[Array, Hyperparams], AnakinState]  # (key, hyperparams)
-    step: Callable[[AnakinState], tuple[AnakinState, Metrics]]  # one rollout and update
-    train: Callable[[Array, Hyperparams], tuple[AnakinState, Metrics]]  # the whole run; metrics stacked [updates]
+    step: Callable[[AnakinState], tuple[AnakinState, Metrics]]  # one rollout and one update
+    train: Callable[[Array, Hyperparams], tuple[AnakinState, Metrics]]  # a whole run; metrics stacked [updates]
     env: Environment
     policy: Policy
+    learner: Learner
     config: PPOConfig
     num_updates: int
-    sharding: AnakinState  # of NamedShardings, for `jit(init, out_shardings=...)`: environments over the devices
+    sharding: AnakinSharding
 
 
 def make_anakin(
@@ -52,30 +69,32 @@ def make_anakin(
     loss: Loss | None = None,
     num_devices: int = 1,
 ) -> Anakin:
-    """The on-device agent.
+    """Returns the on-device agent.
 
-    With several devices it is the same run: environments are sharded over them, parameters are on each, and every
-    minibatch is the same set of samples; gradients are averaged over the devices once per minibatch.
+    The number of devices does not change a run, apart from rounding: environments are sharded over the devices,
+    parameters are on each, every minibatch is the same set of samples, and gradients are averaged over the devices once
+    per minibatch.
 
     Args:
       env: a name, an object with gymnax's API, or an Environment.
-      total_steps: environment steps of `train`, rounded up to whole updates; also the end of annealing.
-      network: anything that fits `jppo.ppo.networks.Network`; by default what `config` names.
+      total_steps: environment steps of `train`, rounded up to whole updates; annealing ends there, too.
+      network: an object that fits the `Network` protocol; by default the network that `config` describes.
       optimizer, loss: see `make_learner`.
-      num_devices: of each process as many; must divide `config.num_strata`.
+      num_devices: the same number on each process; must divide `config.num_strata`.
 
     Raises:
-      ValueError: an unknown or unfit environment, a network or optimizer that cannot be, or devices there are not.
+      ValueError: an unknown or invalid environment, an invalid network or optimizer, or unavailable devices.
     """
     env = make_env(env)
-    network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
-    params = check_network(network, env.obs_spec, env.action_spec)
-    check_optimizer(optimizer, params)
-    action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
-    policy = make_policy(network, env.obs_spec, action_spec, params)
-    mesh = make_mesh(config, num_devices)
-    learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
-    num_updates = config.num_updates(check_total_steps(total_steps))
+    policy, learner, mesh, num_updates = build_learner(
+        env,
+        config,
+        total_steps=total_steps,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        num_devices=num_devices,
+    )
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
         learner_key, envs_key = jax.random.split(key)
@@ -83,24 +102,63 @@ def make_anakin(
         train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)
         return AnakinState(train=train_state, collect=collect_state)
 
-    rollout_of = functools.partial(collect, env, policy, config.num_steps)
-
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
-        train_state = state.train
-        collect_state, rollout, stats = rollout_of(train_state.policy, state.collect, train_state.hyperparams.gamma)
+        train_state, gamma = state.train, state.train.hyperparams.gamma
+        collect_state, rollout, stats = collect(env, policy, config.num_steps, train_state.policy, state.collect, gamma)
         train_state, metrics = learner.update(train_state, rollout, stats)
         return AnakinState(train=train_state, collect=collect_state), metrics
 
-    whole = PartitionSpec()
-    split = AnakinState(train=whole, collect=PartitionSpec(AXIS))  # type: ignore[arg-type]
-    step = shard_over_devices(local_step, mesh, (split,), (split, whole))
-    sharding = jax.tree.map(functools.partial(NamedSharding, mesh), split, is_leaf=_is_spec)
+    replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
+    specs = _state_prefix(replicated, sharded)
+    step = shard_over_devices(local_step, mesh, (specs,), (specs, replicated))
 
     def train(key: Array, hyperparams: Hyperparams = Hyperparams()) -> tuple[AnakinState, Metrics]:
         return jax.lax.scan(lambda state, _: step(state), init(key, hyperparams), length=num_updates)
 
-    return Anakin(init, step, train, env, policy, config, num_updates, sharding)
+    return Anakin(
+        init=init,
+        step=step,
+        train=train,
+        env=env,
+        policy=policy,
+        learner=learner,
+        config=config,
+        num_updates=num_updates,
+        sharding=AnakinSharding(mesh=mesh, train=NamedSharding(mesh, replicated), collect=NamedSharding(mesh, sharded)),
+    )
 
 
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, PartitionSpec)
+def _state_prefix(train: Any, collect: Any) -> Any:
+    """Returns a pytree prefix of `AnakinState` for shardings or partition specs."""
+    return AnakinState(train=train, collect=collect)
+
+
+def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:
+    """Runs `length` updates, or fewer: stops after an update that diverges, and runs none if `finite` is False.
+
+    The length is an argument, not a shape, so that one compiled program serves every chunk.
+
+    Args:
+      finite: [] bool, the result of the chunk before.
+      length: [] i32, at most CHUNK_CAPACITY.
+
+    Returns:
+      the state, whether all updates were finite, and metrics in the first rows of buffers [CHUNK_CAPACITY].
+    """
+    step = jax.jit(agent.step)  # traced once for both uses
+    shapes = jax.eval_shape(step, state)[1]
+    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
+
+    def should_continue(loop: tuple[Array, Array, AnakinState, Metrics]) -> Array:
+        done, finite, _, _ = loop
+        return jnp.logical_and(done < length, finite)
+
+    def body(loop: tuple[Array, Array, AnakinState, Metrics]) -> tuple[Array, Array, AnakinState, Metrics]:
+        done, _, state, buffers = loop
+        state, metrics = step(state)
+        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
+        return done + 1, metrics["finite"], state, buffers
+
+    start = (jnp.zeros((), jnp.int32), finite, state, buffers)
+    _, finite, state, buffers = jax.lax.while_loop(should_continue, body, start)
+    return state, finite, buffers

@@ -1,5 +1,6 @@
-"""The one update: advantages, then epochs of minibatches. Both ways of collecting feed it."""
+"""One PPO update: advantages, then epochs of minibatches. The rollouts of both modes are its input."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,50 +8,84 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 
-from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.devices.jit import materialize_on_cpu
+from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
+from jppo.devices.mesh import AXIS, make_mesh
 from jppo.ppo import losses
 from jppo.ppo.advantages import gae
-from jppo.ppo.grad_accumulation import accumulate_gradients, num_microbatches, residual_bytes
+from jppo.ppo.kernels.finite import all_finite
+from jppo.ppo.kernels.flat_gradient import pack
+from jppo.ppo.kernels.microbatches import accumulate_gradients, num_microbatches
+from jppo.ppo.losses import Loss, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
-from jppo.ppo.networks import ActorCritic
-from jppo.ppo.normalization import all_reduce, empty_moments, moments_of, scale_reward
-from jppo.ppo.optimizer import Optimizer, adam, apply_gradient, ravel_f32
-from jppo.ppo.policy import Policy
-from jppo.ppo.types import Array, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
+from jppo.ppo.networks import Network, make_network
+from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward
+from jppo.ppo.optimizer import Optimizer, adam, apply_gradient, check_optimizer
+from jppo.ppo.policy import Policy, check_network, make_policy
+from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
-_Learnt = tuple[PyTree, PyTree]  # params, opt_state
-Loss = Callable[[Any, Array, "Batch", Hyperparams, PPOConfig], tuple[Array, Metrics]]
-
-_SMALL_SIZE = 2**16  # numbers
-_ADAPT_FACTOR, _ADAPT_RANGE = 1.5, (1e-2, 1e2)
+_ParamsAndOptState = tuple[PyTree, PyTree]
+_LR_FACTOR, _LR_SCALE_RANGE = 1.5, (1e-2, 1e2)  # of kl_control="adapt"
 
 
 class Learner(NamedTuple):
-    """Pure functions: `init(key, obs, hyperparams, num_updates)` and `update(state, rollout, stats)`."""
+    """Pure functions that make and update a `TrainState`."""
 
-    init: Callable[..., TrainState]
+    init: Callable[[Array, PyTree, Hyperparams, Array | int], TrainState]  # (key, obs, hyperparams, num_updates)
     update: Callable[[TrainState, Rollout, EpisodeStats], tuple[TrainState, Metrics]]
 
 
-class Batch(NamedTuple):
-    """Flattened samples; leaves [B, ...]."""
+class LearnerSetup(NamedTuple):
+    """The parts of an agent that do not depend on how rollouts are collected."""
 
-    obs: PyTree
-    action: Array
-    log_prob: Array
-    value: Array
-    advantage: Array
-    target: Array
+    policy: Policy
+    learner: Learner
+    mesh: Mesh
+    num_updates: int  # of the whole run
 
 
-class _Parts(NamedTuple):
+class _LearnerSpec(NamedTuple):
+    """The arguments of `make_learner`, for the functions of one update."""
+
     policy: Policy
     config: PPOConfig
     optimizer: Optimizer
     loss: Loss
     axis_name: str | None
+
+
+def build_learner(
+    env: Any,
+    config: PPOConfig,
+    *,
+    total_steps: int,
+    network: Network | None,
+    optimizer: Optimizer,
+    loss: Loss | None,
+    num_devices: int,
+) -> LearnerSetup:
+    """Validates an agent's arguments and returns the parts that both modes share.
+
+    Args:
+      env: an Environment or a HostEnvironment.
+      total_steps: environment steps of a run, rounded up to whole updates.
+      network: None for the network that the config describes.
+      optimizer, loss: see `make_learner`.
+      num_devices: devices over which environments are sharded.
+
+    Raises:
+      ValueError: an invalid network or optimizer, or a number of devices that is not available or does not fit.
+    """
+    network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
+    params = check_network(network, env.obs_spec, env.action_spec)
+    check_optimizer(optimizer, params)
+    action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
+    policy = make_policy(network, env.obs_spec, action_spec, params)
+    mesh = make_mesh(config, num_devices)
+    learner = make_learner(policy, config, optimizer, loss, AXIS if num_devices > 1 else None)
+    num_updates = config.num_updates(check_total_steps(total_steps))
+    return LearnerSetup(policy=policy, learner=learner, mesh=mesh, num_updates=num_updates)
 
 
 def make_learner(
@@ -60,22 +95,24 @@ def make_learner(
     loss: Loss | None = None,
     axis_name: str | None = None,
 ) -> Learner:
-    """The learner of a policy.
+    """Returns the learner of a policy.
 
     Args:
-      optimizer: makes an optax transformation whose output is scaled by -learning_rate.
-      loss: has the arguments and results of `ppo_loss`, which it is when None; its metrics are logged.
-      axis_name: mesh axis over which environments are sharded; None on one device.
+      optimizer: a function of the hyperparameters that returns an optax transformation, whose output is multiplied by
+        -learning_rate.
+      loss: a function with the arguments and results of `ppo_loss` (the default); its metrics are logged. Large
+        minibatches are split for speed only if the loss is declared with `mean_over_rows`.
+      axis_name: mesh axis over which environments are sharded; None for one device.
 
     Raises:
-      ValueError: JAX computes in 64 bits.
+      ValueError: JAX is configured to compute in 64 bits.
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise ValueError("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
-    parts = _Parts(policy, config, optimizer, ppo_loss if loss is None else loss, axis_name)
+    spec = _LearnerSpec(policy, config, optimizer, ppo_loss if loss is None else loss, axis_name)
 
     def init(key: Array, obs: PyTree, hyperparams: Hyperparams, num_updates: Array | int) -> TrainState:
-        """State before the first update, for observations like obs [B, *obs]."""
+        """Returns the state before the first update, for observations like obs [B, *obs]."""
         params_key, run_key = jax.random.split(key)
         hyperparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), hyperparams)
         params = policy.init(params_key, obs)
@@ -92,30 +129,38 @@ def make_learner(
             num_updates=jnp.asarray(num_updates, jnp.int32),
         )
 
-    def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        """Runs one PPO update. If anything becomes NaN or infinite, only `update` and `key` change, and
-        metrics["finite"] is False."""
-        stats = all_reduce(stats, axis_name)
-        rate = learning_rate(state, config)
-        batch, value_metrics = _prepare(parts, state, rollout)
-        next_key, shuffle_key = jax.random.split(state.key)
-        after, metrics = _run_epochs(parts, state, batch, rollout.reward.shape, rate, shuffle_key)
-        after = _update_statistics(parts, after, rollout, stats)
-        if config.kl_control == "adapt":
-            after = after.replace(learning_rate_scale=_adapted(after, metrics["policy/approx_kl"]))
-        finite = _all_finite(
-            (after.policy, after.opt_state, after.reward_stats, metrics["loss/total"], metrics["grad/norm"])
-        )
-        # no selections, as it is under vmap: those are a kernel for each array
-        after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
-        metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
-        return after.replace(update=state.update + 1, key=next_key), metrics
+    return Learner(init=init, update=functools.partial(_update, spec))
 
-    return Learner(init, update)
+
+def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
+    """Runs one PPO update.
+
+    If anything becomes NaN or infinite, only `update` and `key` change, and metrics["finite"] is False.
+    """
+    config = spec.config
+    stats = all_reduce(stats, spec.axis_name)
+    rate = learning_rate(state, config)
+    batch, value_metrics = _make_batch(spec, state, rollout)
+    next_key, shuffle_key = jax.random.split(state.key)
+    after, metrics = _run_epochs(spec, state, batch, rollout.reward.shape, rate, shuffle_key)
+    after = _update_statistics(spec, after, rollout, stats)
+    if config.kl_control == "adapt":
+        after = after.replace(learning_rate_scale=_adapt_learning_rate_scale(after, metrics["policy/approx_kl"]))
+    finite = all_finite(
+        (after.policy, after.opt_state, after.reward_stats, metrics["loss/total"], metrics["grad/norm"])
+    )
+    # A condition instead of a selection per array, which would be one kernel each.
+    after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
+    metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
+    return after.replace(update=state.update + 1, key=next_key), metrics
 
 
 def learning_rate(state: TrainState, config: PPOConfig) -> Array:
-    """The rate of the update at hand, a scalar: linear from learning_rate at the first update to 0 after the last."""
+    """Returns the learning rate of the next update, a scalar.
+
+    With annealing: learning_rate * (1 - update / num_updates), from learning_rate at the first update to 0 after the
+    last.
+    """
     rate = state.hyperparams.learning_rate * state.learning_rate_scale
     if config.anneal_learning_rate:
         rate = rate * jnp.maximum(0.0, 1.0 - state.update / state.num_updates)
@@ -123,7 +168,7 @@ def learning_rate(state: TrainState, config: PPOConfig) -> Array:
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:
-    """episode/*: scalars, NaN where no episode ended."""
+    """Returns the metrics episode/*: scalars, NaN if no episode ended."""
     none = stats.returns.count == 0
     return {
         "episode/return_mean": jnp.where(none, jnp.nan, stats.returns.mean),
@@ -133,40 +178,10 @@ def episode_metrics(stats: EpisodeStats) -> Metrics:
     }
 
 
-def ppo_loss(
-    distribution: Any, value: Array, batch: Batch, hyperparams: Hyperparams, config: PPOConfig
-) -> tuple[Array, Metrics]:
-    """policy loss + vf_coef * value loss - ent_coef * entropy. Schulman et al. (2017), eq. 9, with the sign of a loss.
-
-    Args:
-      distribution, value: the network's outputs for batch.obs; value [B].
-      batch: a minibatch, its advantages standardised where config says so.
-
-    Returns:
-      a scalar, and metrics (scalars, logged as means over the gradient steps).
-    """
-    log_prob = distribution.log_prob(batch.action)
-    policy_loss = losses.clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps)
-    if config.clip_value:
-        value_loss = losses.clipped_value_loss(value, batch.value, batch.target, hyperparams.vf_clip_eps)
-    else:
-        value_loss = losses.value_loss(value, batch.target)
-    entropy = jnp.mean(distribution.entropy())
-    total = policy_loss + hyperparams.vf_coef * value_loss - hyperparams.ent_coef * entropy
-    measured = jax.lax.stop_gradient(log_prob)
-    return total, {
-        "loss/policy": policy_loss,
-        "loss/value": value_loss,
-        "policy/entropy": entropy,
-        "policy/approx_kl": losses.approx_kl(measured, batch.log_prob),
-        "policy/clip_fraction": losses.clip_fraction(measured, batch.log_prob, hyperparams.clip_eps),
-    }
-
-
-def _prepare(parts: _Parts, state: TrainState, rollout: Rollout) -> tuple[Batch, Metrics]:
-    """Advantages and targets, flattened to [B, ...]."""
-    reward = scale_reward(rollout.reward, state.reward_stats) if parts.config.normalize_reward else rollout.reward
+def _make_batch(spec: _LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, Metrics]:
+    """Returns the rollout with advantages and targets, flattened to [B, ...]; target = advantage + value."""
     hyperparams = state.hyperparams
+    reward = scale_reward(rollout.reward, state.reward_stats) if spec.config.normalize_reward else rollout.reward
     advantage = gae(
         reward,
         rollout.value,
@@ -179,104 +194,104 @@ def _prepare(parts: _Parts, state: TrainState, rollout: Rollout) -> tuple[Batch,
     target = advantage + rollout.value
     moments = all_reduce(
         {"residual": moments_of(advantage), "target": moments_of(target), "value": moments_of(rollout.value)},
-        parts.axis_name,
+        spec.axis_name,
     )
-    batch = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage, target)
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-    return flat, {
+    batch = Batch(
+        obs=rollout.obs,
+        action=rollout.action,
+        log_prob=rollout.log_prob,
+        value=rollout.value,
+        advantage=advantage,
+        target=target,
+    )
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), {
         "value/mean": moments["value"].mean,
         "value/explained_variance": losses.explained_variance(moments["residual"], moments["target"]),
     }
 
 
 def _run_epochs(
-    parts: _Parts, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array, shuffle_key: Array
+    spec: _LearnerSpec, state: TrainState, batch: Batch, shape: tuple[int, ...], rate: Array, shuffle_key: Array
 ) -> tuple[TrainState, Metrics]:
-    """num_epochs x num_minibatches gradient steps; metrics are means over those that were taken."""
-    config, hyperparams = parts.config, state.hyperparams
+    """Takes num_epochs * num_minibatches gradient steps; metrics are means over the steps that were taken.
+
+    Args:
+      shape: (T, N) of this device's rollout.
+    """
+    config, hyperparams = spec.config, state.hyperparams
     num_steps, num_envs = shape
 
-    def epoch(learnt: _Learnt, keys: Array) -> tuple[_Learnt, Metrics]:
+    def epoch(learned: _ParamsAndOptState, keys: Array) -> tuple[_ParamsAndOptState, Metrics]:
         rows = minibatch_indices(keys, num_steps, num_envs, config.num_minibatches)
         advantages = batch.advantage[rows]
-        if config.normalize_advantage:  # of all minibatches at once: one collective
-            advantages = jax.vmap(functools.partial(_standardized, axis_name=parts.axis_name))(advantages)
+        if config.normalize_advantage:  # all minibatches at once: one collective
+            advantages = jax.vmap(functools.partial(standardize_advantages, axis_name=spec.axis_name))(advantages)
 
-        def step(learnt: _Learnt, minibatch: tuple[Array, Array]) -> tuple[_Learnt, Metrics]:
+        def step(learned: _ParamsAndOptState, minibatch: tuple[Array, Array]) -> tuple[_ParamsAndOptState, Metrics]:
             rows, advantage = minibatch
-            samples = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-            return _gradient_step(parts, learnt, samples, state.policy.obs_stats, hyperparams, rate)
+            samples = jax.tree.map(lambda x: x[rows], batch).replace(advantage=advantage)
+            return _gradient_step(spec, learned, samples, state.policy.obs_stats, hyperparams, rate)
 
-        learnt, metrics = jax.lax.scan(step, learnt, (rows, advantages))
-        return learnt, jax.tree.map(jnp.mean, metrics)
+        learned, metrics = jax.lax.scan(step, learned, (rows, advantages))
+        return learned, jax.tree.map(jnp.mean, metrics)
 
-    strata = local_strata(config, num_envs, parts.axis_name)
+    strata = local_strata(config, num_envs, spec.axis_name)
     keys = epoch_keys(shuffle_key, config, num_steps * num_envs, strata)
-    learnt = (state.policy.params, state.opt_state)
+    learned = (state.policy.params, state.opt_state)
     if config.kl_control == "stop":
-        learnt, metrics = _epochs_until_kl(epoch, learnt, keys, hyperparams.target_kl)
+        learned, metrics = _epochs_until_kl(epoch, learned, keys, hyperparams.target_kl)
     else:
-        learnt, per_epoch = jax.lax.scan(epoch, learnt, keys)
+        learned, per_epoch = jax.lax.scan(epoch, learned, keys)
         metrics = jax.tree.map(jnp.mean, per_epoch)
-    params, opt_state = learnt
+    params, opt_state = learned
     return state.replace(policy=state.policy.replace(params=params), opt_state=opt_state), metrics
 
 
-def _standardized(advantage: Array, axis_name: str | None) -> Array:
-    """[B] advantages of a minibatch with mean 0 and variance 1 over all devices."""
+def standardize_advantages(advantage: Array, axis_name: str | None) -> Array:
+    """Returns a minibatch's advantages [B] with mean 0 and variance 1 over all devices."""
     moments = all_reduce(moments_of(advantage, num_batch_dims=1), axis_name)
     return losses.standardize(advantage, moments.mean, moments.variance)
 
 
 def _gradient_step(
-    parts: _Parts, learnt: _Learnt, samples: Batch, obs_stats: PyTree, hyperparams: Hyperparams, rate: Array
-) -> tuple[_Learnt, Metrics]:
-    """One minibatch: gradient, all-reduce, clip, optimiser."""
-    params, opt_state = learnt
+    spec: _LearnerSpec,
+    learned: _ParamsAndOptState,
+    samples: Batch,
+    obs_stats: PyTree,
+    hyperparams: Hyperparams,
+    rate: Array,
+) -> tuple[_ParamsAndOptState, Metrics]:
+    """Takes one gradient step on a minibatch: gradient, mean over devices, clipping, optimizer."""
+    params, opt_state = learned
 
     def loss_of(params: PyTree, samples: Batch) -> tuple[Array, Metrics]:
-        distribution, value = parts.policy.apply(PolicyState(params=params, obs_stats=obs_stats), samples.obs)
-        return parts.loss(distribution, value, samples, hyperparams, parts.config)
+        distribution, value = spec.policy.apply(PolicyState(params=params, obs_stats=obs_stats), samples.obs)
+        return spec.loss(distribution, value, samples, hyperparams, spec.config)
 
-    def varying(tree: PyTree) -> PyTree:
-        return tree if parts.axis_name is None else jax.lax.pcast(tree, parts.axis_name, to="varying")
+    def gradient_of(samples: Batch) -> tuple[Metrics, PyTree]:
+        (total, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params, samples)
+        return metrics | {"loss/total": total}, pack(gradient)
 
-    def gradient(samples: Batch) -> tuple[Metrics, Array]:
-        # Marked as differing between devices: else shard_map (check_vma=True) sums the gradients of its own accord.
-        (total, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(varying(params), samples)
-        return metrics | {"loss/total": total}, ravel_f32(grads)[0]
-
-    zero = varying(jnp.zeros_like(ravel_f32(params)[0]))
-    pieces = _num_pieces(parts, loss_of, params, samples)
-    metrics, grads = accumulate_gradients(gradient, samples, pieces, zero, parts.axis_name)
-    if parts.axis_name is not None:
-        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # means of numbers and of truths
-        joined, parted = ravel_pytree((grads, metrics))  # a CPU's devices meet once for every array of a sum
-        grads, metrics = parted(jax.lax.pmean(joined, parts.axis_name))
-    optimizer, max_norm = parts.optimizer(hyperparams), hyperparams.max_grad_norm
-    params, opt_state, norm = apply_gradient(optimizer, params, opt_state, grads, max_norm, rate)
+    count = 1
+    if getattr(spec.loss, "mean_over_rows", False):
+        features = jax.eval_shape(spec.policy.prepare, samples.obs)
+        count = num_microbatches(spec.policy.network, loss_of, params, samples, features, spec.axis_name)
+    zero = jax.tree.map(jnp.zeros_like, pack(params))
+    metrics, gradient = accumulate_gradients(gradient_of, samples, count, zero, spec.axis_name)
+    if spec.axis_name is not None:
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # metrics may be bool or int
+        joined, restore = ravel_pytree((gradient, metrics))  # one collective instead of one per array
+        gradient, metrics = restore(jax.lax.pmean(joined, spec.axis_name))
+    optimizer, max_norm = spec.optimizer(hyperparams), hyperparams.max_grad_norm
+    params, opt_state, norm = apply_gradient(optimizer, params, opt_state, gradient, max_norm, rate)
     return (params, opt_state), metrics | {"grad/norm": norm}
 
 
-def _num_pieces(parts: _Parts, loss_of: Callable[..., PyTree], params: PyTree, samples: Batch) -> int:
-    """Into how many pieces a minibatch is cut: 1 off a CPU, and unless the loss is known to be a mean of what each row
-    gives, as it need not be with a network or loss of the user's."""
-    network, rows = parts.policy.network, len(samples.value)
-    if jax.default_backend() != "cpu" or type(network) is not ActorCritic or parts.loss is not ppo_loss:
-        return 1
-    if network.kind == "mlp" and network.hidden_sizes:
-        features = jax.tree.leaves(jax.eval_shape(parts.policy.prepare, samples.obs))
-        num_bytes = rows * network.residual_bytes(sum(leaf.size for leaf in features) // rows)
-    else:
-        num_bytes = residual_bytes(lambda params: loss_of(params, samples), params)
-    return num_microbatches(num_bytes, rows, parts.axis_name)
-
-
 def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: Array, target_kl: Array | float) -> tuple[PyTree, Metrics]:
-    """Runs epochs until one's mean KL exceeds target_kl; metrics are means over the epochs that ran."""
+    """Runs epochs until an epoch's mean KL exceeds target_kl; metrics are means over the epochs that ran."""
     carry, total = epoch(carry, keys[0])
 
-    def more(loop: tuple[PyTree, Metrics, Array, Array]) -> Array:
+    def is_below_target(loop: tuple[PyTree, Metrics, Array, Array]) -> Array:
         _, _, last_kl, done = loop
         return jnp.logical_and(done < keys.shape[0], last_kl <= target_kl)
 
@@ -286,40 +301,28 @@ def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: Array, target_kl: Arr
         return carry, jax.tree.map(jnp.add, total, metrics), metrics["policy/approx_kl"], done + 1
 
     start = (carry, total, total["policy/approx_kl"], jnp.ones((), jnp.int32))
-    carry, total, _, done = jax.lax.while_loop(more, body, start)
+    carry, total, _, done = jax.lax.while_loop(is_below_target, body, start)
     return carry, jax.tree.map(lambda x: x / done.astype(jnp.float32), total)
 
 
-def _update_statistics(parts: _Parts, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> TrainState:
-    """Normalisers move after the epochs, so that the first minibatch sees exactly what the policy saw."""
-    if parts.config.normalize_obs:
+def _update_statistics(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> TrainState:
+    """Adds the rollout to the running statistics, after the epochs: the first minibatch must see the same normalized
+    observations as the policy did."""
+    if spec.config.normalize_obs:
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        fresh = jax.tree.map(lambda x: moments_of(x, num_batch_dims=1), parts.policy.prepare(flat))
-        fresh = all_reduce(fresh, parts.axis_name)
-        obs_stats = jax.tree.map(lambda old, new: old + new, state.policy.obs_stats, fresh, is_leaf=_is_moments)
+        added = jax.tree.map(lambda x: moments_of(x, num_batch_dims=1), spec.policy.prepare(flat))
+        added = all_reduce(added, spec.axis_name)
+        obs_stats = jax.tree.map(lambda old, new: old + new, state.policy.obs_stats, added, is_leaf=is_moments)
         state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-    if parts.config.normalize_reward:
+    if spec.config.normalize_reward:
         state = state.replace(reward_stats=state.reward_stats + stats.discounted)
     return state
 
 
-def _adapted(state: TrainState, kl: Array) -> Array:
-    """The learning-rate scale after an update of this KL: down if over twice the target, up if under half of it."""
+def _adapt_learning_rate_scale(state: TrainState, kl: Array) -> Array:
+    """Returns the learning-rate scale after an update with this KL: divided by 1.5 if kl > 2 * target_kl, multiplied by
+    1.5 if kl < target_kl / 2, within [0.01, 100]."""
     target, scale = state.hyperparams.target_kl, state.learning_rate_scale
-    scale = jnp.where(kl > 2.0 * target, scale / _ADAPT_FACTOR, scale)
-    scale = jnp.where(kl < 0.5 * target, scale * _ADAPT_FACTOR, scale)
-    return jnp.clip(scale, *_ADAPT_RANGE)
-
-
-def _all_finite(tree: Any) -> Array:
-    """Small arrays as one, since each by itself is two kernels to compile and to run (docs/performance.md)."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    small = [leaf for leaf in leaves if leaf.size <= _SMALL_SIZE and jnp.isrealobj(leaf)]
-    others = [leaf for leaf in leaves if leaf.size > _SMALL_SIZE or jnp.iscomplexobj(leaf)]
-    # stored, or XLA looks at each by itself, and at all anew for whatever depends on them
-    joined = materialize_on_cpu(jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in small]))
-    return materialize_on_cpu(jnp.stack([jnp.isfinite(x).all() for x in [joined, *others]])).all()
-
-
-def _is_moments(node: Any) -> bool:
-    return hasattr(node, "m2")
+    scale = jnp.where(kl > 2.0 * target, scale / _LR_FACTOR, scale)
+    scale = jnp.where(kl < 0.5 * target, scale * _LR_FACTOR, scale)
+    return jnp.clip(scale, *_LR_SCALE_RANGE)

@@ -1,61 +1,129 @@
-"""The terms of PPO's objective, each over a batch of samples [B]."""
+"""PPO's objective and its terms, each over a batch of samples [B]."""
 
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
 import jax.numpy as jnp
 
-from jppo.ppo.types import Array, Moments
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.ppo.types import Array, Batch, Metrics, Moments
 
 _EPS = 1e-8
 
+# (distribution, value [B], batch, hyperparams, config) -> scalar, metrics
+Loss = Callable[[Any, Array, Batch, Hyperparams, PPOConfig], tuple[Array, Metrics]]
+
+
+def mean_over_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Declares that a loss function, and each of its metrics, is a mean of terms that each depend on one row only.
+
+    The learner may then compute the gradient of a large minibatch as the mean over equal microbatches, which is faster
+    on a CPU. It never splits the minibatches of other losses. Use as a decorator:
+
+        @jppo.mean_over_rows
+        def loss(distribution, value, batch, hyperparams, config): ...
+    """
+    loss.mean_over_rows = True  # type: ignore[attr-defined]
+    return loss
+
+
+@mean_over_rows
+def ppo_loss(
+    distribution: Any, value: Array, batch: Batch, hyperparams: Hyperparams, config: PPOConfig
+) -> tuple[Array, Metrics]:
+    """Returns PPO's loss, a scalar, and metrics, which are scalars and logged as means over the gradient steps.
+
+        loss = policy loss + vf_coef * value loss - ent_coef * mean entropy
+
+    Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 9, with the sign of a loss.
+
+    Args:
+      distribution, value: the network's outputs for batch.obs; value [B].
+      batch: a minibatch; its advantages are standardized if the config says so.
+    """
+    log_prob = distribution.log_prob(batch.action)
+    policy_loss = clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps)
+    if config.clip_value:
+        v_loss = clipped_value_loss(value, batch.value, batch.target, hyperparams.vf_clip_eps)
+    else:
+        v_loss = value_loss(value, batch.target)
+    entropy = jnp.mean(distribution.entropy())
+    total = policy_loss + hyperparams.vf_coef * v_loss - hyperparams.ent_coef * entropy
+    measured = jax.lax.stop_gradient(log_prob)
+    return total, {
+        "loss/policy": policy_loss,
+        "loss/value": v_loss,
+        "policy/entropy": entropy,
+        "policy/approx_kl": approx_kl(measured, batch.log_prob),
+        "policy/clip_fraction": clip_fraction(measured, batch.log_prob, hyperparams.clip_eps),
+    }
+
 
 def clipped_surrogate_loss(log_prob: Array, old_log_prob: Array, advantage: Array, clip_eps: Array | float) -> Array:
-    """-mean(min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)), rho = pi(a|s) / pi_old(a|s); a scalar.
+    """Returns -mean(min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)), rho = pi(a|s) / pi_old(a|s); a scalar.
 
     Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 7, with the sign of a loss.
     """
+    _check_batch(log_prob, old_log_prob, advantage)
     ratio = jnp.exp(log_prob - old_log_prob)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     return -jnp.mean(jnp.minimum(ratio * advantage, clipped * advantage))
 
 
 def value_loss(value: Array, target: Array) -> Array:
-    """mean((V(s) - target)^2) / 2; a scalar."""
+    """Returns mean((V(s) - target)^2) / 2; a scalar."""
+    _check_batch(value, target)
     return 0.5 * jnp.mean(jnp.square(value - target))
 
 
 def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_eps: Array | float) -> Array:
-    """mean(max((V - target)^2, (V_clip - target)^2)) / 2, V_clip = V_old + clip(V - V_old, -eps, eps); a scalar.
+    """Returns the value loss with clipped values, a scalar.
 
-    Not in the paper: OpenAI baselines' ppo2 has it. eps is in units of the return, so what it does depends on the
-    rewards' scale.
+        mean(max((V - target)^2, (V_clip - target)^2)) / 2,    V_clip = V_old + clip(V - V_old, -eps, eps)
+
+    Not in the paper, but in OpenAI baselines' ppo2. eps has the unit of the return, so its effect depends on the scale
+    of the rewards.
     """
+    _check_batch(value, old_value, target)
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)))
 
 
 def approx_kl(log_prob: Array, old_log_prob: Array) -> Array:
-    """KL(pi_old || pi) estimated from samples of pi_old: mean((rho - 1) - log rho) >= 0; a scalar.
+    """Returns an estimate of KL(pi_old || pi) from samples of pi_old: mean((rho - 1) - log rho) >= 0; a scalar.
 
-    Schulman (2020), "Approximating KL divergence", estimator k3: unbiased, low variance.
+    Schulman (2020), "Approximating KL divergence", estimator k3: unbiased, with low variance.
     """
+    _check_batch(log_prob, old_log_prob)
     log_ratio = log_prob - old_log_prob
     return jnp.mean(jnp.expm1(log_ratio) - log_ratio)
 
 
 def clip_fraction(log_prob: Array, old_log_prob: Array, clip_eps: Array | float) -> Array:
-    """Share of samples whose ratio lies outside 1 +- eps; a scalar in [0, 1]."""
+    """Returns the share of samples whose ratio lies outside 1 +- eps; a scalar in [0, 1]."""
+    _check_batch(log_prob, old_log_prob)
     return jnp.mean(jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps, dtype=jnp.float32)
 
 
 def standardize(x: Array, mean: Array, variance: Array) -> Array:
-    """(x - mean) / (std + 1e-8), [B]."""
+    """Returns (x - mean) / (std + 1e-8), [B], for x [B] and scalar mean and variance."""
+    chex.assert_rank([x, mean, variance], [1, 0, 0])
     return (x - mean) / (jnp.sqrt(variance) + _EPS)
 
 
 def explained_variance(residual: Moments, target: Moments) -> Array:
-    """1 - Var(target - V) / Var(target); a scalar <= 1, NaN when the targets do not vary.
+    """Returns 1 - Var(target - V) / Var(target); a scalar <= 1, NaN if the targets do not vary.
 
     Args:
       residual: moments of target - V(s).
       target: moments of the targets.
     """
     return jnp.where(target.variance > 0.0, 1.0 - residual.variance / target.variance, jnp.nan)
+
+
+def _check_batch(*arrays: Array) -> None:
+    """Raises AssertionError unless all arrays have the same shape [B]; [B] and [B, 1] would broadcast silently."""
+    chex.assert_rank(arrays, 1)
+    chex.assert_equal_shape(arrays)

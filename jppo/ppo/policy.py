@@ -4,12 +4,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.errors import describe_error
-from jppo.ppo.initializers import orthogonal_params
+from jppo.ppo.kernels.initial_weights import make_init
 from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network
 from jppo.ppo.normalization import normalize
 from jppo.ppo.types import Array, PolicyState, PyTree
@@ -77,21 +78,13 @@ def make_policy(network: Network, obs_spec: PyTree, action_spec: ActionSpec, par
         if state.obs_stats != ():
             features = jax.tree.map(normalize, features, state.obs_stats)
         distribution, value = network.apply(state.params, features)
+        chex.assert_rank(value, 1)
         return jax.tree.map(_to_float32, distribution), value.astype(jnp.float32)
 
-    def init(key: Array, obs: PyTree) -> PyTree:
-        return network.init(key, prepare_obs(obs_spec, obs))
-
-    def init_own(key: Array, obs: PyTree) -> PyTree:  # same distribution as network.init, other numbers, faster
-        shapes = jax.eval_shape(init, key, obs) if params is None else params
-        return orthogonal_params(key, shapes, OUTPUT_GAINS)
-
-    # On CPU, a batched QR decomposition (flax's orthogonal initializer under vmap) can wait for ever for threads of the
-    # pool that it runs on itself, where two run at once (docs/performance.md).
-    one_by_one = jax.custom_batching.sequential_vmap(init) if jax.default_backend() == "cpu" else init
+    init = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
     return Policy(
         prepare=lambda obs: prepare_obs(obs_spec, obs),
-        init=init_own if type(network) is ActorCritic else one_by_one,
+        init=lambda key, obs: init(key, prepare_obs(obs_spec, obs)),
         apply=jax.jit(apply),  # so that the same shapes are traced once
         network=network,
         obs_spec=obs_spec,
@@ -106,15 +99,15 @@ def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
 
 
 def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyTree:
-    """The shapes of a network's parameters. Traces, computes nothing.
+    """Returns the shapes of a network's parameters, without computing anything.
 
     Raises:
-      ValueError: it fails, its parameters are not real floats, or its outputs do not fit the environment.
+      ValueError: `init` or `apply` fails, parameters are not real floats, or outputs do not fit the environment.
     """
     if inspect.isfunction(inspect.getattr_static(network, "init", None)) and isinstance(network, type):
-        raise ValueError(f"network = {network.__name__} is a class; give an instance, {network.__name__}(...)")
+        raise ValueError(f"network = {network.__name__} is a class; pass an instance, {network.__name__}(...)")
     if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
-        raise ValueError(f"{type(network).__name__} is no network: it has no {', '.join(missing)}")
+        raise ValueError(f"{type(network).__name__} is not a valid network: it has no method {', '.join(missing)}")
     batch = _CHECK_BATCH
     obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
     features = jax.eval_shape(lambda obs: prepare_obs(obs_spec, obs), obs)
@@ -122,48 +115,53 @@ def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyT
     for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(
-                f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be real floats: keep "
-                "what is not learnt out of what init returns"
+                f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be a real float: "
+                "leave arrays that are not trained out of the result of init"
             )
     returned = _shapes_of("apply", network.apply, params, features)
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise ValueError(f"the network returned {type(returned).__name__}; it must return (distribution, value)")
-    value = returned[1]
+    _check_outputs(*returned, batch, action)
+    return params
+
+
+def _check_outputs(distribution: Any, value: Any, batch: int, action: ActionSpec) -> None:
+    """Raises ValueError if a network's outputs for a batch do not fit the environment."""
     if value.shape != (batch,):
         raise ValueError(f"the network's value has shape {value.shape} for a batch of {batch}; it must be ({batch},)")
-    distribution = returned[0]
     missing = [name for name in ("sample", "log_prob", "entropy", "mode") if not hasattr(distribution, name)]
     if missing:
-        raise ValueError(f"the network's {type(distribution).__name__} is no distribution: no {', '.join(missing)}")
+        raise ValueError(
+            f"the network's {type(distribution).__name__} is not a valid distribution: it has no method "
+            f"{', '.join(missing)}"
+        )
     shapes = [leaf.shape for leaf in jax.tree.leaves(distribution)]
     if any(shape[:1] != (batch,) for shape in shapes):
         raise ValueError(
-            f"the network's distribution holds arrays of shapes {shapes} for a batch of {batch}; each must start with "
-            f"{batch}, since every environment draws from its own row (jnp.broadcast_to what they share)"
+            f"the network's distribution holds arrays of shapes {shapes} for a batch of {batch}; the first dim of each "
+            f"must be {batch}, because every environment draws from its own row (use jnp.broadcast_to)"
         )
-    sample, log_prob = jax.eval_shape(
-        _sample_with_log_prob, distribution, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    )
-    wanted = (batch, *action.policy_shape)
-    if sample.shape != wanted or log_prob.shape != (batch,):
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    sample, log_prob = jax.eval_shape(_sample_with_log_prob, distribution, keys)
+    expected = (batch, *action.policy_shape)
+    if sample.shape != expected or log_prob.shape != (batch,):
         raise ValueError(
             f"the network's distribution gives actions of shape {sample.shape} with log_prob {log_prob.shape} for a "
-            f"batch of {batch}; this environment needs {wanted} and ({batch},)"
+            f"batch of {batch}; this environment needs {expected} and ({batch},)"
         )
     logits = getattr(distribution, "logits", None)
     if action.num_actions and logits is not None and logits.shape[-1] != action.num_actions:
         raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {action.num_actions} actions")
-    return params
 
 
 def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any:
-    """Of what a network's function returns. Raises ValueError where it fails."""
+    """Returns the shapes of what a network's function returns. Raises ValueError if it fails."""
     try:
         return jax.eval_shape(function, first, features)
     except Exception as error:
         shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
-        said = describe_error(error)
-        raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {said}") from error
+        reason = describe_error(error)
+        raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {reason}") from error
 
 
 def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""The records that every part speaks in.
+"""The records that rollout, learner and actors exchange.
 
 Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A actions, D devices.
 """
@@ -16,11 +16,10 @@ jax.tree_util.register_dataclass(Hyperparams)
 
 
 class Moments(struct.PyTreeNode, kw_only=True):
-    """Count, mean and sum of squared deviations of a set of samples; two sets add with `+`.
+    """Count, mean and sum of squared deviations of a set of samples; `+` gives the moments of the union of two sets.
 
-    Kept in this centred form because plain sums of squares lose all digits in float32 once the mean is large against
-    the spread. Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for
-    computing sample variances".
+    The centred form keeps its digits in float32 if the mean is large compared with the spread; plain sums of squares do
+    not. Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
     """
 
     count: Array  # [] f32
@@ -51,14 +50,14 @@ class Moments(struct.PyTreeNode, kw_only=True):
 class Transition(struct.PyTreeNode, kw_only=True):
     """One step of N environments; a `Rollout` when its leaves are stacked to [T, N, ...]."""
 
-    obs: PyTree  # [T, N, *obs], the environment's dtype: what the policy saw, un-normalised
-    action: Array  # [T, N, *act]: the sample whose log_prob was recorded, before any clip, squash or scale
+    obs: PyTree  # [T, N, *obs], the environment's dtype: the policy's input before normalization
+    action: Array  # [T, N, *act]: the distribution's sample, before any clip, squash or scale
     log_prob: Array  # [T, N] f32, of the behaviour policy
     value: Array  # [T, N] f32, of the behaviour policy
     next_value: Array  # [T, N] f32: V of the true successor, never of the reset observation; 0 where terminated
     reward: Array  # [T, N] f32, unscaled
     terminated: Array  # [T, N] bool: the episode ended; no bootstrap
-    truncated: Array  # [T, N] bool: the episode was cut (a time limit); bootstraps from next_value
+    truncated: Array  # [T, N] bool: the episode was cut off (a time limit); bootstraps from next_value
 
     @property
     def done(self) -> Array:
@@ -69,8 +68,19 @@ class Transition(struct.PyTreeNode, kw_only=True):
 Rollout = Transition
 
 
+class Batch(struct.PyTreeNode, kw_only=True):
+    """Samples of a rollout for the loss; leaves [B, ...]."""
+
+    obs: PyTree  # [B, *obs], as in `Transition`
+    action: Array  # [B, *act], as in `Transition`
+    log_prob: Array  # [B] f32, of the behaviour policy
+    value: Array  # [B] f32, of the behaviour policy
+    advantage: Array  # [B] f32, standardized over the minibatch if PPOConfig.normalize_advantage
+    target: Array  # [B] f32, for the value: advantage (not standardized) + value
+
+
 class EpisodeStats(struct.PyTreeNode, kw_only=True):
-    """What a rollout says about episodes; stats of two rollouts (other devices, other actors) add with `+`."""
+    """Episode statistics of a rollout; the stats of two rollouts (other devices, other actors) add with `+`."""
 
     returns: Moments  # undiscounted returns of the episodes that ended
     lengths: Moments  # their lengths in steps
@@ -85,51 +95,51 @@ class EpisodeStats(struct.PyTreeNode, kw_only=True):
 
 
 class PolicyState(struct.PyTreeNode, kw_only=True):
-    """All that an actor needs to act."""
+    """The arrays that a policy needs to act."""
 
-    params: PyTree  # the network's
-    obs_stats: PyTree  # Moments per observation leaf (shape of the leaf); () when observations are not normalised
+    params: PyTree  # the network's parameters
+    obs_stats: PyTree  # Moments per observation leaf (shape of the leaf); () if observations are not normalized
 
 
 class TrainState(struct.PyTreeNode, kw_only=True):
-    """All that the learner needs to go on: arrays only."""
+    """The arrays that the learner needs to continue a run."""
 
     policy: PolicyState
     opt_state: PyTree
     hyperparams: Hyperparams  # f32 scalars
     reward_stats: Moments  # of the discounted return
-    learning_rate_scale: Array  # [] f32, moved by kl_control="adapt"
+    learning_rate_scale: Array  # [] f32, changed by kl_control="adapt"
     key: Array  # [] key, split by every update
-    update: Array  # [] i32, updates done
-    num_updates: Array  # [] i32, length of the run, for annealing
+    update: Array  # [] i32, number of updates so far
+    num_updates: Array  # [] i32, number of updates of the whole run, for annealing
 
 
 class Episode(struct.PyTreeNode, kw_only=True):
-    """Where each environment's episode stands."""
+    """Progress of each environment's current episode."""
 
-    returns: Array  # [N] f32, undiscounted, so far
+    returns: Array  # [N] f32, undiscounted return so far
     lengths: Array  # [N] i32, steps so far
     discounted: Array  # [N] f32, rewards so far, each discounted by its age
 
     @classmethod
     def beginning(cls, num_envs: int) -> "Episode":
-        """Of N environments just reset."""
+        """Returns the progress of N environments that were just reset."""
         zeros = jnp.zeros(num_envs)
         return cls(returns=zeros, lengths=zeros.astype(jnp.int32), discounted=zeros)
 
     def after(self, reward: Array, gamma: Array | float) -> "Episode":
-        """One step on: with rewards [N] f32."""
+        """Returns the progress after one more step with rewards [N] f32."""
         return Episode(
             returns=self.returns + reward, lengths=self.lengths + 1, discounted=gamma * self.discounted + reward
         )
 
     def restarted(self, done: Array) -> "Episode":
-        """At zero where done, [N] bool."""
+        """Returns the progress with zeros where done, [N] bool."""
         return jax.tree.map(lambda x: jnp.where(done, jnp.zeros_like(x), x), self)
 
 
 class CollectState(struct.PyTreeNode, kw_only=True):
-    """Where N environments stand between two rollouts. Every leaf has the leading dim N."""
+    """State of N environments between two rollouts. Every leaf has the leading dim N."""
 
     env_state: PyTree
     obs: PyTree  # [N, *obs]

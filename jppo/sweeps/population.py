@@ -15,9 +15,8 @@ from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
-from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.types import Array, PyTree
-from jppo.training.device_loop import run_chunk
 from jppo.training.history import History, RecentEpisodes
 from jppo.training.progress import Reporter
 

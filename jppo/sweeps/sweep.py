@@ -11,7 +11,7 @@ import jax
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.resources import Resources
 from jppo.devices.memory import explain_out_of_memory
-from jppo.ppo.learner import Loss
+from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.sweeps.grid import ProgramGroup, check_count, check_num_devices, check_seeds, check_settings, make_groups

@@ -13,7 +13,7 @@ from ray import tune
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
 from jppo.envs.backends import BACKENDS
-from jppo.ppo.learner import Loss
+from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import Hyperparams

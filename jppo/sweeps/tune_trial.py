@@ -21,7 +21,7 @@ from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import make_host_env
 from jppo.ppo.anakin import Anakin, AnakinState, make_anakin
-from jppo.ppo.learner import Loss
+from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer
 from jppo.ppo.types import Hyperparams, TrainState
@@ -129,7 +129,9 @@ class _UpdateByUpdate:
 
     def __init__(self, agent: Anakin, seed: int, hyperparams: Hyperparams, log: Logger) -> None:
         self._log, self._num_updates = log, agent.num_updates
-        self.state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
+        self.state: AnakinState = jit(agent.init, out_shardings=agent.sharding.out_shardings)(
+            jax.random.key(seed), hyperparams
+        )
         self._step = jit(agent.step).lower(self.state).compile()
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:

@@ -6,18 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.mesh import allgather_ints
-from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo import anakin
+from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.logger import Logger, LoopResult
 
-CHUNK_CAPACITY = 1024  # updates a chunk can hold; its metrics are all that it sends back
 _CHUNK_SECONDS = 0.4
 _SLOW_UPDATE = 2.0  # seconds; from here on no chunk is launched ahead, so that a stop waits for one update only
 POLL_SECONDS = 0.005
@@ -63,7 +62,7 @@ class ChunkLoop:
                 self.save()
             ahead = pace < _SLOW_UPDATE and not self._shared and not due
             if remaining and (pending is None or ahead):
-                length, stop = self._agree(min(length, remaining, CHUNK_CAPACITY), stop_requested())
+                length, stop = self._agree(min(length, remaining, anakin.CHUNK_CAPACITY), stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
                     launched += length
@@ -132,13 +131,14 @@ class DeviceLoop(ChunkLoop):
         checkpoints: Checkpoints | None = None,
     ) -> None:
         start = time.perf_counter()
-        state: AnakinState = jit(agent.init, out_shardings=agent.sharding)(jax.random.key(seed), hyperparams)
+        state: AnakinState = jit(agent.init, out_shardings=agent.sharding.out_shardings)(
+            jax.random.key(seed), hyperparams
+        )
         if checkpoints is not None and checkpoints.start is not None:
             train = state.train
             state = checkpoints.start.put(state)
             state = state.replace(train=state.train.replace(num_updates=train.num_updates))  # it may be extended
-        whole: Any = agent.sharding.train
-        finite = jax.make_array_from_callback((), whole, lambda _: np.ones((), bool))
+        finite = jax.make_array_from_callback((), agent.sharding.train, lambda _: np.ones((), bool))
         chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
         compiled = chunk.lower(state, finite, np.int32(0)).compile()
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
@@ -157,31 +157,3 @@ class DeviceLoop(ChunkLoop):
 
     def close(self) -> None:
         """Nothing outlives the program."""
-
-
-def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:
-    """`length` updates, or fewer: up to the first that diverges, and none where finite, which the chunk before
-    returned, is False already.
-
-    The length is an argument, not a shape, so that one compiled program serves every chunk.
-
-    Returns:
-      the state, whether all went well, and metrics in the first rows of buffers [CHUNK_CAPACITY].
-    """
-    step = jax.jit(agent.step)  # traced once for both
-    shapes = jax.eval_shape(step, state)[1]
-    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
-
-    def go_on(loop: tuple[Array, Array, AnakinState, Metrics]) -> Array:
-        done, finite, _, _ = loop
-        return jnp.logical_and(done < length, finite)
-
-    def body(loop: tuple[Array, Array, AnakinState, Metrics]) -> tuple[Array, Array, AnakinState, Metrics]:
-        done, _, state, buffers = loop
-        state, metrics = step(state)
-        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
-        return done + 1, metrics["finite"], state, buffers
-
-    start = (jnp.zeros((), jnp.int32), finite, state, buffers)
-    _, finite, state, buffers = jax.lax.while_loop(go_on, body, start)
-    return state, finite, buffers

@@ -27,7 +27,7 @@ from jppo.devices.mesh import max_usable_devices
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, make_anakin
-from jppo.ppo.learner import Loss
+from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs import run_dir as runs

@@ -5,7 +5,7 @@ from typing import Any
 
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
 from jppo.config.run import RunConfig
-from jppo.ppo.learner import Loss
+from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.training.progress import Reporter

@@ -10,11 +10,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.grad_accumulation import accumulate_gradients, residual_bytes
-from jppo.ppo.learner import Batch, ppo_loss
+from jppo.ppo.kernels.microbatches import accumulate_gradients, dense_residual_bytes, residual_bytes
+from jppo.ppo.losses import ppo_loss
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
-from jppo.ppo.types import PolicyState
+from jppo.ppo.types import Batch, PolicyState
 
 ROWS = 2048
 ACTIONS = [ActionSpec((), "int32", num_actions=2), ActionSpec((), "int32", num_actions=18), ActionSpec((6,), "float32")]
@@ -32,14 +32,15 @@ def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, siz
     network = make_network(config, obs_spec, action)
     policy, numbers = make_policy(network, obs_spec, action), jnp.zeros(ROWS)
     actions = jnp.zeros((ROWS, *action.policy_shape), jnp.int32 if action.num_actions else jnp.float32)
-    batch = Batch(jnp.zeros((ROWS, inputs)), actions, *[numbers] * 4)
+    names = ("log_prob", "value", "advantage", "target")
+    batch = Batch(obs=jnp.zeros((ROWS, inputs)), action=actions, **dict.fromkeys(names, numbers))
 
     def loss(params):
         outputs = policy.apply(PolicyState(params=params, obs_stats=()), batch.obs)
         return ppo_loss(*outputs, batch, jppo.Hyperparams(), config)
 
     params = jax.eval_shape(policy.init, jax.random.key(0), batch.obs)
-    assert ROWS * network.residual_bytes(inputs) == pytest.approx(residual_bytes(loss, params), rel=0.1)
+    assert ROWS * dense_residual_bytes(network, inputs) == pytest.approx(residual_bytes(loss, params), rel=0.1)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5])

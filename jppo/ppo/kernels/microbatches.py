@@ -1,0 +1,110 @@
+"""Gradient accumulation over microbatches whose activations fit the CPU's cache.
+
+Gain: updates with minibatches of 16,384 rows or more are 1.10 to 1.62 times faster (CPU; convolutions up to 2.5 times).
+Two microbatches at once keep two cores busy: another 1.01 to 1.20 on one device. Elsewhere nothing is split.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jppo.envs.spaces import PyTree
+from jppo.ppo import kernels
+from jppo.ppo.kernels.dense import WIDE
+from jppo.ppo.networks import ActorCritic
+from jppo.ppo.types import Metrics
+
+_CACHE_BYTES = 16 << 20  # for the activations of one microbatch on each device of a CPU; half of the last-level cache
+_AT_ONCE = 2  # microbatches that one device computes at once; several devices already run at once
+_MIN_IN_SEQUENCE = 3  # two microbatches one after the other are no faster than one
+_NUMBERS_KEPT = {"tanh": 3.0, "relu": 2.25, "swish": 4.0}  # for the backward pass, per output of a layer
+
+
+def num_microbatches(
+    network: Any, loss: Callable[..., Any], params: PyTree, samples: PyTree, features: PyTree, axis_name: str | None
+) -> int:
+    """Returns the number of equal microbatches to split a minibatch into.
+
+    Args:
+      loss: (params, samples) -> a scalar and metrics, each a mean over rows.
+      samples: the minibatch, leaves [B, ...].
+      features: shapes of the network's inputs, leaves [B, ...].
+      axis_name: mesh axis of the devices, each of which has as many rows; None for one device.
+    """
+    rows = len(jax.tree.leaves(samples)[0])
+    if not kernels.on_cpu() or not rows:
+        return 1
+    if type(network) is ActorCritic and network.kind == "mlp" and network.hidden_sizes:
+        inputs = sum(leaf.size for leaf in jax.tree.leaves(features)) // rows
+        num_bytes = rows * dense_residual_bytes(network, inputs)
+    else:
+        num_bytes = residual_bytes(lambda params: loss(params, samples), params)
+    return split(num_bytes, rows, axis_name)
+
+
+def split(num_bytes: int, rows: int, axis_name: str | None) -> int:
+    """Returns the number of equal microbatches for so many rows.
+
+    Args:
+      num_bytes: kept by a forward pass over all rows for the backward pass.
+      axis_name: see `num_microbatches`.
+    """
+    devices = _devices_per_host(axis_name)
+    needed = -(-num_bytes * devices // _CACHE_BYTES)  # devices share the cache
+    minimum = _AT_ONCE if devices == 1 else _MIN_IN_SEQUENCE
+    return 1 if needed < minimum else next((n for n in range(needed, 2 * needed) if rows % n == 0), 1)
+
+
+def residual_bytes(loss: Callable[[PyTree], Any], params: PyTree) -> int:
+    """Returns the bytes that a forward pass of loss, (params) -> (scalar, metrics), keeps for the backward pass.
+
+    Traces the loss, which takes a sixth of a second.
+    """
+    kept = jax.eval_shape(lambda params: jax.vjp(loss, params, has_aux=True)[1], params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
+def dense_residual_bytes(network: ActorCritic, num_inputs: int) -> int:
+    """Returns `residual_bytes` per row for a network of hidden dense layers and `ppo_loss`, within a tenth and without
+    tracing: inputs, each layer's outputs and its activation's derivative, and the loss."""
+    torsos, sizes, action = 1 if network.shared_torso else 2, network.hidden_sizes, network.action
+    inputs = num_inputs if num_inputs >= WIDE else torsos * num_inputs
+    layers = torsos * (_NUMBERS_KEPT[network.activation] * sum(sizes) + sizes[0]) + (2 - torsos) * sizes[-1]
+    loss = 6.5 * action.num_actions + 21 if action.num_actions else 3 * action.size + 20
+    return round(4 * (inputs + layers + loss))
+
+
+def accumulate_gradients(
+    gradient: Callable[[PyTree], tuple[Metrics, PyTree]],
+    samples: PyTree,
+    count: int,
+    zero: PyTree,
+    axis_name: str | None,
+) -> tuple[Metrics, PyTree]:
+    """Returns gradient(samples), metrics and a gradient, as the mean over `count` microbatches.
+
+    Plain form: count = 1.
+
+    Args:
+      zero: a gradient of zeros.
+      axis_name: see `num_microbatches`.
+    """
+    if count == 1:
+        return gradient(samples)
+    microbatches = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
+
+    def add(total: PyTree, microbatch: PyTree) -> tuple[PyTree, Metrics]:
+        metrics, grads = gradient(microbatch)
+        return jax.tree.map(jnp.add, total, grads), metrics
+
+    # With an odd number, the last one would be a third copy of the gradient's program and gain nothing.
+    at_once = _AT_ONCE if _devices_per_host(axis_name) == 1 and count % _AT_ONCE == 0 else 1
+    total, metrics = jax.lax.scan(add, zero, microbatches, unroll=at_once)
+    return jax.tree.map(jnp.mean, metrics), jax.tree.map(lambda x: x / count, total)
+
+
+def _devices_per_host(axis_name: str | None) -> int:
+    """Returns how many devices of the axis share a CPU."""
+    return 1 if axis_name is None else max(1, jax.lax.axis_size(axis_name) // jax.process_count())
