@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.ppo.anakin import make_anakin as make_anakin
     from jppo.ppo.distributions import Categorical as Categorical
     from jppo.ppo.distributions import DiagGaussian as DiagGaussian
-    from jppo.ppo.learner import ppo_loss as ppo_loss
+    from jppo.ppo.losses import mean_over_rows as mean_over_rows
+    from jppo.ppo.losses import ppo_loss as ppo_loss
     from jppo.ppo.networks import Network as Network
     from jppo.runs.evaluation import evaluate as evaluate
     from jppo.runs.export import export_policy as export_policy
@@ -65,7 +66,7 @@ _MODULES = {
     "jppo.errors": ("ActorsFailed", "HostFailed", "TrainingDiverged"),
     "jppo.ppo.anakin": ("make_anakin",),
     "jppo.ppo.distributions": ("Categorical", "DiagGaussian"),
-    "jppo.ppo.learner": ("ppo_loss",),
+    "jppo.ppo.losses": ("mean_over_rows", "ppo_loss"),
     "jppo.ppo.networks": ("Network",),
     "jppo.runs.evaluation": ("evaluate",),
     "jppo.runs.export": ("export_policy", "load_exported"),
