@@ -66,7 +66,7 @@ def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int)
     rollout = {name: columns[f"actors/{name}_seconds"].mean() for name in ("env", "policy", "rollout")}
     return {
         "steps_per_second": float(
-            (result.metrics["step"][-1] - result.metrics["step"][0]) / (elapsed[-1] - elapsed[0])
+            (result.metrics["env_steps"][-1] - result.metrics["env_steps"][0]) / (elapsed[-1] - elapsed[0])
         ),
         "seconds": {
             "env": float(rollout["env"]),

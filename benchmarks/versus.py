@@ -246,7 +246,7 @@ def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
     seconds[0] = sum(result.metrics[f"time/{part}"][0] for part in ("wait", "transfer", "update"))
     return {
         "seconds": seconds.tolist(),
-        "steps": result.metrics["step"].tolist(),
+        "steps": result.metrics["env_steps"].tolist(),
         "return_mean": float(result.metrics["episode/return_mean"][-1]),
         "versions": versions() | {name: version(name) for name in ("ray", "gymnasium")},
     }

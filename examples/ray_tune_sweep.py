@@ -16,7 +16,7 @@ CONFIG = jppo.PPOConfig(num_steps=128)
 
 def sweep(name: str, space: dict[str, Any], total_steps: int, **settings: Any) -> tune.Result:
     """The best trial. ASHA ends those that are behind others after the same number of environment steps."""
-    early_end = ASHAScheduler(time_attr="step", max_t=total_steps, grace_period=total_steps // 4)
+    early_end = ASHAScheduler(time_attr="env_steps", max_t=total_steps, grace_period=total_steps // 4)
     results = tune.Tuner(
         jppo.tune.trainable("CartPole-v1", total_steps=total_steps, config=CONFIG),
         param_space=space,
@@ -29,7 +29,7 @@ def sweep(name: str, space: dict[str, Any], total_steps: int, **settings: Any) -
     print(f"{name}\nlearning rate   batch size   steps   mean return")
     for trial in sorted(results, key=lambda trial: trial.metrics["return_mean"]):
         batch_size = trial.config["num_envs"] * CONFIG.num_steps
-        step, score = trial.metrics["step"], trial.metrics["return_mean"]
+        step, score = trial.metrics["env_steps"], trial.metrics["return_mean"]
         print(f"{trial.config['learning_rate']:>13.2g} {batch_size:>12} {step:>7} {score:>13.0f}")
     return results.get_best_result()
 

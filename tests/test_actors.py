@@ -93,7 +93,7 @@ def assert_same_run(a, b):
     for name in a.metrics:
         if name.startswith(NO_ROW):
             continue
-        if name.startswith(("episode/", "update", "step")):
+        if name.startswith(("episode/", "update", "env_steps")):
             np.testing.assert_array_equal(a.metrics[name], b.metrics[name], name)
         else:
             np.testing.assert_allclose(a.metrics[name], b.metrics[name], 1e-3, 1e-6, err_msg=name)

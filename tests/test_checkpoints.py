@@ -514,7 +514,7 @@ def test_a_disk_that_takes_nothing_more_costs_what_would_be_on_it_but_not_the_ru
         limit(resource.RLIM_INFINITY)
     assert (result.summary["status"], result.summary["updates"]) == ("finished", UPDATES)
     assert_same(result.state, full.state)
-    assert "metrics.jsonl" in result.summary["unsaved"]
+    assert "metrics.jsonl" in result.summary["failed_writes"]
     assert_rows(tmp_path / "run", 6)
     said = [text for text in reporter.messages if "metrics.jsonl could not be written" in text]
     assert [text.endswith(end) for text, end in zip(said, ("are tried again", "it is lost"), strict=True)] == [True] * 2
@@ -525,15 +525,15 @@ def test_metrics_that_could_not_be_written_are_written_when_they_can_be(tmp_path
     monkeypatch.setattr("jppo.runs.writer._AGAIN_SECONDS", 0.0)
     said = []
     writer = RunWriter(tmp_path / "run", {}, say=said.append)
-    writer.write_updates([{"update": 1, "step": 8}])
+    writer.write_updates([{"update": 1, "env_steps": 8}])
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
     try:
         for update in range(2, 5):
-            writer.write_updates([{"update": update, "step": 8 * update}])
+            writer.write_updates([{"update": update, "env_steps": 8 * update}])
         assert_rows(tmp_path / "run", 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    writer.write_updates([{"update": 5, "step": 40}])
+    writer.write_updates([{"update": 5, "env_steps": 40}])
     assert_rows(tmp_path / "run", 5)
     assert len([text for text in said if "metrics.jsonl could not be written" in text]) == 1
     writer.abort()
@@ -541,24 +541,24 @@ def test_metrics_that_could_not_be_written_are_written_when_they_can_be(tmp_path
 
 def test_lines_that_were_too_many_to_wait_are_told_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("jppo.runs.writer._AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr("jppo.runs.writer._WAITING_BYTES", 60)
+    monkeypatch.setattr("jppo.runs.writer._WAITING_BYTES", 70)
     writer = RunWriter(tmp_path / "run", {}, say=lambda text: None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     try:
         for update in range(1, 9):
-            writer.write_updates([{"update": update, "step": 8 * update}])
+            writer.write_updates([{"update": update, "env_steps": 8 * update}])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert writer.close({"x": np.zeros(3, np.float32)}, {"status": "finished"}) == ["metrics.jsonl"]
     assert_rows(tmp_path / "run", 2)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["unsaved"] == ["metrics.jsonl"]
+    assert json.loads((tmp_path / "run/summary.json").read_text())["failed_writes"] == ["metrics.jsonl"]
 
 
 def test_an_error_that_comes_with_the_closing_of_a_file_is_told_too(tmp_path):
     """As network file systems and quotas have it."""
     said = []
     writer = RunWriter(tmp_path / "run", {}, say=said.append)
-    writer.write_updates([{"update": 1, "step": 8}])
+    writer.write_updates([{"update": 1, "env_steps": 8}])
 
     class Refusing:
         def __init__(self, file):
@@ -606,7 +606,7 @@ def test_tensorboards_disk_may_be_full(tmp_path):
     writer = RunWriter(tmp_path / "run", {}, say=said.append)
     writer._events._writer._py_recordio_writer._writer = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     for update in range(1, 50):
-        writer.write_updates([{"update": update, "step": 8 * update, "loss/total": 0.5}])
+        writer.write_updates([{"update": update, "env_steps": 8 * update, "loss/total": 0.5}])
     assert_rows(tmp_path / "run", 49)
     assert len(said) == 1
     assert "tensorboard could not be written (No space left on device)" in said[0]

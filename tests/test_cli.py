@@ -307,7 +307,7 @@ def test_training_ends_standard_output_with_json(trained):
     assert {"python", "jppo", "jax", "gymnax"} <= set(summary["versions"])
     assert summary == read_summary(path)
     metrics = read_metrics(path)
-    assert metrics["step"][-1] == 2048
+    assert metrics["env_steps"][-1] == 2048
     assert metrics["episode/count"].sum() == summary["episodes"] > 0
     for said in ("compiled in", "2,048/2,000 steps", "finished: 2,048 steps, 16 updates", f"saved in {path}"):
         assert said in err

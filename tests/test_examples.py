@@ -39,7 +39,7 @@ def sweeps_by_grid_and_by_optuna(best):
     assert grid.config == {"learning_rate": 1e-2, "num_envs": 4}, "the other rate is far too low"
     assert 1e-5 <= proposed.config["learning_rate"] <= 1e-2
     for trial in best:
-        assert trial.metrics["step"] == 8192
+        assert trial.metrics["env_steps"] == 8192
         assert trial.checkpoint
 
 

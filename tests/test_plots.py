@@ -23,7 +23,7 @@ def write_run(path, returns, counts=None, stds=None, pace=1.0, **settings):
     lines = [
         {
             "update": i,
-            "step": 10 * i,
+            "env_steps": 10 * i,
             "time/elapsed": pace * i,
             "episode/return_mean": mean if count else None,
             "episode/return_std": std if count else None,

@@ -32,7 +32,12 @@ HOUR = 130_000  # updates; 36 a second
 
 def chunk(start, length=CHUNK):
     number = np.arange(start, start + length)
-    return {"update": number, "step": 64 * number, "loss": np.sin(number), "return": np.where(number % 3, 0.5, np.nan)}
+    return {
+        "update": number,
+        "env_steps": 64 * number,
+        "loss": np.sin(number),
+        "return": np.where(number % 3, 0.5, np.nan),
+    }
 
 
 def test_an_hour_takes_no_more_memory_than_a_quarter():
@@ -180,7 +185,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
         ("", "has no updates yet"),
         ('{"update": 1', "has no updates yet"),
         ('{"update": 1}\n{"upd\n{"update": 3}\n', "is damaged: "),
-        ('{"update": 1}\n{"step": 2}\n', "is damaged: 'update'"),
+        ('{"update": 1}\n{"env_steps": 2}\n', "is damaged: 'update'"),
         ("1\n2\n", "is damaged: "),
     ],
 )

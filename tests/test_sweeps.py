@@ -220,7 +220,7 @@ def test_successive_halving_stops_the_worse_half(halve):
     assert set(statuses.values()) == {"finished", "stopped"}
     assert result.best().runs[0].number == last
     alone = sweep(seeds=1, learning_rate=rates[last]).run(0)
-    for name in ("update", "step", "learning_rate", "loss/total", "episode/return_mean"):
+    for name in ("update", "env_steps", "learning_rate", "loss/total", "episode/return_mean"):
         np.testing.assert_allclose(result.run(last).metrics[name], alone.metrics[name], 1e-3, 1e-4, err_msg=name)
     elapsed = result.run(last).metrics["time/elapsed"]
     assert (np.diff(elapsed) > 0).all()

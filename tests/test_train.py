@@ -31,7 +31,7 @@ CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
 RATE = jppo.Hyperparams(learning_rate=3e-3)
 BATCH, UPDATES = 32, 40
 METRICS = {
-    *("update", "step", "time/elapsed", "time/steps_per_second", "learning_rate", "grad/norm"),
+    *("update", "env_steps", "time/elapsed", "time/steps_per_second", "learning_rate", "grad/norm"),
     *("loss/total", "loss/policy", "loss/value", "value/mean", "value/explained_variance"),
     *("policy/entropy", "policy/approx_kl", "policy/clip_fraction"),
     *("episode/return_mean", "episode/return_std", "episode/length_mean", "episode/count"),
@@ -127,7 +127,7 @@ def plain_loop(agent, seed):
 def test_every_update_is_one_line_and_one_entry(run):
     rows = lines(run.run_dir)
     assert [row["update"] for row in rows] == list(range(1, UPDATES + 1))
-    assert [row["step"] for row in rows] == [BATCH * n for n in range(1, UPDATES + 1)]
+    assert [row["env_steps"] for row in rows] == [BATCH * n for n in range(1, UPDATES + 1)]
     assert all(set(row) == METRICS for row in rows)
     assert set(run.metrics) == METRICS
     assert_trees_equal(read_metrics(run.run_dir), run.metrics)
@@ -184,7 +184,7 @@ def test_tensorboard_holds_every_metric(run):
         event = Event.FromString(data[offset + 12 : offset + 12 + length])
         offset += 16 + length
         seen |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
-    assert set(seen) == METRICS - {"update", "step"}
+    assert set(seen) == METRICS - {"update", "env_steps"}
     assert seen["loss/value"][0] == UPDATES * BATCH
 
 

@@ -194,7 +194,7 @@ def test_the_ray_backend_goes_on_in_new_environments(tmp_path, monkeypatch):
         second = FakeTune(tmp_path / "second", monkeypatch, start=whole.checkpoints[4])
         trial(SPACE)
     assert list(whole.checkpoints) == [4, 8]
-    assert [row["step"] for row in second.reports] == [number * CONFIG.batch_size for number in (5, 6, 7, 8)]
+    assert [row["env_steps"] for row in second.reports] == [number * CONFIG.batch_size for number in (5, 6, 7, 8)]
     assert second.reports[0]["value/mean"] != whole.reports[4]["value/mean"]
     assert second.reports[0]["learning_rate"] == whole.reports[4]["learning_rate"]
 
@@ -295,7 +295,7 @@ def test_a_population_is_one_trial_that_reports_every_lane(ray_of_two, tmp_path)
     for trial in results:
         with lenient():
             swept = jppo.sweep("CartPole-v1", **options, **trial.config, num_devices=1)
-        assert trial.metrics["step"] == 4 * STEPS
+        assert trial.metrics["env_steps"] == 4 * STEPS
         lanes = [trial.metrics[f"lane/{number}"] for number in range(4)]
         np.testing.assert_allclose(lanes, swept.table["return_mean"], rtol=0.02)
         assert sorted(lanes)[1] <= trial.metrics["return_mean"] <= sorted(lanes)[2]

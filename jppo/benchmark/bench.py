@@ -181,7 +181,7 @@ def _bench_actors(
     speeds = columns["time/steps_per_second"]
     warm_up = max(warm_up, int(np.argmax(speeds != speeds[0])))  # all that were logged with the first
     later = {name: column[warm_up:] for name, column in columns.items()}
-    elapsed, steps = (float(columns[name][-1] - columns[name][warm_up - 1]) for name in ("time/elapsed", "step"))
+    elapsed, steps = (float(columns[name][-1] - columns[name][warm_up - 1]) for name in ("time/elapsed", "env_steps"))
     parts, shares = _of_clocks(later, prepared.ray.policy_lag)
     times, cores_busy = _time_alone(prepared, loop, seconds, stop_requested)
     return _benched(

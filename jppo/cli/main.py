@@ -107,7 +107,7 @@ class Train:
             print(*summary_lines(result.summary), *same, sep="\n", file=stream)
         if self.json:
             print(json.dumps(jsonable(result.summary)))
-        return EXITS.get(result.summary["status"], EXIT_FAILED if "unsaved" in result.summary else 0)
+        return EXITS.get(result.summary["status"], EXIT_FAILED if "failed_writes" in result.summary else 0)
 
 
 _COMMANDS = ("train", "sweep", "plan", "bench", "check-env", "eval", "plot", "play", "export", "envs")

@@ -75,9 +75,9 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
     for axes, (env, settings) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for curves in settings[:_MOST_CURVES]:
             runs = [_ended(metrics) for metrics in curves.metrics]
-            grid = np.linspace(min(r["step"][0] for r in runs), max(r["step"][-1] for r in runs), _POINTS)
-            returns = np.array([_smooth(r, "step", "episode/return_mean", grid) for r in runs])
-            marker = "o" if min(len(r["step"]) for r in runs) < _FEW else None
+            grid = np.linspace(min(r["env_steps"][0] for r in runs), max(r["env_steps"][-1] for r in runs), _POINTS)
+            returns = np.array([_smooth(r, "env_steps", "episode/return_mean", grid) for r in runs])
+            marker = "o" if min(len(r["env_steps"]) for r in runs) < _FEW else None
             (line,) = axes.plot(
                 grid, interquartile_mean(returns), marker=marker, markevery=_POINTS - 1, label=curves.label
             )
@@ -177,7 +177,7 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     ended = _ended(metrics)
-    if not len(ended["step"]):
+    if not len(ended["env_steps"]):
         raise ValueError(f"{path}: no episode ended in this run, so there is no return to plot")
     return ended
 
@@ -190,7 +190,7 @@ def _ended(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _curve(label: str, runs: list[dict[str, np.ndarray]]) -> Curve:
     x, mean, spread = {}, {}, {}
-    for axis, column in (("steps", "step"), ("seconds", "time/elapsed")):
+    for axis, column in (("steps", "env_steps"), ("seconds", "time/elapsed")):
         grid = np.linspace(max(r[column][0] for r in runs), min(r[column][-1] for r in runs), _POINTS)
         returns = np.array([_smooth(r, column, "episode/return_mean", grid) for r in runs])
         x[axis], mean[axis] = grid, returns.mean(axis=0)

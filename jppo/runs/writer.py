@@ -93,8 +93,8 @@ class RunWriter:
         except OSError as error:
             if not waits:
                 self._warn(_METRICS, error, "its lines wait in memory, and are tried again")
-        step = rows[-1]["step"]
-        means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "step")}
+        step = rows[-1]["env_steps"]
+        means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "env_steps")}
         means = {name: value for name, value in means.items() if not math.isnan(value)}
         if self._events is not None:
             try:
@@ -107,20 +107,20 @@ class RunWriter:
 
     def close(self, policy: PolicyState, summary: dict[str, Any]) -> list[str]:
         """Writes what waits, the final policy and the summary, and closes every file; returns what could not be
-        written, which the summary says as "unsaved"."""
-        unsaved: list[str] = []
+        written, which the summary says as "failed_writes"."""
+        failed_writes: list[str] = []
         for name, write in (
             (_METRICS, self._metrics.close),
             (POLICY, lambda: save_policy(self.path / POLICY, policy)),
-            ("summary.json", lambda: write_json(self.path / "summary.json", _with(summary, unsaved))),
+            ("summary.json", lambda: write_json(self.path / "summary.json", _with(summary, failed_writes))),
         ):
             try:
                 write()
             except SAVE_ERRORS as error:
-                unsaved.append(name)
+                failed_writes.append(name)
                 self._warn(name, error, "it is lost")
         self._close()
-        return unsaved
+        return failed_writes
 
     def abort(self) -> None:
         """Closes the files without a policy or summary; a new run without a single update leaves nothing behind."""
@@ -144,8 +144,8 @@ class RunWriter:
             self._wandb = None
 
 
-def _with(summary: dict[str, Any], unsaved: list[str]) -> dict[str, Any]:
-    return summary | {"unsaved": unsaved} if unsaved else summary
+def _with(summary: dict[str, Any], failed_writes: list[str]) -> dict[str, Any]:
+    return summary | {"failed_writes": failed_writes} if failed_writes else summary
 
 
 class _Lines:

@@ -164,7 +164,7 @@ class PopulationLogger:
         finite = np.logical_and(self.finite[:, None], np.logical_and.accumulate(columns.pop("finite"), axis=1))
         length, passed = finite.shape[1], now - self.seconds
         number = self._update + 1 + np.arange(length)
-        rows: dict[str, np.ndarray] = {"update": number, "step": number * self._batch_size}
+        rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self._batch_size}
         rows["time/elapsed"] = self.seconds + passed * np.arange(1, length + 1) / length
         rows |= {name: column.T for name, column in columns.items()}
         self._history.add(rows)

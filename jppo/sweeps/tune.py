@@ -124,7 +124,7 @@ def population(
 ) -> Callable[[dict[str, Any]], None]:
     """A trainable for `ray.tune.Tuner` of which each trial is a whole population, one compiled program.
 
-    Reported are, some times a second: "step", of all lanes together; "run/0", "run/1", ..., the mean return of each
+    Reports several times per second: "env_steps" of all runs together; "run/0", "run/1", ..., the mean return of each
     over its last hundred episodes or so; and "return_mean", the interquartile mean of those. There are no checkpoints.
 
     Args:
@@ -174,5 +174,5 @@ class _ToTune(SweepProgress):
         middle = float(interquartile_mean(known)) if len(known) else float("nan")
         lanes = {f"run/{number}": value for number, value in sorted(self._returns.items())}
         tune.report(
-            {METRIC: middle, "step": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)} | lanes
+            {METRIC: middle, "env_steps": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)} | lanes
         )

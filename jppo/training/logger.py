@@ -73,7 +73,7 @@ class Logger:
         good = length if finite.all() else int(np.argmin(finite))
         speed = length * self.batch_size / max(now - self.seconds, 1e-9)
         number = self.updates + 1 + np.arange(good)
-        rows: dict[str, np.ndarray] = {"update": number, "step": number * self.batch_size}
+        rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self.batch_size}
         rows |= {name: column[:good] for name, column in metrics.items()}
         rows["time/steps_per_second"] = np.full(good, speed)
         rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
@@ -83,7 +83,7 @@ class Logger:
             if self.writer is not None:
                 values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
                 self.writer.write_updates([dict(zip(rows, row, strict=True)) for row in values_by_row])
-            self.reporter.update(int(rows["step"][-1]), speed, self.recent.mean)
+            self.reporter.update(int(rows["env_steps"][-1]), speed, self.recent.mean)
         return bool(finite.all())
 
 

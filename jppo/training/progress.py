@@ -153,7 +153,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['seconds']:.1f} s ({format_steps(summary['steps_per_second'])} steps/s) "
         f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
     ]
-    lost = f", but for {', '.join(summary['unsaved'])}" if "unsaved" in summary else ""
+    lost = f", but for {', '.join(summary['failed_writes'])}" if "failed_writes" in summary else ""
     return lines + ([f"saved in {summary['run_dir']}{lost}"] if summary["run_dir"] else [])
 
 

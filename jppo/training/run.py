@@ -45,7 +45,7 @@ class Result(NamedTuple):
     """The result of a run."""
 
     metrics: dict[str, np.ndarray]
-    """One array [updates] per metric, including "update" and "step"; NaN if no episode ended in an update."""
+    """One array [updates] per metric, including "update" and "env_steps"; NaN if no episode ended in an update."""
     policy: TrainedPolicy
     """The trained policy."""
     summary: dict[str, Any]
@@ -74,7 +74,7 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter) -> Resu
         prepared = prepare_run(settings)
         if settings.run_dir is not None and previous is not None:
             summary = read_summary(settings.run_dir)
-            finished = summary.get("status") == "finished" and "unsaved" not in summary
+            finished = summary.get("status") == "finished" and "failed_writes" not in summary
             check_same_run(settings.run_dir, previous, prepared.config_json, finished)
         reporter = make_reporter(progress, prepared.total_steps)
     assert_same_settings(json.dumps(prepared.config_json | {"xla_flags": None}, default=str))
@@ -207,7 +207,7 @@ def _save_result(
         "run_dir": None if writer is None else str(writer.path),
     }
     policy = TrainedPolicy(agent.policy, policy_state)
-    if writer is not None and (unsaved := writer.close(policy_state, summary)):
-        summary["unsaved"] = unsaved
+    if writer is not None and (failed_writes := writer.close(policy_state, summary)):
+        summary["failed_writes"] = failed_writes
     path = None if writer is None else writer.path
     return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
