@@ -28,7 +28,7 @@ SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
 
 def epoch_rows(config: PPOConfig, key: Array) -> Array:
     """The rows of all minibatches of an epoch, one minibatch after the other; [num_minibatches, B/num_minibatches]."""
-    strata = jnp.arange(config.num_strata)
+    strata = jnp.arange(config.effective_strata)
     keys = epoch_keys(key, dataclasses.replace(config, num_epochs=1), config.batch_size, strata)[0]
     return minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
 

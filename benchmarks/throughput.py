@@ -191,7 +191,9 @@ def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
         return jax.lax.scan(allgather_ints, last, rows)
 
     first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
-    return jax.lax.scan(epoch, first, epoch_keys(key, config, config.batch_size, jnp.arange(config.num_strata)))[0]
+    return jax.lax.scan(epoch, first, epoch_keys(key, config, config.batch_size, jnp.arange(config.effective_strata)))[
+        0
+    ]
 
 
 def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:

@@ -15,7 +15,6 @@ from probes import BoxTimeLimit
 
 import jppo
 from jppo.config.ppo import (
-    MAX_STRATA,
     Hyperparams,
     PPOConfig,
     RayConfig,
@@ -26,7 +25,7 @@ from jppo.config.ppo import (
 
 FIELDS = [field.name for field in dataclasses.fields(PPOConfig)]
 NUMBERS = [field.name for field in dataclasses.fields(Hyperparams)]
-COUNTS = ["num_envs", "num_steps", "num_epochs", "num_minibatches"]
+COUNTS = ["num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata"]
 
 
 def refusal(**fields):
@@ -118,7 +117,7 @@ def test_sizes():
 )
 def test_strata(num_envs, num_steps, num_minibatches, strata):
     config = PPOConfig(num_envs=num_envs, num_steps=num_steps, num_minibatches=num_minibatches)
-    assert config.num_strata == strata
+    assert config.effective_strata == strata
 
 
 _ODD = st.sampled_from([None, -1, 0, 2.5, "mlp", (), (64,), [8], True, math.nan, math.inf, b"x"])
@@ -143,9 +142,9 @@ def test_every_combination_is_sound_or_refused_by_name(fields):
         return
     assert hash(config) == hash(dataclasses.replace(config))
     assert config.minibatch_size * config.num_minibatches == config.num_envs * config.num_steps
-    assert 1 <= config.num_strata <= MAX_STRATA
-    assert config.num_envs % config.num_strata == 0
-    assert config.batch_size // config.num_strata % config.num_minibatches == 0
+    assert 1 <= config.effective_strata <= config.num_strata
+    assert config.num_envs % config.effective_strata == 0
+    assert config.batch_size // config.effective_strata % config.num_minibatches == 0
 
 
 def test_the_defaults_and_the_edges_of_the_ranges_pass():

@@ -91,12 +91,12 @@ def test_parameters_are_on_each_device_and_environments_spread(alone):
 
 
 def test_a_minibatch_has_one_all_reduce_of_all_gradients():
-    """Of one array: a CPU's devices wait for each other once for each. Two more: moments of an epoch's advantages, and
-    of values and episodes."""
+    """Devices wait for each other at each collective. Two more collect the moments of advantages and of episodes."""
     agent = jppo.make_anakin(lenient_env("CartPole-v1"), SMALL(), num_devices=2)
     state = jax.eval_shape(agent.init, jax.random.key(0), RATE)
     text = jax.jit(agent.step).lower(state).compile().as_text()
-    assert text.count(" all-reduce(") == 3
+    assert text.count(" all-reduce(") == 1
+    assert text.count(" all-gather(") == 2
     (flat,) = re.findall(r" = f32\[(\d+)\]\{0\} all-reduce\(", text)
     num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params))
     assert num_params < int(flat) < num_params + 10, "gradients and metrics are not summed as one array"
@@ -167,7 +167,7 @@ def test_most_devices(num_envs, num_steps, most):
         (9, r"num_devices = 9; JAX has 8 here \(cpu\)"),
         (True, "num_devices = True must be a whole number of at least 1"),
         (2.0, r"num_devices = 2\.0 must be a whole number of at least 1"),
-        (3, "num_devices = 3 must divide 8, the shards that num_envs = 8 environments are shuffled in"),
+        (3, "num_devices = 3 must divide 8, the number of strata of the shuffle for num_envs = 8; set"),
     ],
 )
 def test_devices_there_are_not(num_devices, message):

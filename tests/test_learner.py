@@ -196,7 +196,7 @@ class Reference:
     def minibatches(self):
         config = self.config
         self.key, key = jax.random.split(self.key)
-        for keys in epoch_keys(key, config, T * N, jnp.arange(config.num_strata)):
+        for keys in epoch_keys(key, config, T * N, jnp.arange(config.effective_strata)):
             yield from np.asarray(minibatch_indices(keys, T, N, config.num_minibatches))
 
     def step(self, batch, rate):

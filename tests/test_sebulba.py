@@ -97,7 +97,7 @@ def test_fragments_are_joined_and_split_over_devices(num_devices):
     [
         (0, "num_devices = 0 must be a whole number of at least 1"),
         (9, "num_devices = 9; JAX has 8 here"),
-        (3, "num_devices = 3 must divide 8, the shards that num_envs = 8 environments are shuffled in"),
+        (3, "num_devices = 3 must divide 8, the number of strata of the shuffle for num_envs = 8; set"),
     ],
 )
 def test_devices_there_are_not(num_devices, message):

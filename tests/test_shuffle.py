@@ -6,6 +6,9 @@ network of one double round, so that a pass means something.
 """
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -301,7 +304,7 @@ def test_every_minibatch_takes_as_much_of_every_stratum():
 
 def test_every_epoch_and_stratum_has_keys_of_its_own_wherever_it_is():
     config = PPOConfig(num_envs=NUM_ENVS, num_steps=NUM_STEPS, num_epochs=3)
-    key, count = jax.random.key(0), config.num_strata
+    key, count = jax.random.key(0), config.effective_strata
     whole = np.asarray(epoch_keys(key, config, config.batch_size, jnp.arange(count)))
     assert whole.shape[:2] == (3, count)
     assert whole.dtype == np.uint32
@@ -316,3 +319,53 @@ def test_strata_are_shuffled_apart():
     envs = NUM_ENVS // NUM_STRATA
     within = {tuple(zip(row // NUM_ENVS, row % NUM_ENVS % envs, strict=True)) for row in rows}
     assert len(within) == NUM_STRATA
+
+
+MANY_DEVICES = """
+import jax
+import numpy as np
+
+import jppo
+
+assert len(jax.devices()) == 32
+for count in (16, 32):
+    config = jppo.PPOConfig(
+        num_envs=64, num_steps=4, num_epochs=1, num_minibatches=2, num_strata=count, hidden_sizes=(4,)
+    )
+    outcomes = []
+    for num_devices in (1, count):
+        agent = jppo.make_anakin("CartPole-v1", config, total_steps=256, num_devices=num_devices)
+        init = jax.jit(agent.init, out_shardings=agent.sharding.out_shardings)
+        state, metrics = jax.jit(agent.step)(init(jax.random.key(0), jppo.Hyperparams()))
+        assert len(state.train.update.sharding.device_set) == num_devices
+        outcomes.append(jax.device_get((state.train.policy.params, metrics["loss/total"])))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), *outcomes)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_updates_on_16_and_32_devices_equal_those_on_one():
+    flags = "--xla_force_host_platform_device_count=32"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_DEVICES], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.parametrize("strata", [16, 32])
+def test_minibatches_with_many_strata_do_not_depend_on_the_number_of_devices(strata):
+    config = PPOConfig(num_envs=64, num_steps=6, num_minibatches=4, num_strata=strata)
+    assert config.effective_strata == strata
+    key, shape = jax.random.key(0), (config.num_steps, config.num_envs)
+    rows_of = functools.partial(minibatch_indices, num_minibatches=config.num_minibatches)
+    everything = np.arange(config.batch_size).reshape(shape)
+    whole = rows_of(epoch_keys(key, config, config.batch_size, jnp.arange(strata))[0], *shape)
+    np.testing.assert_array_equal(np.sort(np.ravel(whole)), np.arange(config.batch_size))
+    parts, num_envs = [], config.num_envs // strata
+    for device in range(strata):
+        keys = epoch_keys(key, config, config.batch_size // strata, jnp.arange(device, device + 1))[0]
+        rows = rows_of(keys, config.num_steps, num_envs)
+        parts.append(everything[:, device * num_envs : (device + 1) * num_envs].reshape(-1)[np.asarray(rows)])
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts, axis=1)), np.sort(np.asarray(whole)))

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jppo.config.ppo import LEAST_SHARE, MAX_STRATA
+from jppo.config.ppo import DEFAULT_STRATA, LEAST_SHARE
 from jppo.runs.plots import draw_bars, format_steps
 
 CEILINGS = ("environment", "policy", "learner")
@@ -134,7 +134,7 @@ def _remarks(benched: BenchResult) -> list[str]:
             "(num_envs, num_steps) logging counts less."
         ]
     more, batch_size = 2 * benched.num_devices, benched.num_envs * benched.num_steps
-    spare = benched.device == "cpu" and more <= min(benched.cores, MAX_STRATA) and benched.num_envs % more == 0
+    spare = benched.device == "cpu" and more <= min(benched.cores, DEFAULT_STRATA) and benched.num_envs % more == 0
     if spare and not actors and batch_size >= more * LEAST_SHARE:
         return [
             f"With num_devices = {more} the cores share the work better; a Python program has to be started with "

@@ -22,7 +22,7 @@ from jppo.cli.export import Export
 from jppo.cli.plan import Plan
 from jppo.cli.runs import Envs, Eval, Play, Plot
 from jppo.cli.sweep import Sweep
-from jppo.config.ppo import MAX_STRATA, Hyperparams, PPOConfig, RayConfig, num_cores, spread_envs
+from jppo.config.ppo import DEFAULT_STRATA, Hyperparams, PPOConfig, RayConfig, num_cores, spread_envs
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.run import RunConfig
 
@@ -172,7 +172,7 @@ def _ask_of_jax(command: Any) -> None:
     alone = not (isinstance(command, Sweep) and command.address)
     is_file = flags and not flags.lstrip().startswith("-")  # from which XLA reads them
     if count > 1 and alone and not is_file and _HOST_DEVICES not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, MAX_STRATA)}".strip()
+        os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, DEFAULT_STRATA)}".strip()
     if getattr(command, "deterministic", False):
         from jppo.devices.determinism import ask_for_determinism
 

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MAX_STRATA = 8
+DEFAULT_STRATA = 8
 LEAST_SHARE = 2048  # samples of an update for a device of a CPU: with fewer, devices mostly wait for each other
 
 
@@ -49,9 +49,11 @@ class PPOConfig:
     """stop: skip an update's remaining epochs once its KL passes target_kl; adapt: steer the learning rate to it."""
     action_bounds: Literal["clip", "tanh"] = "clip"
     """How an unbounded sample becomes a bounded action: clipped to [-1, 1] or squashed, then scaled to the bounds."""
+    num_strata: int = DEFAULT_STRATA
+    """Maximum number of equal groups of environments that the minibatch shuffle keeps apart. The number of devices must divide it: set 16 or 32 to use as many devices. Reduced to the largest number that fits num_envs and num_minibatches."""  # noqa: E501
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches"):
+        for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata"):
             _check_whole(name, getattr(self, name))
         if self.batch_size >= 2**31:
             raise ValueError(f"num_envs*num_steps = {self.batch_size:,} must be less than 2**31")
@@ -84,11 +86,11 @@ class PPOConfig:
         return self.batch_size // self.num_minibatches
 
     @property
-    def num_strata(self) -> int:
-        """Shards of the environments that the shuffle keeps apart (see `jppo.ppo.minibatches`)."""
+    def effective_strata(self) -> int:
+        """Number of strata of the shuffle (see `jppo.ppo.minibatches`): the largest one up to num_strata that fits."""
         fits = (
             s
-            for s in range(min(MAX_STRATA, self.num_envs), 0, -1)
+            for s in range(min(self.num_strata, self.num_envs), 0, -1)
             if self.num_envs % s == 0 and (self.batch_size // s) % self.num_minibatches == 0
         )
         return next(fits)

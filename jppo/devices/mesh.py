@@ -30,7 +30,7 @@ def max_usable_devices(config: PPOConfig) -> int:
     most = len(hosts) * min(map(len, hosts))
     if jax.default_backend() == "cpu":
         most = min(most, config.batch_size // LEAST_SHARE)
-    fitting = (d for d in range(len(hosts), most + 1, len(hosts)) if config.num_strata % d == 0)
+    fitting = (d for d in range(len(hosts), most + 1, len(hosts)) if config.effective_strata % d == 0)
     return max(fitting, default=len(hosts))
 
 
@@ -49,10 +49,10 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
         raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {here} ({platform})")
     if num_devices % len(hosts):
         raise ValueError(f"num_devices = {num_devices} cannot be spread evenly over {len(hosts)} processes")
-    if config.num_strata % num_devices:
+    if config.effective_strata % num_devices:
         raise ValueError(
-            f"num_devices = {num_devices} must divide {config.num_strata}, the shards that num_envs = "
-            f"{config.num_envs} environments are shuffled in"
+            f"num_devices = {num_devices} must divide {config.effective_strata}, the number of strata of the shuffle "
+            f"for num_envs = {config.num_envs}; set num_strata to a multiple of num_devices that divides num_envs"
         )
     return mesh_1d([device for devices in hosts for device in devices[: num_devices // len(hosts)]])
 

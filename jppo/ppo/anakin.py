@@ -80,7 +80,7 @@ def make_anakin(
       total_steps: environment steps of `train`, rounded up to whole updates; annealing ends there, too.
       network: an object that fits the `Network` protocol; by default the network that `config` describes.
       optimizer, loss: see `make_learner`.
-      num_devices: the same number on each process; must divide `config.num_strata`.
+      num_devices: the same number on each process; must divide `config.effective_strata`.
 
     Raises:
       ValueError: an unknown or invalid environment, an invalid network or optimizer, or unavailable devices.

@@ -10,9 +10,9 @@ Black and Rogaway (2002), "Ciphers with arbitrary finite domains", for the unbal
 well mixed, but not secret, so the round function is an integer hash. A picture: rotate each row of a grid by its own
 random amount, then each column, and so on.
 
-The shuffle is stratified: the environments are cut into `num_strata` strata, each is shuffled separately, and minibatch
-m is the union of every stratum's m-th slice. A device that holds whole strata forms its part of every minibatch alone,
-and the minibatches are the same sets of samples on any number of devices.
+The shuffle is stratified: the environments are cut into strata (PPOConfig.num_strata), each is shuffled separately, and
+minibatch m is the union of every stratum's m-th slice. A device that holds whole strata forms its part of every
+minibatch alone, and the minibatches are the same sets of samples on any number of devices.
 """
 
 import math
@@ -74,7 +74,7 @@ def epoch_keys(key: Array, config: PPOConfig, num_rows: int, strata: Array) -> A
       num_rows: rows of this device's rollout, T*N.
       strata: [S] i32, global numbers of this rollout's strata, in the order of its environments.
     """
-    return round_keys(key, (config.num_epochs, config.num_strata), num_rows // strata.shape[0])[:, strata]
+    return round_keys(key, (config.num_epochs, config.effective_strata), num_rows // strata.shape[0])[:, strata]
 
 
 def minibatch_indices(keys: Array, num_steps: int, num_envs: int, num_minibatches: int) -> Array:
@@ -106,12 +106,13 @@ def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Arr
     Raises:
       ValueError: they do not form whole strata.
     """
-    if config.num_strata * num_envs % config.num_envs:
+    strata = config.effective_strata
+    if strata * num_envs % config.num_envs:
         raise ValueError(
             f"{num_envs} of num_envs = {config.num_envs} environments per device do not form whole strata of the "
-            f"shuffle, of which there are {config.num_strata}; use a number of devices that divides {config.num_strata}"
+            f"shuffle, of which there are {strata}; use a number of devices that divides {strata}"
         )
-    count = config.num_strata * num_envs // config.num_envs
+    count = strata * num_envs // config.num_envs
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * count
     return first + jnp.arange(count, dtype=jnp.int32)
 
