@@ -480,7 +480,7 @@ def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
     rollout(fleet, pretended)
     pretended.behaviour["place"] = lambda: (3600.0, "node")
     assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 3600.0 + 3.0 + 1.0, abs=2.0)
-    assert said[1:] == ["1 of 2 actors wait for room, 1 CPUs each (see `ray status`)"] * 60
+    assert said[1:] == ["1 of 2 actors have not started; each needs 1 CPUs (see `ray status`)"] * 60
     assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
 
 
@@ -490,7 +490,7 @@ def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):
 
     def message(text):
         recorder.messages.append(text)
-        if "room" in text:
+        if "not started;" in text:
             raise KeyboardInterrupt
 
     recorder.message = message
@@ -498,7 +498,9 @@ def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):
         train(functools.partial(Healthy, notes=tmp_path), tmp_path, actor_cpus=3.0, progress=recorder)
     said = "2 actors of actor_cpus = 3 need 6 CPUs; the cluster has 4: waiting for it to grow"
     assert recorder.messages[1] == said
-    assert re.fullmatch(r"[12] of 2 actors wait for room, 3 CPUs each \(see `ray status`\)", recorder.messages[-1])
+    assert re.fullmatch(
+        r"[12] of 2 actors have not started; each needs 3 CPUs \(see `ray status`\)", recorder.messages[-1]
+    )
 
 
 def test_more_cpus_than_there_are_is_said(pretend):

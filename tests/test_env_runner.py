@@ -128,7 +128,7 @@ def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bou
     stats = jax.tree.map(lambda x: moments_of(x, num_batch_dims=2), policy.prepare(obs)) if normalized else ()
     state, keys = PolicyState(params=params, obs_stats=stats), jax.random.split(jax.random.key(2), (T, N))
     chosen = []
-    for make in (action_selection._by_xla, action_selection._by_numpy):
+    for make in (action_selection._select_with_xla, action_selection._select_with_numpy):
         draw, compile_ = make(policy)
         draws = np.asarray(draw(keys))
         act = compile_(jax.eval_shape(lambda: state), first, jax.ShapeDtypeStruct(draws.shape[1:], draws.dtype))(state)
@@ -172,10 +172,10 @@ def test_only_networks_that_numpy_knows_are_left_to_it():
         pass
 
     spec, policy, _ = make_spec(Counting)
-    assert action_selection.make_acting(policy).draw is not jax.random.key_data
+    assert action_selection.make_action_selection(policy).sample_noise is not jax.random.key_data
     for network in (Own(spec.env.action_spec), ActorCritic(spec.env.action_spec, kind="cnn")):
         own = make_policy(network, spec.env.obs_spec, spec.env.action_spec)
-        assert action_selection.make_acting(own).draw is jax.random.key_data
+        assert action_selection.make_action_selection(own).sample_noise is jax.random.key_data
 
 
 def test_every_environment_starts_from_a_seed_of_its_own():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from lenient import lenient
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -99,6 +100,12 @@ def reports_runs(best):
     assert len({best.metrics[f"run/{number}"] for number in range(4)}) == 4
 
 
+def is_the_same_in_two_processes(returns):
+    ray.shutdown()
+    together, alone = returns
+    np.testing.assert_allclose(together, alone, rtol=1e-3)
+
+
 def acts_without_jax(result):
     trained, exported, score = result
     assert trained.tolist() == exported.tolist()
@@ -107,6 +114,7 @@ def acts_without_jax(result):
 
 CLAIMS = {
     "export_a_policy": ({"total_steps": 100_000}, acts_without_jax, "bytes; with NumPy alone it balances for"),
+    "several_hosts": ({"total_steps": 32_768}, is_the_same_in_two_processes, "2 processes, 2 devices: "),
     "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
     "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
     "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit for bit the same policy: True"),
@@ -138,7 +146,7 @@ CLAIMS = {
 # test the like.
 SLOW = {
     *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting"),
-    *("resume_a_run", "population_based_training"),
+    *("resume_a_run", "population_based_training", "several_hosts"),
 }
 NEEDS = {"atari": ("ale_py", "cv2")}  # of an extra that is not installed for tests
 

@@ -1,7 +1,7 @@
-"""How actors choose actions: by NumPy where the network is one of jppo's that it knows, else by a compiled program.
+"""Selects the actors' actions: with NumPy for jppo's own dense networks, otherwise with a compiled program.
 
-A compiled call for a few rows takes 15 us on a core that does nothing else, but up to 140 between an environment's
-steps; NumPy's operations are there quicker by far (docs/performance.md).
+A compiled call for a few rows takes 15 us on an idle core, but up to 140 us between the steps of an environment. NumPy
+is much faster there (docs/performance.md).
 """
 
 import functools
@@ -19,66 +19,66 @@ from jppo.ppo.networks import ActorCritic
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
-# (obs leaves [n, ...], a step's draws [n, ...]) -> the policy's actions [n, ...], and what the environments take
+# (obs leaves [n, ...], noise [n, ...]) -> (the policy's actions [n, ...], the environments' actions [n, ...])
 Act = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-class Acting(NamedTuple):
-    """One way to choose actions. Both choose the same ones, but for rounding."""
+class ActionSelection(NamedTuple):
+    """One implementation of action selection. Both implementations select the same actions, up to rounding."""
 
-    draw: Callable[[Array], Array]  # keys [T, n] -> what the actions are drawn with [T, n, ...], to be compiled
-    compile: Callable[[PolicyState, PyTree, Any], Callable[[PolicyState], Act]]  # (shapes of: policy, obs, draws)
+    sample_noise: Callable[[Array], Array]  # keys [T, n] -> noise [T, n, ...] that the actions are sampled with
+    compile: Callable[[PolicyState, PyTree, Any], Callable[[PolicyState], Act]]  # (shapes of: policy, obs, noise)
 
 
-def make_acting(policy: Policy) -> Acting:
-    """NumPy for jppo's own dense networks where JAX computes on a CPU, else a compiled program."""
+def make_action_selection(policy: Policy) -> ActionSelection:
+    """Returns the NumPy implementation for jppo's own dense networks on CPU, otherwise the compiled one."""
     network = policy.network
     known = type(network) is ActorCritic and network.kind == "mlp" and jax.default_backend() == "cpu"
-    return (_by_numpy if known else _by_xla)(policy)
+    return (_select_with_numpy if known else _select_with_xla)(policy)
 
 
-def _by_numpy(policy: Policy) -> Acting:
-    def draw(keys: Array) -> Array:
-        """What jppo's distributions draw."""
+def _select_with_numpy(policy: Policy) -> ActionSelection:
+    def sample_noise(keys: Array) -> Array:
+        """Samples the noise that jppo's distributions use."""
         action_spec = policy.action_spec
         noise, size = jax.random.normal, action_spec.size
         if action_spec.num_actions:
             noise, size = jax.random.gumbel, action_spec.num_actions
         return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
 
-    leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # in whatever containers they come
+    leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # any containers
 
     def prepare(policy_state: PolicyState) -> Act:
         network: Any = policy.network
         form = to_numpy_params(network, policy_state, leaf_specs, policy.action_spec)
         return functools.partial(_act_by_numpy, NumpyPolicy(*form))
 
-    def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
+    def compile_selection(policy_shapes: PolicyState, obs: PyTree, noise: Any) -> Callable[[PolicyState], Act]:
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy_shapes)
-        prepare(blank)  # what JAX has to compile for it
+        prepare(blank)  # compiles the JAX functions that it calls
         return prepare
 
-    return Acting(draw, compile_)
+    return ActionSelection(sample_noise, compile_selection)
 
 
 def _act_by_numpy(policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    action = policy.choose(leaves, noise)
+    action = policy.select_action(leaves, noise)
     return action, policy.to_env(action)
 
 
-def _by_xla(policy: Policy) -> Acting:
+def _select_with_xla(policy: Policy) -> ActionSelection:
     structure = jax.tree.structure(policy.obs_spec)
 
-    def choose(policy_state: PolicyState, leaves: list[Array], key_data: Array) -> tuple[Array, Array]:
+    def select_action(policy_state: PolicyState, leaves: list[Array], key_data: Array) -> tuple[Array, Array]:
         keys = jax.random.wrap_key_data(key_data)
-        chosen = act(policy, policy_state, jax.tree.unflatten(structure, leaves), keys)
-        return chosen.action, chosen.env_action
+        selected = act(policy, policy_state, jax.tree.unflatten(structure, leaves), keys)
+        return selected.action, selected.env_action
 
-    def compile_(policy_shapes: PolicyState, obs: PyTree, draws: Any) -> Callable[[PolicyState], Act]:
-        compiled = jit(choose).lower(policy_shapes, jax.tree.leaves(obs), draws).compile()
+    def compile_selection(policy_shapes: PolicyState, obs: PyTree, noise: Any) -> Callable[[PolicyState], Act]:
+        compiled = jit(select_action).lower(policy_shapes, jax.tree.leaves(obs), noise).compile()
         return lambda policy_state: functools.partial(_act_by_xla, compiled, jax.device_put(policy_state))
 
-    return Acting(jax.random.key_data, compile_)
+    return ActionSelection(jax.random.key_data, compile_selection)
 
 
 def _act_by_xla(

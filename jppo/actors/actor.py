@@ -1,4 +1,4 @@
-"""What runs in an actor's process."""
+"""The class that runs in an actor's process."""
 
 import pickle
 import re
@@ -18,57 +18,53 @@ ONE_THREAD = {
     **dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }  # environment variables of the process
 
-Given = tuple[PolicyState, float]  # what EnvRunner.collect takes
+CollectArgs = tuple[PolicyState, float]  # arguments of EnvRunner.collect
 
 
-class Trouble(NamedTuple):
-    """Why an actor failed. Text, because an environment's exception may not survive the way to another process."""
+class ActorError(NamedTuple):
+    """Why an actor failed, as text, because an environment's exception may not be picklable."""
 
     short: str
     full: str = ""
 
 
-def trouble_of(error: Exception, full: str) -> Trouble:
-    """Args: full: its traceback."""
-    plain = re.compile(r"\x1b\[\d+m")  # Ray colours
-    return Trouble(plain.sub("", describe_error(error)), plain.sub("", full).strip())
+def make_actor_error(error: Exception, full: str) -> ActorError:
+    """Returns the error without Ray's colours. `full` is the traceback."""
+    colour = re.compile(r"\x1b\[\d+m")
+    return ActorError(short=colour.sub("", describe_error(error)), full=colour.sub("", full).strip())
 
 
 class ActorProcess:
-    """Runs in a process of its own. Answers with a Trouble where its environments raise."""
+    """Owns an EnvRunner in its own process. Returns an ActorError if an environment raises an exception."""
 
     _runner: EnvRunner | None = None
 
     def __init__(self) -> None:
-        # The policy's calls are too short to be handed to another thread: 29 us instead of 108 (docs/performance.md).
-        # Only before JAX starts its backend, which the unpickling of what comes later may do.
+        # The policy's calls are too short for another thread: 29 us instead of 108 (docs/performance.md).
+        # This must precede the start of JAX's backend, which unpickling an argument of `begin` may cause.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     def place(self) -> str:
         """Returns the id of the node that this process runs on."""
         return ray.get_runtime_context().get_node_id()
 
-    def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> Trouble | None:
+    def begin(self, spec: RunnerSpec, env_index: np.ndarray) -> ActorError | None:
         """Makes the environments. Returns the error, or None."""
         try:
             self._runner = EnvRunner(spec, env_index)
         except Exception as error:
-            return trouble_of(error, traceback.format_exc())
+            return make_actor_error(error, traceback.format_exc())
         return None
 
-    def collect(self, given: bytes | Given) -> Fragment | Trouble:
-        """Returns what EnvRunner.collect returns, or the error.
-
-        Args:
-          given: may be pickled.
-        """
+    def collect(self, args: bytes | CollectArgs) -> Fragment | ActorError:
+        """Returns the result of EnvRunner.collect, or the error. `args` may be pickled."""
         assert self._runner is not None, "begin() comes first"
         try:
-            return self._runner.collect(*(pickle.loads(given) if isinstance(given, bytes) else given))
+            return self._runner.collect(*(pickle.loads(args) if isinstance(args, bytes) else args))
         except Exception as error:
-            return trouble_of(error, traceback.format_exc())
+            return make_actor_error(error, traceback.format_exc())
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         if self._runner is not None:
             self._runner.close()

@@ -1,4 +1,4 @@
-"""Rollouts on the host: a vector of Gymnasium environments stepped with a fixed policy, in this process."""
+"""Collects rollouts on the host: steps a vector of Gymnasium environments with a fixed policy, in this process."""
 
 import contextvars
 import time
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.actors.action_selection import Act, make_acting
+from jppo.actors.action_selection import Act, make_action_selection
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.envs.spaces import ActionSpec
@@ -19,35 +19,35 @@ from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys, successor_va
 from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
 _put = make_device_put()
-_REVIEW_ROWS = 4096  # samples evaluated at once after a rollout, so that activations of images fit
+_EVALUATION_ROWS = 4096  # samples per pass of the network after a rollout; limits the memory of image networks
 
 
 class Fragment(NamedTuple):
-    """What a runner sends up: NumPy throughout."""
+    """The result of one rollout, as NumPy arrays."""
 
     rollout: Rollout  # [T, n, ...]
     stats: EpisodeStats
     seconds: dict[str, float]  # "env" (stepping), "policy" (selecting actions) and "rollout" (everything)
-    streams: np.ndarray  # [n, ...] key data of what the environments draw from next
+    streams: np.ndarray  # [n, ...] key data of the environments' streams after the rollout
 
 
 class RunnerSpec(NamedTuple):
-    """All that it takes to make a runner in another process."""
+    """Everything an EnvRunner is made from. It can be sent to another process."""
 
     env: HostEnvironment
     network: Network
-    action_spec: ActionSpec  # with the policy's bounds
+    action_spec: ActionSpec  # includes the policy's action bounds
     num_steps: int
-    key_data: np.ndarray  # of the key of all environments of the run
+    key_data: np.ndarray  # key of all environments of the run
     policy_shapes: PolicyState  # ShapeDtypeStruct leaves
-    streams: np.ndarray | None = None  # [N, ...] key data that the first N environments draw from, where a run goes on
+    streams: np.ndarray | None = None  # [N, ...] key data of the first N streams of a resumed run
 
 
 class EnvRunner:
-    """Steps n environments, `num_steps` per call, with parameters that are fixed for the call.
+    """Steps n environments `num_steps` times per call, with a policy that is fixed during the call.
 
-    Every environment draws from the key stream of its global number, as in on-device rollouts (`jppo.ppo.rollout`), so
-    runners of 1, 2 or 8 environments collect the same data.
+    Each environment draws from the key stream of its global number, as in on-device rollouts (`jppo.ppo.rollout`).
+    Runners of 1, 2 or 8 environments therefore collect the same data.
     """
 
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
@@ -61,30 +61,30 @@ class EnvRunner:
         key = jax.random.wrap_key_data(jnp.asarray(spec.key_data))
         reset_keys, streams = jit(env_keys)(key, jnp.asarray(env_index, jnp.int32))
         self._streams = np.asarray(jax.random.key_data(streams))
-        if spec.streams is not None and env_index[0] < len(spec.streams):  # a replaced actor's are later ones
+        if spec.streams is not None and env_index[0] < len(spec.streams):  # a restarted actor uses new numbers
             self._streams = spec.streams[env_index]
-        seeds = np.asarray(jax.random.key_data(reset_keys))[:, -1] >> 1  # Gymnasium wants 31 bits
+        seeds = np.asarray(jax.random.key_data(reset_keys))[:, -1] >> 1  # Gymnasium takes 31 bits
         self._envs = spec.env.make(seeds.tolist())
         self._obs = self._envs.reset()
         self._episode = Episode.beginning(num_envs)
         self._num_envs = num_envs
-        # where NumPy is as silent as XLA, whatever an environment asks of it; entered in a tenth of np.errstate's time
+        # A context without NumPy's floating-point warnings, like XLA. Entering it takes a tenth of np.errstate's time.
         self._silent = contextvars.copy_context()
         self._silent.run(np.seterr, all="ignore")
 
     def collect(self, policy_state: PolicyState, gamma: float) -> Fragment:
-        """`num_steps` steps of every environment.
+        """Steps every environment `num_steps` times and returns the rollout.
 
         Args:
-          gamma: for the discounted returns that scale rewards.
+          gamma: discount of the returns that scale rewards.
         """
         start = time.perf_counter()
         act = self._silent.run(self._programs.act, policy_state)
         policy_state = _put(policy_state)
         steps = _Steps(self._spec, self._num_envs)
-        self._streams, draws = self._programs.draws(self._streams)
-        self._obs, seconds = self._run(act, np.asarray(draws), policy_state, steps)
-        rollout, stats, self._episode = self._programs.review(
+        self._streams, noise = self._programs.noise(self._streams)
+        self._obs, seconds = self._run(act, np.asarray(noise), policy_state, steps)
+        rollout, stats, self._episode = self._programs.evaluate(
             policy_state,
             *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), steps.final_value),
             *(self._episode, jnp.float32(gamma)),
@@ -95,39 +95,39 @@ class EnvRunner:
         return Fragment(rollout, stats, seconds, np.asarray(self._streams))
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._envs.close()
 
     def _run(
-        self, act: Act, draws: np.ndarray, policy_state: PolicyState, steps: "_Steps"
+        self, act: Act, noise: np.ndarray, policy_state: PolicyState, steps: "_Steps"
     ) -> tuple[PyTree, dict[str, float]]:
-        """Fills `steps`; returns the observations after the last and where the time went."""
+        """Fills `steps`. Returns the observations after the last step, and the seconds by activity."""
         envs, silently, clock = self._envs, self._silent.run, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
 
-        def keep(t: int, action: np.ndarray, after: HostStep) -> None:
-            steps.take(t, action, after.reward, after.terminated, after.truncated)
+        def record(t: int, action: np.ndarray, after: HostStep) -> None:
+            steps.record_transition(t, action, after.reward, after.terminated, after.truncated)
             if after.final_obs:
-                self._value_cut(t, policy_state, steps, after.obs, after.final_obs)
+                self._value_truncated(t, policy_state, steps, after.obs, after.final_obs)
 
         for t in range(self._spec.num_steps):
-            leaves = silently(steps.see, t, obs)
+            leaves = silently(steps.record_obs, t, obs)
             begin = clock()
-            action, env_action = silently(act, leaves, draws[t])
+            action, env_action = silently(act, leaves, noise[t])
             between = clock()
             after = envs.step(env_action)
             end = clock()
             obs = after.obs
-            silently(keep, t, action, after)
+            silently(record, t, action, after)
             policy_seconds += between - begin
             env_seconds += end - between
-        silently(steps.see, self._spec.num_steps, obs)
+        silently(steps.record_obs, self._spec.num_steps, obs)
         return obs, {"policy": policy_seconds, "env": env_seconds}
 
-    def _value_cut(
+    def _value_truncated(
         self, t: int, policy_state: PolicyState, steps: "_Steps", obs: PyTree, final_obs: dict[int, PyTree]
     ) -> None:
-        """Values of the final observations of episodes that were truncated at step t."""
+        """Records the values of the final observations of the episodes that were truncated at step t."""
         cut = steps.truncated[t] & ~steps.terminated[t]
         if not cut.any():
             return
@@ -140,7 +140,7 @@ class EnvRunner:
 
 
 def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
-    """A fragment of these shapes and dtypes, of no meaning."""
+    """Returns a fragment with the shapes and dtypes of a real one. Its values are meaningless."""
     steps = _Steps(spec, num_envs)
     values = dict.fromkeys(("log_prob", "value", "next_value"), steps.final_value)
     none = jax.tree.map(np.asarray, empty_moments())
@@ -149,16 +149,16 @@ def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
 
 
 class _Steps:
-    """The buffers of one rollout. New ones each time: the last rollout's may still be read."""
+    """The buffers of one rollout. They are new for each rollout, because the previous ones may still be in use."""
 
     def __init__(self, spec: RunnerSpec, num_envs: int) -> None:
         lead = (spec.num_steps, num_envs)
         structure: Any
         specs, structure = jax.tree.flatten(spec.env.obs_spec)
         self.unflatten = structure.unflatten
-        # JAX's tree functions take longer than the rest of a small step
+        # JAX's tree functions would take longer than the rest of a small step
         self._leaves = (lambda obs: [obs]) if jax.tree_util.treedef_is_leaf(structure) else jax.tree.leaves
-        # one row more than there are steps: what the last step led to
+        # the last row holds the observations after the last step
         self.obs = [np.empty((lead[0] + 1, num_envs, *s.shape), s.dtype) for s in specs]
         dtype = np.int32 if spec.env.action_spec.num_actions else np.float32
         self.action: Any = np.empty((*lead, *spec.env.action_spec.policy_shape), dtype)
@@ -167,19 +167,20 @@ class _Steps:
         self.truncated: Any = np.empty(lead, bool)
         self.final_value = np.zeros(lead, np.float32)
 
-    def see(self, t: int, obs: PyTree) -> list[np.ndarray]:
-        """The arrays [n, ...] of the observations before step t, which are kept."""
+    def record_obs(self, t: int, obs: PyTree) -> list[np.ndarray]:
+        """Copies the observations before step t. Returns the copies, one array [n, ...] per leaf."""
         rows = [buffer[t] for buffer in self.obs]
         for row, leaf in zip(rows, self._leaves(obs), strict=True):
             row[...] = leaf
         return rows
 
-    def take(self, t: int, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+    def record_transition(self, t: int, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Copies the arrays [n, ...] of step t."""
         self.action[t], self.reward[t] = action, reward
         self.terminated[t], self.truncated[t] = terminated, truncated
 
     def rollout(self, **values: Any) -> Rollout:
-        """The Rollout; without `values`, whatever has a place for them but is still to be computed is ()."""
+        """Returns the Rollout. Fields that are not in `values` and not recorded are ()."""
         return Rollout(
             obs=self.unflatten(leaf[:-1] for leaf in self.obs),
             action=self.action,
@@ -191,44 +192,45 @@ class _Steps:
 
 
 class _Programs(NamedTuple):
-    """Compiled for n environments."""
+    """Programs compiled for n environments."""
 
-    draws: Any  # streams [n, ...] -> streams, what actions are drawn with [T, n, ...]
+    noise: Any  # streams [n, ...] -> (new streams, noise of the actions [T, n, ...])
     act: Any  # policy state -> a jppo.actors.action_selection.Act
     value: Any  # policy state, obs -> [n]
-    review: Any  # see _review
+    evaluate: Any  # see evaluate_rollout
 
 
 def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
-    """Ahead of time, so that no fragment has to wait for a compiler."""
+    """Compiles all programs before the first rollout."""
     policy = make_policy(spec.network, spec.env.obs_spec, spec.action_spec)
-    acting = make_acting(policy)
+    selection = make_action_selection(policy)
 
-    def draws(streams: Array) -> tuple[Array, Array]:
-        following, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)
-        return jax.random.key_data(following), acting.draw(action_keys)
+    def noise(streams: Array) -> tuple[Array, Array]:
+        next_streams, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)
+        return jax.random.key_data(next_streams), selection.sample_noise(action_keys)
 
     def value(policy_state: PolicyState, obs: PyTree) -> Array:
         return policy.apply(policy_state, obs)[1]
 
-    def review(*args: Any) -> Any:
-        return _review(policy, *args)
+    def evaluate(*args: Any) -> Any:
+        return evaluate_rollout(policy, *args)
 
     blank = _Steps(spec, num_envs)
     obs = blank.unflatten(leaf[0] for leaf in blank.obs)
     streams = jax.ShapeDtypeStruct((num_envs, *spec.key_data.shape), spec.key_data.dtype)
-    drawn = jax.eval_shape(draws, streams)[1]
+    noise_shape = jax.eval_shape(noise, streams)[1]
     episode, gamma = Episode.beginning(num_envs), jnp.zeros(())
     shapes = spec.policy_shapes
+    step_noise = jax.ShapeDtypeStruct(noise_shape.shape[1:], noise_shape.dtype)
     return _Programs(
-        jit(draws).lower(streams).compile(),
-        acting.compile(shapes, obs, jax.ShapeDtypeStruct(drawn.shape[1:], drawn.dtype)),
-        jit(value).lower(shapes, obs).compile(),
-        jit(review).lower(shapes, blank.rollout(), obs, blank.final_value, episode, gamma).compile(),
+        noise=jit(noise).lower(streams).compile(),
+        act=selection.compile(shapes, obs, step_noise),
+        value=jit(value).lower(shapes, obs).compile(),
+        evaluate=jit(evaluate).lower(shapes, blank.rollout(), obs, blank.final_value, episode, gamma).compile(),
     )
 
 
-def _review(
+def evaluate_rollout(
     policy: Policy,
     policy_state: PolicyState,
     steps: Any,
@@ -237,20 +239,23 @@ def _review(
     start: Episode,
     gamma: Array,
 ) -> tuple[dict[str, Array], EpisodeStats, Episode]:
-    """What can wait until a rollout is done, in one call: log_prob, value, next_value, and the episodes.
+    """Evaluates a recorded rollout in one compiled call, which is faster than one call per step.
 
     Args:
-      steps: a Rollout without these.
-      last_obs: [n, *obs] after the last step.
-      final_value: [T, n] of final observations where an episode was truncated.
+      steps: a Rollout without log_prob, value and next_value.
+      last_obs: [n, *obs], observations after the last step.
+      final_value: [T, n] f32, V of final observations where an episode was truncated, 0 elsewhere.
       start: the episodes before the first step.
+
+    Returns:
+      log_prob, value and next_value, [T, n] each; the episode statistics; the episodes after the last step.
     """
 
     def evaluate(step: tuple[PyTree, Array]) -> tuple[Array, Array]:
         distribution, value = policy.apply(policy_state, step[0])
         return distribution.log_prob(step[1]), value
 
-    rows = max(1, _REVIEW_ROWS // steps.reward.shape[1])
+    rows = max(1, _EVALUATION_ROWS // steps.reward.shape[1])
     log_prob, value = jax.lax.map(evaluate, (steps.obs, steps.action), batch_size=min(rows, len(steps.reward)))
     last_value = policy.apply(policy_state, last_obs)[1]
     next_value = successor_values(value, last_value, final_value, steps.done)

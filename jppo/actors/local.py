@@ -1,4 +1,4 @@
-"""Collecting in this process, in the place of actors."""
+"""Collects rollouts in the main process instead of actors."""
 
 import traceback
 
@@ -10,32 +10,32 @@ from jppo.ppo.types import PolicyState
 
 
 class LocalRunner:
-    """One EnvRunner in this process, in the place of `ActorPool`: for debugging."""
+    """Replaces ActorPool with one EnvRunner in this process. Useful for debugging environments."""
 
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
         self._runner = EnvRunner(spec, env_index)
-        self._given: tuple[PolicyState, float] | None = None
+        self._args: tuple[PolicyState, float] | None = None
 
     def ready(self, timeout: float) -> str | None:
-        """In words what is ready."""
+        """Returns a description of the environments."""
         return "environments in this process"
 
     def start(self, policy_state: PolicyState, gamma: float) -> None:
-        """See Actors.start."""
-        self._given = (policy_state, gamma)
+        """Sets the policy of the next rollout."""
+        self._args = (policy_state, gamma)
 
     def poll(self, timeout: float) -> list[Fragment] | None:
-        """Collects, however long it takes."""
-        assert self._given is not None, "start() comes first"
+        """Collects one fragment, regardless of the timeout."""
+        assert self._args is not None, "start() comes first"
         try:
-            return [self._runner.collect(*self._given)]
+            return [self._runner.collect(*self._args)]
         except Exception as error:
             raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
 
     def counts(self) -> dict[str, int]:
-        """See Actors.counts."""
+        """Returns zeros, see ActorPool.counts."""
         return {"lost_fragments": 0, "restarts": 0}
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._runner.close()

@@ -105,10 +105,10 @@ class NumpyPolicy:
         if rng is not None:
             shape = (len(leaves[0]), self.noise_size)
             noise = rng.gumbel(size=shape) if self._num_actions else rng.standard_normal(shape, np.float32)
-        actions = self.to_env(self.choose(leaves, noise))
+        actions = self.to_env(self.select_action(leaves, noise))
         return actions[0] if single else actions
 
-    def choose(self, leaves: list[np.ndarray], noise: np.ndarray | None) -> np.ndarray:
+    def select_action(self, leaves: list[np.ndarray], noise: np.ndarray | None) -> np.ndarray:
         """The policy's own actions, [B] numbers from 0 on or [B, A]: what `act` has the environment's actions from.
 
         Args:

@@ -1,4 +1,4 @@
-"""The connection to Ray: joined or started, and ended without a trace."""
+"""Connects to a Ray cluster or starts a local one, and shuts it down."""
 
 import contextlib
 import math
@@ -16,11 +16,15 @@ import ray
 from jppo.config.ppo import RayConfig, num_cores
 
 _REACH_SECONDS = 5.0
-_MESSAGE_BYTES = 2**20  # fragments up to this come in an answer, 2 ms sooner than through Ray's object store
+_MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
 
 
 def connect(config: RayConfig) -> bool:
-    """Makes sure that there is a Ray; returns whether this made the connection."""
+    """Connects to Ray unless it is connected already. Returns whether this made the connection.
+
+    Raises:
+      ValueError: there is no cluster at the address, or Ray is connected to another one.
+    """
     if ray.is_initialized():
         if config.address not in (None, "auto"):
             raise ValueError(f"Ray is connected already; address = {config.address!r} would be another cluster")
@@ -28,30 +32,30 @@ def connect(config: RayConfig) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
-        needed = (config.num_actors or 0) * config.actor_cpus + 1  # the learner's
+        needed = (config.num_actors or 0) * config.actor_cpus + 1  # one for the learner
         options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
         options["_system_config"] = {
             "max_direct_call_object_size": _MESSAGE_BYTES,
-            "prestart_worker_first_driver": False,  # idle ones take time, and actors cannot use them
+            "prestart_worker_first_driver": False,  # starting idle workers takes time, and actors cannot use them
         }
     try:
         _check_reachable(address)
         with defer_signals(interruptible=address != "local"), warnings.catch_warnings():
-            # Ray forks only to become another program at once, which JAX's threads survive.
+            # Ray forks only to exec, which is safe with JAX's threads.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
             if address == "local":
                 _end_log_monitor()
     except (OSError, RuntimeError, ValueError) as error:
         disconnect()
-        token = "; it asks for a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
+        token = "; it requires a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
         raise ValueError(
             f"there is no Ray cluster to join at address = {address!r} ({error}{token}); start one with `ray start "
             "--head`, or leave address out for a local one"
         ) from error
     except BaseException as error:
         disconnect()
-        if isinstance(error, SystemExit):  # Ray's own answer to SIGTERM, while it starts
+        if isinstance(error, SystemExit):  # raised by Ray on SIGTERM while it starts
             raise KeyboardInterrupt from error
         raise
     _set_echo(False)
@@ -59,7 +63,7 @@ def connect(config: RayConfig) -> bool:
 
 
 def disconnect() -> None:
-    """Also ends the Ray that was started here, if it was."""
+    """Disconnects from Ray. Stops Ray if `connect` started it."""
     with defer_signals():
         ray.shutdown()
     _set_echo(True)
@@ -67,12 +71,12 @@ def disconnect() -> None:
 
 @contextlib.contextmanager
 def defer_signals(interruptible: bool = False) -> Iterator[None]:
-    """Holds back Ctrl-C and SIGTERM: daemons of a Ray that is half started or half stopped live on for a minute.
+    """Defers Ctrl-C and SIGTERM, because the daemons of a partly started or stopped Ray survive for a minute.
 
-    Also puts back the handler of SIGTERM, for which `ray.init` has one that does not save.
+    Also restores the handler of SIGTERM, which `ray.init` replaces by one that does not save the run.
 
     Args:
-      interruptible: Ctrl-C is not held back.
+      interruptible: do not defer Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,35 +94,35 @@ def defer_signals(interruptible: bool = False) -> Iterator[None]:
 
 
 def _end_log_monitor() -> None:
-    """It looks ten times a second for what Ray's processes write, to be echoed, which it is not here."""
-    with contextlib.suppress(Exception):  # Ray's own function, which it may change
+    """Stops the daemon that polls the output of Ray's processes ten times a second. Its result is not shown here."""
+    with contextlib.suppress(Exception):  # a private function that Ray may change
         node: Any = ray._private.worker._global_node
         node.kill_log_monitor(check_alive=False)
 
 
 def _set_echo(echo: bool) -> None:
-    """Turns on or off that Ray prints the messages of its daemons on standard output."""
+    """Sets whether Ray prints the messages of its daemons to standard output."""
     ray._private.worker._worker_logs_enabled = echo
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError where nothing listens at host:port; Ray itself would try for minutes."""
+    """Raises OSError if nothing listens at host:port. Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
 
 
-_GPU_SHARE = 0.9  # of a GPU's memory is shared out; the rest is for what each process keeps there beside JAX's arrays
+_GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each process's CUDA context
 
 
 def limit_process(resources: dict[str, float]) -> None:
-    """Keeps this process to its share of the machine; without effect once JAX has started.
+    """Limits this process to its share of the machine. Has no effect after JAX has started.
 
     Args:
-      resources: "CPU" and "GPU" that Ray has assigned to it.
+      resources: amounts of "CPU" and "GPU" that Ray has assigned to this process.
     """
     gpus, threads = resources.get("GPU", 0.0), max(1, int(resources.get("CPU", 1.0)))
-    os.environ["NPROC"] = str(threads)  # XLA sizes its thread pools by it
+    os.environ["NPROC"] = str(threads)  # the size of XLA's thread pools
     if threads == 1:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
     if not gpus:
