@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
+    from jppo.actors import numpy_policy as numpy_policy
     from jppo.actors.env_runner import EnvRunner as EnvRunner
     from jppo.actors.sebulba import make_sebulba as make_sebulba
     from jppo.benchmark.bench import bench as bench
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
 _MODULES = {
     "jppo.actors.env_runner": ("EnvRunner",),
     "jppo.actors.sebulba": ("make_sebulba",),
+    "jppo.actors.numpy_policy": ("numpy_policy",),
     "jppo.benchmark.bench": ("bench",),
     "jppo.benchmark.plan": ("PlanResult", "plan"),
     "jppo.benchmark.report": ("BenchResult",),
@@ -74,11 +76,12 @@ _MODULES = {
     "jppo.runs.policy": ("TrainedPolicy",),
     "jppo.sweeps.results": ("SweepResult",),
     "jppo.sweeps.sweep": ("sweep",),
-    "jppo.sweeps.tune": ("tune",),  # the module itself
+    "jppo.sweeps.tune": ("tune",),
     "jppo.training.progress": ("NullReporter", "PrintReporter", "Reporter"),
     "jppo.training.run": ("Result",),
     "jppo.training.train": ("train",),
 }
+_PUBLIC_MODULES = ("numpy_policy", "tune")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = list(_HOMES)
 
@@ -87,7 +90,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'jppo' has no attribute {name!r}")
     module = importlib.import_module(_HOMES[name])
-    return module if name == "tune" else getattr(module, name)
+    return module if name in _PUBLIC_MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

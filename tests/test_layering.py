@@ -149,3 +149,44 @@ def test_importing_modules_starts_no_jax_backend():
     program = f"import {modules}; from jax._src import xla_bridge; assert not xla_bridge._backends"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 0, done.stderr
+
+
+def test_public_names_agree_with_the_names_for_type_checkers():
+    for node in ast.parse(SOURCES["__init__"]).body:
+        if isinstance(node, ast.If):
+            imports = [item for item in node.body if isinstance(item, ast.ImportFrom)]
+    typed = {alias.name: item.module for item in imports for alias in item.names}
+    typed |= {"tune": "jppo.sweeps.tune", "numpy_policy": "jppo.actors.numpy_policy"}  # modules
+    assert typed == jppo._HOMES
+    for name in jppo.__all__:
+        assert getattr(jppo, name) is not None
+    assert set(dir(jppo)) == {*jppo.__all__, "__version__"}
+
+
+def test_unknown_public_name_raises_attribute_error():
+    with pytest.raises(AttributeError, match="module 'jppo' has no attribute 'ppo2'"):
+        jppo.ppo2  # noqa: B018
+
+
+@pytest.mark.parametrize("path", sorted((ROOT.parent / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_use_public_names_only(path):
+    tree = ast.parse(path.read_text())
+    assert not [name for name in find_imports(path.read_text()) if name.startswith("jppo.")]
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jppo"
+    }
+    assert used <= set(jppo.__all__)
+
+
+def test_on_device_run_imports_no_host_modules():
+    """Actors, Ray and Gymnasium are of no use to a run on the device."""
+    program = """if True:
+        import sys
+        import jppo
+        jppo.train("CartPole-v1", config=jppo.PPOConfig(num_envs=2, num_steps=2, num_minibatches=1), total_steps=4)
+        print(*(name for name in sys.modules if name.split(".")[0] == "ray" or name.startswith("jppo.actors.")))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

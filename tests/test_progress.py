@@ -1,4 +1,4 @@
-"""What a person is shown."""
+"""Tests the reporters."""
 
 import io
 import math
@@ -7,7 +7,16 @@ import os
 import pytest
 from rich.console import Console
 
-from jppo.training.progress import Bar, Lines, NullReporter, WorkerReporter, make_reporter, status_line, summary_lines
+from jppo.training.progress import (
+    BarReporter,
+    LineReporter,
+    NullReporter,
+    Reporter,
+    WorkerReporter,
+    format_status,
+    make_reporter,
+    summary_lines,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,8 +29,8 @@ from jppo.training.progress import Bar, Lines, NullReporter, WorkerReporter, mak
         (5_000_100, 10, 1.0, "5,000,100/5,000,000 steps  10 steps/s  0:00 left  return 1.0"),
     ],
 )
-def test_status_line(step, speed, recent, line):
-    assert status_line(step, 5_000_000, speed, recent) == line
+def test_format_status(step, speed, recent, line):
+    assert format_status(step, 5_000_000, speed, recent) == line
 
 
 @pytest.mark.parametrize("mean", [None, math.nan, 1.25])
@@ -29,7 +38,7 @@ def test_status_line(step, speed, recent, line):
 def test_summary_lines(mean, run_dir):
     summary = {
         "status": "finished",
-        "backend": "anakin",
+        "backend": "device",
         "steps": 1024,
         "updates": 2,
         "seconds": 2.0,
@@ -40,20 +49,22 @@ def test_summary_lines(mean, run_dir):
     assert lines[0].startswith("finished: 1,024 steps, 2 updates in 2.0 s (512 steps/s) after 3.0 s of compiling; ")
     assert lines[0].endswith("return 1.2 +- 0.5 over the last episodes" if mean == 1.25 else "no episode ended")
     assert lines[1:] == (["saved in a/b"] if run_dir else [])
+    lines = summary_lines(summary | {"failed_writes": ["policy"]})
+    assert lines[1:] == (["saved in a/b without policy"] if run_dir else [])
 
 
-def test_lines_are_few_but_the_last_one_is_shown():
+def test_line_reporter_prints_first_and_last_status():
     stream = io.StringIO()
     lines = make_reporter("auto", 100, stream)
     lines.start()
-    assert isinstance(lines, Lines)
+    assert isinstance(lines, LineReporter)
     for step in (10, 20, 30, 100):
         lines.update(step, 10.0, 1.0)
     lines.close()
     assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["10/100", "100/100"]
 
 
-def test_a_bar_on_a_terminal():
+def test_terminal_gets_a_bar():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -61,7 +72,7 @@ def test_a_bar_on_a_terminal():
     stream = Terminal()
     bar = make_reporter("auto", 100, stream)
     bar.start()
-    assert isinstance(bar, Bar)
+    assert isinstance(bar, BarReporter)
     bar.message("[compiled]")
     bar.update(150, 10.0, 1.0)
     bar.close()
@@ -70,49 +81,55 @@ def test_a_bar_on_a_terminal():
     assert "100%" in shown
 
 
-def test_a_bar_shows_the_status_of_its_last_update():
+def test_bar_shows_last_status():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    bar = Bar(console, 100)
+    bar = BarReporter(console, 100)
     bar.start()
     bar.update(50, 10.0, 1.5)
     bar.close()
     assert "50/100 steps" in console.file.getvalue()
 
 
-def test_kinds():
+def test_make_reporter_accepts_names_and_reporters():
     assert isinstance(make_reporter("none", 1), NullReporter)
-    with pytest.raises(ValueError, match="progress = 'loud' is neither auto nor none nor a reporter"):
-        make_reporter("loud", 1)
-    mine = NullReporter()
-    assert make_reporter(mine, 1) is mine
-    with pytest.raises(
-        ValueError, match=r"progress = NullReporter is a class; give an instance, NullReporter\(\.\.\.\)"
-    ):
-        make_reporter(NullReporter, 1)
-    for nothing in (None, False):
-        with pytest.raises(ValueError, match=f"progress = {nothing} is neither .* nor a reporter: it has no start"):
-            make_reporter(nothing, 1)
+    own = NullReporter()
+    assert make_reporter(own, 1) is own
+    assert Reporter().update(1, 1.0, 1.0) is None
 
 
-def test_training_outlives_the_reader_of_its_lines():
+@pytest.mark.parametrize(
+    ("progress", "message"),
+    [
+        ("loud", "progress = 'loud' must be 'auto', 'none' or a jppo.Reporter"),
+        (NullReporter, r"progress = NullReporter is a class; pass an instance, NullReporter\(\.\.\.\)"),
+        (None, "progress = None must be"),
+        (False, "progress = False must be"),
+    ],
+)
+def test_make_reporter_refuses_other_values(progress, message):
+    with pytest.raises(ValueError, match=message):
+        make_reporter(progress, 1)
+
+
+def test_closed_pipe_does_not_stop_training():
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stream:
-        lines = Lines(stream, 100)
+        lines = LineReporter(stream, 100)
         for step in (10, 100):
             lines.message("still here")
             lines.update(step, 10.0, 1.0)
 
 
-def test_a_bar_that_was_never_started_shows_nothing():
+def test_bar_prints_nothing_before_start():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    Bar(console, 100).close()
+    BarReporter(console, 100).close()
     assert console.file.getvalue().strip() == ""
 
 
-def test_one_of_several_processes_passes_on_messages_only():
+def test_worker_reporter_passes_on_messages_only():
     stream = io.StringIO()
-    reporter = WorkerReporter(Lines(stream, 100), 3)
+    reporter = WorkerReporter(LineReporter(stream, 100), 3)
     reporter.start()
     reporter.update(100, 5.0, 1.0)
     reporter.message("actor 7 failed")

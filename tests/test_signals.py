@@ -28,7 +28,7 @@ LINES = [
     r"2 actors on 1 node ready after [\d.]+ s",
     r"[\d,]+/1,000,000,000 steps .*",
     r"actor [01] \(environments \d to \d\) failed \(ActorDiedError: .*\); a new one starts in 0.5 s",
-    r"stopping: saving what was reached \(Ctrl-C again to stop at once\)",
+    r"stopping and saving the result so far \(Ctrl-C again stops at once\)",
     r"interrupted: [\d,]+ steps, .*",
     r"saved in run",
 ]

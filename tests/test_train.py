@@ -338,7 +338,7 @@ def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
         ({"preset": "cartpole"}, "unknown preset 'cartpole'; there are default, "),
         ({"hyperparams": jppo.Hyperparams(gamma=2.0)}, r"gamma = 2 is outside \[0, 1\]"),
         ({"config": SMALL(network="cnn")}, 'network = "cnn" needs one image'),
-        ({"progress": "bar"}, "progress = 'bar' is neither"),
+        ({"progress": "bar"}, "progress = 'bar' must be"),
         ({"wandb": True, "run_dir": None}, "wandb needs a run_dir"),
         ({"env": "CartPole"}, "unknown environment 'CartPole'; did you mean CartPole-v1"),
         ({"env": object()}, "object is no gymnax environment"),

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jppo.actors.sebulba import Sebulba, make_sebulba
-from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.ppo.anakin import make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
@@ -19,7 +18,7 @@ from jppo.runs.policy import TrainedPolicy
 class LoadedRun(NamedTuple):
     """What a run trained, and in what."""
 
-    agent: Anakin | Sebulba
+    agent: Any  # Anakin, or Sebulba if the run used actors
     policy_state: PolicyState
     settings: dict[str, Any]  # config.json
 
@@ -64,8 +63,10 @@ def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = 
             )
     config, _ = runs.config_of(settings, run_dir)
     env = settings["env"] if env is None else env
-    agent: Anakin | Sebulba
+    agent: Any
     if settings["backend"] == "ray":
+        from jppo.actors.sebulba import make_sebulba  # an on-device run does not need the actors package
+
         agent = make_sebulba(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).policy
     else:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that loops ask."""
+"""Turns Ctrl-C into a flag that the training loops check."""
 
 import contextlib
 import signal
@@ -9,17 +9,12 @@ from typing import Any
 from jppo.training.progress import Reporter
 
 
-def never() -> bool:
-    """For who has no wish to stop."""
-    return False
-
-
 @contextlib.contextmanager
-def stop_on_interrupt(reporter: Reporter, stop: Callable[[], bool] = never) -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C into a flag, so that no state is lost in the middle of a chunk; the second one raises.
+def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether Ctrl-C or SIGTERM has arrived, so that a chunk is never cut off.
 
-    Args:
-      stop: another flag, for a caller without signals.
+    A second signal raises KeyboardInterrupt. Outside the main thread, Python delivers no signals and the function
+    always returns False.
     """
     requested = threading.Event()
 
@@ -27,15 +22,15 @@ def stop_on_interrupt(reporter: Reporter, stop: Callable[[], bool] = never) -> I
         if requested.is_set():
             raise KeyboardInterrupt
         requested.set()
-        reporter.message("stopping: saving what was reached (Ctrl-C again to stop at once)")
+        reporter.message("stopping and saving the result so far (Ctrl-C again stops at once)")
 
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield requested.is_set
         return
-    signals = (signal.SIGINT, signal.SIGTERM)  # a cluster's scheduler sends the latter
+    signals = (signal.SIGINT, signal.SIGTERM)  # schedulers of clusters send SIGTERM
     before = [signal.signal(number, on_interrupt) for number in signals]
     try:
-        yield lambda: requested.is_set() or stop()
+        yield requested.is_set
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains."""
+"""Reporters show the progress of a run to the user."""
 
 import math
 import os
@@ -11,9 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jppo.runs.plots import format_steps
 
-_PLAIN_SECONDS = 5.0
+_LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
-_METHODS = ("start", "message", "tick", "update", "close")
 
 
 class Reporter:
@@ -56,8 +55,8 @@ class WorkerReporter(Reporter):
         self._reporter.message(f"process {self._number}: {text}")
 
 
-class Bar(Reporter):
-    """A progress bar for terminals."""
+class BarReporter(Reporter):
+    """Shows a progress bar on a terminal."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
         self._progress = Progress(
@@ -67,7 +66,7 @@ class Bar(Reporter):
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
             console=console,
-            auto_refresh=False,  # drawn when there is news: a drawing thread would take time from the loop
+            auto_refresh=False,  # a drawing thread would slow down the training loop
         )
         self._total = total_steps
         self._task = self._progress.add_task("training", total=total_steps, status="compiling")
@@ -85,7 +84,7 @@ class Bar(Reporter):
             self._progress.refresh()
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        status = status_line(env_steps, self._total, steps_per_second, recent_return)
+        status = format_status(env_steps, self._total, steps_per_second, recent_return)
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
@@ -93,8 +92,8 @@ class Bar(Reporter):
         self._progress.stop()
 
 
-class Lines(Reporter):
-    """A line every few seconds, where the output is no terminal."""
+class LineReporter(Reporter):
+    """Prints a line every few seconds, for output that is not a terminal."""
 
     def __init__(self, stream: TextIO, total_steps: int) -> None:
         self._stream, self._total, self._last = stream, total_steps, -math.inf
@@ -106,58 +105,64 @@ class Lines(Reporter):
             silence(self._stream)
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        if time.monotonic() - self._last >= _PLAIN_SECONDS or env_steps >= self._total:
+        if time.monotonic() - self._last >= _LINE_SECONDS or env_steps >= self._total:
             self._last = time.monotonic()
-            self.message(status_line(env_steps, self._total, steps_per_second, recent_return))
+            self.message(format_status(env_steps, self._total, steps_per_second, recent_return))
 
 
-def make_reporter(kind: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
-    """A reporter: "none", or "auto" for a bar on a terminal and lines elsewhere; one that is given as it is."""
-    if isinstance(kind, type):
-        raise ValueError(f"progress = {kind.__name__} is a class; give an instance, {kind.__name__}(...)")
-    if not isinstance(kind, str):
-        if missing := [name for name in _METHODS if not hasattr(kind, name)]:
-            raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter: it has no {missing[0]}")
-        return kind
-    if kind not in ("none", "auto"):
-        raise ValueError(f"progress = {kind!r} is neither auto nor none nor a reporter")
-    stream = stream or sys.stdout
-    if kind == "none":
+def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
+    """Returns a reporter for the argument `progress` of `jppo.train`; a reporter is returned unchanged.
+
+    Raises:
+      ValueError: `progress` is not "auto", "none" or a reporter.
+    """
+    if isinstance(progress, Reporter):
+        return progress
+    if isinstance(progress, type):
+        name = progress.__name__
+        raise ValueError(f"progress = {name} is a class; pass an instance, {name}(...)")
+    if progress not in ("none", "auto"):
+        raise ValueError(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
+    if progress == "none":
         return NullReporter()
-    return Bar(Console(file=stream), total_steps) if stream.isatty() else Lines(stream, total_steps)
+    stream = stream or sys.stdout
+    if stream.isatty():
+        return BarReporter(Console(file=stream), total_steps)
+    return LineReporter(stream, total_steps)
 
 
 def silence(stream: TextIO) -> None:
-    """Lets a stream whose reader has gone (`jppo train ... | head`) lead nowhere, so that the run goes on."""
+    """Redirects a stream to /dev/null, so that training continues after `jppo train ... | head` has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def status_line(step: int, total: int, steps_per_second: float, recent_return: float) -> str:
-    """step/total, speed, time to go, recent return."""
-    remaining = max(0, total - step) / steps_per_second if steps_per_second else math.inf
-    shown = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    return f"{step:,}/{total:,} steps  {format_steps(steps_per_second)} steps/s  {_duration(remaining)} left  {shown}"
+def format_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
+    """Returns the steps so far, the speed, the remaining time and the recent return in one line."""
+    remaining = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
+    speed, left = format_steps(steps_per_second), _format_duration(remaining)
+    returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
+    return f"{env_steps:,}/{total_steps:,} steps  {speed} steps/s  {left} left  {returns}"
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """A finished run in a few lines."""
+    """Returns the summary of a run as one or two lines of text."""
     mean, std = summary["return_mean"], summary["return_std"]
-    returns = (
-        "no episode ended"
-        if mean is None or math.isnan(mean)
-        else f"return {mean:.1f} +- {std:.1f} over the last episodes"
-    )
+    has_episodes = mean is not None and not math.isnan(mean)
+    returns = f"return {mean:.1f} +- {std:.1f} over the last episodes" if has_episodes else "no episode ended"
     start = "starting" if summary["backend"] == "ray" else "compiling"
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
         f"{summary['seconds']:.1f} s ({format_steps(summary['steps_per_second'])} steps/s) "
         f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
     ]
-    lost = f", but for {', '.join(summary['failed_writes'])}" if "failed_writes" in summary else ""
-    return lines + ([f"saved in {summary['run_dir']}{lost}"] if summary["run_dir"] else [])
+    if summary["run_dir"]:
+        missing = f" without {', '.join(summary['failed_writes'])}" if "failed_writes" in summary else ""
+        lines.append(f"saved in {summary['run_dir']}{missing}")
+    return lines
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
+    """Returns seconds as [hours:]minutes:seconds."""
     if math.isinf(seconds):
         return "?"
     minutes, seconds = divmod(int(seconds + 0.5), 60)

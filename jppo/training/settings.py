@@ -152,10 +152,10 @@ def _spread_over_actors(
 
 
 def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
-    """Returns config.json of the run in `settings.run_dir`, or None if there is no run.
+    """Returns config.json of the run to resume; None for a new run.
 
     Raises:
-      ValueError: a run must be resumed and there is none, config.json is damaged, or JAX runs in several processes.
+      ValueError: there is no run to resume, config.json is damaged, or JAX runs in several processes.
     """
     several = jax.distributed.is_initialized() and jax.process_count() > 1
     if settings.run.resume and several:
@@ -236,7 +236,7 @@ def resolve_preset(name: str, env_name: str) -> Preset:
 
 
 def check_preset(name: str) -> str:
-    """Returns the name of a preset. Raises ValueError if there is no such preset."""
+    """Returns the name of a preset. Raises ValueError for an unknown name."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     return name
@@ -249,7 +249,7 @@ def check_sizes(config: PPOConfig, total_steps: int) -> None:
 
 
 def own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the user's own objects among the environment and `parts` (network, optimizer, loss)."""
+    """Returns which of environment, network, optimizer and loss are objects that config.json cannot describe."""
     own = tuple(name for name in ("network", "optimizer", "loss") if parts.get(name) not in (None, adam))
     return own if isinstance(env, str) else ("environment", *own)
 
