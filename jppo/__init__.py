@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
+    from jppo.config.resources import Resources as Resources
     from jppo.config.run import RunConfig as RunConfig
     from jppo.devices.jit import jit as jit
     from jppo.envs import make_env as make_env
@@ -59,6 +60,7 @@ _MODULES = {
     "jppo.benchmark.report": ("BenchResult",),
     "jppo.config.ppo": ("Hyperparams", "PPOConfig", "RayConfig"),
     "jppo.config.presets": ("PRESETS",),
+    "jppo.config.resources": ("Resources",),
     "jppo.config.run": ("RunConfig",),
     "jppo.devices.jit": ("jit",),
     "jppo.envs": ("make_env",),

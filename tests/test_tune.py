@@ -1,4 +1,4 @@
-"""Trials of Ray Tune: what a search space may name, what is reported, and that no interruption changes a run."""
+"""Tests of trials of Ray Tune: search space, reports, checkpoints and restored trials."""
 
 import collections
 import dataclasses
@@ -19,8 +19,9 @@ from lenient import lenient, lenient_env
 from ray import tune as ray_tune
 
 import jppo
+from jppo.runs.checkpoints import newest
 from jppo.runs.load import load_run
-from jppo.runs.run_dir import load_policy_state
+from jppo.runs.run_dir import read_config
 from jppo.sweeps import tune, tune_trial
 from jppo.training import ray_loop
 
@@ -29,7 +30,7 @@ STEPS = 8 * CONFIG.batch_size
 SPACE = {"learning_rate": 1e-2, "seed": 5}
 
 
-def test_a_search_space_overrides_what_was_given():
+def test_search_space_replaces_arguments():
     space = {"num_envs": np.int64(8), "hidden_sizes": [32], "learning_rate": np.float64(0.1), "seed": 3}
     config, hyperparams, seed = tune_trial.apply_space(space, CONFIG, jppo.Hyperparams(gamma=0.5), 0)
     assert config == dataclasses.replace(CONFIG, num_envs=8, hidden_sizes=(32,))
@@ -39,16 +40,18 @@ def test_a_search_space_overrides_what_was_given():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"batch_size": 64}, r"'batch_size', which is no setting; a batch is num_envs\*num_steps: sweep one of these"),
+        (
+            {"batch_size": 64},
+            r"unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: sweep one of these",
+        ),
         ({"lr": 1e-3}, "did you mean learning_rate"),
         ({"num_minibatch": 1}, "did you mean num_minibatches"),
-        ({"frobnicate": 1}, "there are action_bounds, .*, seed"),
-        ({"learning_rate": -1.0}, "learning_rate = -1 is outside"),
+        ({"frobnicate": 1}, "choose from action_bounds, .*, seed"),
         ({"num_minibatches": 3}, "nearest that divide it"),
         ({"seed": 0.5}, "seed = 0.5"),
     ],
 )
-def test_a_search_space_is_refused_in_words(space, message):
+def test_invalid_search_space_raises(space, message):
     with pytest.raises(ValueError, match=message):
         tune_trial.apply_space(space, CONFIG, jppo.Hyperparams(), 0)
 
@@ -56,27 +59,32 @@ def test_a_search_space_is_refused_in_words(space, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"config": {"learning_rate": 1e-3}}, "the search space goes to the Tuner"),
-        ({"num_actors": -2}, "num_actors = -2"),
-        ({"checkpoint_every": 0.5}, "checkpoint_every = 0.5"),
-        ({"gpus": -1}, "gpus = -1"),
+        ({"config": {"learning_rate": 1e-3}}, "pass the search space to the Tuner"),
+        ({"ray": jppo.RayConfig()}, "ray.num_actors must be a number"),
+        ({"checkpoint_updates": 0.5}, "checkpoint_updates = 0.5"),
         ({"backend": "rllib"}, "backend = 'rllib'"),
         ({"preset": "none"}, "unknown preset"),
         ({"total_steps": 0.5}, "total_steps"),
     ],
 )
-def test_options_are_refused_in_words(options, message):
+def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         tune.trainable("CartPole-v1", **options)
 
 
-def test_a_trial_reserves_its_actors_too():
-    trial = tune.trainable("ALE/Pong-v5", cpus=2, gpus=0.5, num_actors=2, actor_cpus=0.5)
+def test_negative_resources_raise():
+    with pytest.raises(ValueError, match="gpus = -1 must be a number of at least 0"):
+        jppo.Resources(gpus=-1)
+
+
+def test_trial_reserves_resources_for_its_actors():
+    ray_config = jppo.RayConfig(num_actors=2, actor_cpus=0.5)
+    trial = tune.trainable("ALE/Pong-v5", resources=jppo.Resources(cpus=2, gpus=0.5), ray=ray_config)
     assert trial.__name__ == "ALE_Pong-v5"
     assert trial._resources.bundles == [{"CPU": 2, "GPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}]
 
 
-def test_a_process_keeps_to_its_share(monkeypatch):
+def test_process_is_limited_to_its_resources(monkeypatch):
     def variables(resources, **before):
         monkeypatch.setattr(os, "environ", before)
         tune.limit_process(resources)
@@ -93,7 +101,7 @@ def test_a_process_keeps_to_its_share(monkeypatch):
 
 
 class FakeTune:
-    """Stands in for Ray Tune in this process: keeps reports and checkpoints, ends the trial after `last` updates."""
+    """Replaces Ray Tune in this process: stores reports and checkpoints, and ends the trial after `last` updates."""
 
     def __init__(self, path, monkeypatch, start=None, last=None):
         self.path, self.last, self.reports, self.checkpoints = path, last, [], {}
@@ -116,46 +124,43 @@ def on_device(**options):
 
 
 def state_at(path):
-    """Every leaf of a checkpoint, as NumPy."""
-    agent = jppo.make_anakin(lenient_env("CartPole-v1"), CONFIG, total_steps=STEPS)
-    like = jax.eval_shape(agent.init, jax.random.key(0), jppo.Hyperparams())
-    leaves = jax.tree.leaves(load_policy_state(path / "state", like))
-    keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    return [np.asarray(jax.random.key_data(leaf) if key else leaf) for leaf, key in zip(leaves, keys, strict=True)]
+    """Returns every leaf of a checkpoint as a NumPy array, by name."""
+    return newest(path, read_config(path), warnings.warn).leaves
 
 
 def same(path, other):
-    return all(np.array_equal(a, b) for a, b in zip(state_at(path), state_at(other), strict=True))
+    one, two = state_at(path), state_at(other)
+    return one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """A trial that ends after 6 of its 8 updates, with a checkpoint of the fourth."""
+    """Returns a trial that ends after 6 of its 8 updates, with a checkpoint of update 4."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         first = FakeTune(tmp_path_factory.mktemp("first"), monkeypatch, last=6)
         with pytest.raises(SystemExit):
-            on_device(checkpoint_every=4)(SPACE)
+            on_device(checkpoint_updates=4)(SPACE)
     assert list(first.checkpoints) == [4]
     return first
 
 
-def test_two_halves_are_one_whole_run_bit_for_bit(interrupted, tmp_path, monkeypatch):
+def test_restored_trial_equals_an_uninterrupted_trial(interrupted, tmp_path, monkeypatch):
     whole = FakeTune(tmp_path / "whole", monkeypatch)
-    on_device(checkpoint_every=0)(SPACE)
+    on_device(checkpoint_updates=0)(SPACE)
     assert list(whole.checkpoints) == [8]
     second = FakeTune(tmp_path / "second", monkeypatch, start=interrupted.checkpoints[4])
-    on_device(checkpoint_every=3)(SPACE)
-    assert list(second.checkpoints) == [7, 8]
+    on_device(checkpoint_updates=3)(SPACE)
+    assert list(second.checkpoints) == [6, 8]
     reports = [
         [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
         for rows in (interrupted.reports[:4] + second.reports, whole.reports)
     ]
     np.testing.assert_equal(*reports)
     assert same(second.checkpoints[8], whole.checkpoints[8])
-    assert not same(second.checkpoints[7], whole.checkpoints[8])
+    assert not same(second.checkpoints[6], whole.checkpoints[8])
 
 
-def test_reports_are_the_metrics_of_a_run(interrupted):
+def test_reports_contain_the_metrics_of_the_run(interrupted):
     env, hyperparams = lenient_env("CartPole-v1"), jppo.Hyperparams(learning_rate=SPACE["learning_rate"])
     result = jppo.train(env, total_steps=STEPS, config=CONFIG, hyperparams=hyperparams, seed=SPACE["seed"])
     reported = {name: [row[name] for row in interrupted.reports] for name in interrupted.reports[0]}
@@ -168,8 +173,8 @@ def test_reports_are_the_metrics_of_a_run(interrupted):
     np.testing.assert_equal(np.isnan(reported["return_mean"]), np.cumsum(counts) == 0)
 
 
-def test_a_checkpoint_is_taken_up_with_the_numbers_of_another_trial(interrupted, tmp_path, monkeypatch):
-    """As population-based training does."""
+def test_restored_trial_may_change_hyperparameters(interrupted, tmp_path, monkeypatch):
+    """Population-based training does this."""
     taker = FakeTune(tmp_path, monkeypatch, start=interrupted.checkpoints[4], last=5)
     with pytest.raises(SystemExit):
         on_device()(SPACE | {"learning_rate": 3 * SPACE["learning_rate"]})
@@ -177,17 +182,17 @@ def test_a_checkpoint_is_taken_up_with_the_numbers_of_another_trial(interrupted,
     assert after == pytest.approx(3 * before * 4 / 5)  # annealed on
 
 
-def test_a_trial_that_diverges_fails(tmp_path, monkeypatch):
+def test_diverging_trial_fails(tmp_path, monkeypatch):
     trial = FakeTune(tmp_path, monkeypatch)
     with pytest.raises(FloatingPointError, match=r"update \d made a loss, gradient or parameter NaN"):
         on_device(loss=lambda *args: (jax.numpy.float32(np.nan), {}))({})
     assert not trial.checkpoints
 
 
-def test_the_ray_backend_goes_on_in_new_environments(tmp_path, monkeypatch):
-    """Without actors. A host environment's state cannot be saved, so a second half draws anew."""
+def test_restored_ray_trial_starts_new_environments(tmp_path, monkeypatch):
+    """The trial has no actors. The state of a Gymnasium environment cannot be saved."""
     monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
-    trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, backend="ray", checkpoint_every=4)
+    trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, backend="ray", checkpoint_updates=4)
     with lenient():
         whole = FakeTune(tmp_path / "whole", monkeypatch)
         trial(SPACE)
@@ -201,8 +206,8 @@ def test_the_ray_backend_goes_on_in_new_environments(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def ray_of_two():
-    """Two CPUs, and a GPU that there is not."""
-    with warnings.catch_warnings():  # Ray forks only to become another program at once
+    """Starts Ray with two CPUs and a GPU that does not exist."""
+    with warnings.catch_warnings():  # Ray forks and then executes another program
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
@@ -210,12 +215,12 @@ def ray_of_two():
 
 
 class KillOnce(ray_tune.Callback):
-    """Kills the process of the first trial to get that far. Notes the updates of each."""
+    """Kills the process of the first trial that reports the given update. Records the updates of each trial."""
 
     def __init__(self, update):
         self.update, self.killed, self.updates = update, None, collections.defaultdict(list)
 
-    def on_trial_result(self, iteration, tune_trial, trial, result, **info):
+    def on_trial_result(self, iteration, trials, trial, result, **info):
         self.updates[trial.trial_id].append(result["update"])
         if self.killed is None and result["update"] == self.update:
             self.killed = trial.trial_id
@@ -237,8 +242,8 @@ def fit(trainable, path, space, callbacks=(), max_failures=0):
     ).fit()
 
 
-def test_a_killed_trial_ends_where_its_twin_does(ray_of_two, tmp_path):
-    trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, checkpoint_every=3)
+def test_killed_trial_ends_with_the_state_of_an_uninterrupted_trial(ray_of_two, tmp_path):
+    trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, checkpoint_updates=3)
     kill = KillOnce(update=5)
     results = fit(trial, tmp_path, {"seed": ray_tune.grid_search([1, 1])}, [kill], max_failures=1)
     assert results.num_errors == 0
@@ -252,11 +257,11 @@ def test_a_killed_trial_ends_where_its_twin_does(ray_of_two, tmp_path):
         assert load_run(one).settings["seed"] == 1
 
 
-def test_actors_of_a_trial_live_on_what_it_reserved(ray_of_two, tmp_path):
-    """Both CPUs are the trial's; the environment is made in its process once, to be looked at."""
+def test_actors_use_the_resources_of_their_trial(ray_of_two, tmp_path):
+    """The trial reserves both CPUs; its own process makes the environment once, for the spaces."""
 
-    class Noting(gymnasium.Wrapper):
-        """Leaves behind what it sees of its process."""
+    class RecordProcess(gymnasium.Wrapper):
+        """Writes the limits of its process to a file."""
 
         def __init__(self, env, path):
             super().__init__(env)
@@ -267,11 +272,11 @@ def test_actors_of_a_trial_live_on_what_it_reserved(ray_of_two, tmp_path):
     seen = tmp_path / "seen"
     seen.mkdir()
     trial = tune.trainable(
-        lambda: Noting(gymnasium.make("CartPole-v1"), seen),
+        lambda: RecordProcess(gymnasium.make("CartPole-v1"), seen),
         total_steps=STEPS,
         config=CONFIG,
-        num_actors=1,
-        gpus=0.25,
+        ray=jppo.RayConfig(num_actors=1),
+        resources=jppo.Resources(gpus=0.25),
     )
     results = fit(trial, tmp_path, {"learning_rate": 1e-3})
     assert results.num_errors == 0
@@ -283,8 +288,8 @@ def test_actors_of_a_trial_live_on_what_it_reserved(ray_of_two, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_a_population_is_one_trial_that_reports_every_lane(ray_of_two, tmp_path):
-    """Two trials of four lanes each; what a trial reports at last is what a sweep of the same lanes gets."""
+def test_population_trial_reports_every_run(ray_of_two, tmp_path):
+    """The last report of a trial of four runs agrees with a sweep of the same runs."""
     options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "ent_coef": [0.0, 0.1]}
     results = ray_tune.Tuner(
         tune.population("CartPole-v1", **options),
@@ -296,19 +301,19 @@ def test_a_population_is_one_trial_that_reports_every_lane(ray_of_two, tmp_path)
         with lenient():
             swept = jppo.sweep("CartPole-v1", **options, **trial.config, num_devices=1)
         assert trial.metrics["env_steps"] == 4 * STEPS
-        lanes = [trial.metrics[f"lane/{number}"] for number in range(4)]
-        np.testing.assert_allclose(lanes, swept.table["return_mean"], rtol=0.02)
-        assert sorted(lanes)[1] <= trial.metrics["return_mean"] <= sorted(lanes)[2]
+        returns = [trial.metrics[f"run/{number}"] for number in range(4)]
+        np.testing.assert_allclose(returns, swept.table["return_mean"], rtol=0.02)
+        assert sorted(returns)[1] <= trial.metrics["return_mean"] <= sorted(returns)[2]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": [4, 8]}, "num_envs changes the program, and a trial is one program"),
+        ({"num_envs": [4, 8]}, "num_envs needs one program per value, and a trial is one program"),
         ({"lr": [1e-3]}, "unknown setting 'lr'; did you mean learning_rate"),
         ({"seeds": 0}, "seeds = 0 must be from 1 to"),
     ],
 )
-def test_a_population_that_cannot_be(options, message):
+def test_invalid_population_raises(options, message):
     with pytest.raises(ValueError, match=message):
         tune.population("CartPole-v1", **options)

@@ -66,8 +66,16 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """Owns the checkpoints of a run while it trains. A thread writes them, one at a time."""
 
+    every_updates = 0  # updates between two checkpoints; 0: the time decides
+
     def __init__(
-        self, run_dir: Path, settings: dict[str, Any], every: float, keep: int, message: Callable[[str], None]
+        self,
+        run_dir: Path,
+        settings: dict[str, Any],
+        every: float,
+        keep: int,
+        message: Callable[[str], None],
+        previous: dict[str, Any] | None = None,
     ) -> None:
         """Reads the newest good one, `start`, and puts aside what is left of any newer.
 
@@ -82,7 +90,7 @@ class Checkpoints:
         """
         self._folder, self._every, self._keep, self._message = run_dir / FOLDER, every, keep, message
         self._run, self._pause = identity(settings), 0.0
-        self.start = newest(run_dir, settings, message)
+        self.start = newest(run_dir, settings if previous is None else previous, message)
         self.update = 0 if self.start is None else self.start.update  # that of the newest on disk
         with contextlib.suppress(OSError):  # which saving will say
             self._folder.mkdir(exist_ok=True)
@@ -107,6 +115,10 @@ class Checkpoints:
         header |= {"update": update, "seconds": seconds, "counts": counts}
         writing = self._pool.submit(write, self._folder / str(update), header, to_host(state), self._keep)
         self._writing, self._since = (update, writing), time.monotonic()
+
+    def wait(self) -> None:
+        """Waits for a checkpoint that is being written."""
+        self._settle()
 
     def close(self) -> None:
         """Waits for what is being written."""

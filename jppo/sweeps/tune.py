@@ -1,109 +1,103 @@
-"""The door to Ray Tune: runs, and populations, as what a Tuner tries."""
+"""Trainables for Ray Tune: single runs, and populations of runs in one program."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
-import ray
+import ray as ray_core
 from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
-from jppo.config.ppo import PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
+from jppo.config.resources import Resources
 from jppo.envs.backends import BACKENDS
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.types import Hyperparams
 from jppo.runs.plots import interquartile_mean
-from jppo.sweeps.grid import check_seeds, check_settings, make_groups
+from jppo.sweeps.grid import CONFIG_NAMES, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.population import SweepProgress
-from jppo.sweeps.tune_trial import METRIC, Given, PrintReporter, train
-from jppo.training.settings import check_preset
+from jppo.sweeps.tune_trial import METRIC, train_trial
+from jppo.training.progress import PrintReporter
+from jppo.training.settings import RunSettings, check_preset
 
 
 def trainable(
     env: Any,
     *,
     total_steps: int | float | None = None,
+    seed: int = 0,
     config: PPOConfig | None = None,
     hyperparams: Hyperparams | None = None,
-    seed: int = 0,
     preset: str = "auto",
     network: Network | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
-    checkpoint_every: int = 100,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
     backend: str = "auto",
     num_devices: int = 1,
-    num_actors: int = 0,
-    envs_per_actor: int | None = None,
-    policy_lag: Literal[0, 1] = 0,
-    actor_cpus: float = 1.0,
-    actor_gpus: float = 0.0,
-    actor_timeout: float | None = None,
-    max_restarts: int = 3,
+    ray: RayConfig | None = None,
+    resources: Resources = Resources(),
+    checkpoint_updates: int = 100,
 ) -> Callable[[dict[str, Any]], None]:
-    """A trainable for `ray.tune.Tuner`: each trial is a run.
+    """Returns a trainable for `ray.tune.Tuner`; each trial is one run.
 
-    A search space names fields of `jppo.Hyperparams` and `jppo.PPOConfig`, and `seed`; they override what is given
-    here. Every update is reported: docs/metrics.md, and "return_mean", of the last hundred episodes or so (NaN before
-    the first one has ended). A checkpoint holds the whole state, and is a run directory to `jppo eval` and `jppo play`.
+    The search space names fields of `jppo.Hyperparams` and `jppo.PPOConfig`, and "seed"; its values replace those of
+    the arguments. Every update is reported, with the metrics of docs/metrics.md and "return_mean", the mean return of
+    about the last hundred episodes (NaN before the first episode has ended). On the device, several updates run as one
+    program call of about 0.4 seconds and are reported one after the other when it ends. A checkpoint is a run directory
+    that `jppo eval`, `jppo play` and `jppo.load_policy` accept.
 
     Args:
-      env, total_steps, config, hyperparams, seed, preset, network, optimizer, loss, backend, num_devices: as for
-        `jppo.train`. An object that holds JAX arrays puts them on this process's GPU; names and functions do not.
-      checkpoint_every: updates between two checkpoints; the last update always makes one. 0: no other.
-      cpus, gpus: what a trial reserves for itself, the GPUs as a fraction or whole. A fraction is its share of the
-        memory too; without any, the trial stays on the CPU, with as many threads as CPUs.
-      num_actors, envs_per_actor, policy_lag, actor_cpus, actor_gpus, actor_timeout, max_restarts: of the Ray backend,
-        see `jppo.RayConfig`. Each actor reserves actor_cpus and actor_gpus besides; without actors, a trial steps its
-        environments itself.
+      env, total_steps, seed, config, hyperparams, preset, network, optimizer, loss, backend, num_devices: as for
+        `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
+      ray: settings of the Ray actors; `num_actors` must be a number. Each actor reserves actor_cpus and actor_gpus in
+        addition to `resources`. Default: the trial steps Gymnasium environments itself.
+      resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
+      checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
 
     Raises:
-      ValueError: anything given that cannot be. What only a trial can see (an unknown environment, say) fails there.
+      ValueError: an argument is invalid. Errors that only a trial can find, such as an unknown environment, fail the
+        trial.
     """
     if config is not None and not isinstance(config, PPOConfig):
-        raise ValueError(f"config = {config!r} must be a PPOConfig; the search space goes to the Tuner, as param_space")
+        raise ValueError(f"config = {config!r} must be a PPOConfig; pass the search space to the Tuner as param_space")
     if hyperparams is not None:
         check_hyperparams(hyperparams)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if preset != "auto":
         check_preset(preset)
-    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
-        raise ValueError(f"checkpoint_every = {checkpoint_every!r} must be a whole number of at least 0")
-    if not (cpus >= 0.0 and gpus >= 0.0):
-        raise ValueError(f"cpus = {cpus!r} and gpus = {gpus!r} must be numbers of at least 0")
-    actors = RayConfig(
-        num_actors, envs_per_actor, policy_lag, actor_cpus, actor_gpus, None, actor_timeout, max_restarts
+    if isinstance(checkpoint_updates, bool) or not isinstance(checkpoint_updates, int) or checkpoint_updates < 0:
+        raise ValueError(f"checkpoint_updates = {checkpoint_updates!r} must be an integer of at least 0")
+    if ray is not None and ray.num_actors is None:
+        raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")
+    settings = RunSettings(
+        env=env,
+        total_steps=None if total_steps is None else check_total_steps(total_steps),
+        seed=check_seed(seed),
+        config=config,
+        hyperparams=hyperparams,
+        preset=preset,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        backend=backend,
+        num_devices=num_devices,
+        ray=ray,
     )
-    steps = None if total_steps is None else check_total_steps(total_steps)
-    given = Given(
-        *(env, steps, config, hyperparams, check_seed(seed), preset, network, optimizer, loss),
-        *(backend, actors, num_devices, checkpoint_every),
-    )
-    packed = ray.cloudpickle.dumps(given)  # to be opened when JAX may start: gymnax starts it when imported
+    pickled = ray_core.cloudpickle.dumps(settings)  # unpickling may import gymnax, which starts JAX
 
     def trial(space: dict[str, Any]) -> None:
-        limit_process(ray.get_runtime_context().get_assigned_resources())
-        if gpus and jax.default_backend() == "cpu":
-            print(f"gpus = {gpus:g} are reserved, but JAX finds none: this trial stays on the CPU", flush=True)
-        given = ray.cloudpickle.loads(packed)
-        if (checkpoint := tune.get_checkpoint()) is None:
-            train(given, space, None)
-        else:
-            with checkpoint.as_directory() as directory:
-                train(given, space, Path(directory))
+        _limit_trial(resources)
+        train_trial(ray_core.cloudpickle.loads(pickled), space, checkpoint_updates)
 
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     trial.__name__ = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    bundles = [{"CPU": cpus, "GPU": gpus}] + [{"CPU": actor_cpus, "GPU": actor_gpus}] * num_actors
+    bundles = [{"CPU": resources.cpus, "GPU": resources.gpus}]
+    if ray is not None:
+        bundles += [{"CPU": ray.actor_cpus, "GPU": ray.actor_gpus}] * (ray.num_actors or 0)
     return tune.with_resources(trial, tune.PlacementGroupFactory(bundles))
 
 
@@ -118,50 +112,58 @@ def population(
     network: Network | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
+    resources: Resources = Resources(),
     **settings: Any,
 ) -> Callable[[dict[str, Any]], None]:
-    """A trainable for `ray.tune.Tuner` of which each trial is a whole population, one compiled program.
+    """Returns a trainable for `ray.tune.Tuner`; each trial is a population of runs in one compiled program.
 
-    Reports several times per second: "env_steps" of all runs together; "run/0", "run/1", ..., the mean return of each
-    over its last hundred episodes or so; and "return_mean", the interquartile mean of those. There are no checkpoints.
+    A trial reports several times a second: "env_steps" (environment steps of all runs), "run/0", "run/1", ... (the mean
+    return of each run over about its last hundred episodes) and "return_mean", the interquartile mean of these. It
+    saves no checkpoints.
 
     Args:
-      seeds, settings: the lanes of every trial are their product, see `jppo.sweep`. The search space names fields of
-        `jppo.Hyperparams` and `jppo.PPOConfig`, and overrides settings.
-      env, total_steps, config, hyperparams, preset, network, optimizer, loss, cpus, gpus: see `trainable`.
+      seeds, settings: each trial trains every combination, see `jppo.sweep`. The search space names fields of
+        `jppo.Hyperparams` and `jppo.PPOConfig`; its values replace those of `settings`.
+      env, total_steps, config, hyperparams, preset, network, optimizer, loss, resources: see `trainable`.
 
     Raises:
-      ValueError: anything given that cannot be. What only a trial can see fails there.
+      ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
     """
-    structure = {field.name for field in dataclasses.fields(PPOConfig)}
     for name, values in check_settings(settings).items():
-        if name in structure and len(values) > 1:
-            raise ValueError(f"{name} changes the program, and a trial is one program: sweep it in Tune's search space")
-    given = {"env": env, "seeds": check_seeds(seeds), "total_steps": total_steps, "config": config}
-    given |= {"hyperparams": hyperparams, "preset": preset}
-    options = {"parts": {"network": network, "optimizer": optimizer, "loss": loss}, "successive_halving": False}
-    packed = ray.cloudpickle.dumps((given, options, settings))
+        if name in CONFIG_NAMES and len(values) > 1:
+            raise ValueError(f"{name} needs one program per value, and a trial is one program: use the search space")
+    arguments = {
+        "env": env,
+        "seeds": check_seeds(seeds),
+        "total_steps": total_steps,
+        "config": config,
+        "hyperparams": hyperparams,
+        "preset": preset,
+        "parts": {"network": network, "optimizer": optimizer, "loss": loss},
+    }
+    pickled = ray_core.cloudpickle.dumps((arguments, settings))
 
     def trial(space: dict[str, Any]) -> None:
-        limit_process(ray.get_runtime_context().get_assigned_resources())
-        given, options, settings = ray.cloudpickle.loads(packed)
-        devices = len(jax.local_devices())
-        groups = make_groups(
-            values=check_settings(settings | space), **given, **options, max_parallel_runs=None, num_devices=devices
-        )
+        _limit_trial(resources)
+        arguments, settings = ray_core.cloudpickle.loads(pickled)
+        values = check_settings(settings | space)
+        groups = make_groups(values=values, num_devices=len(jax.local_devices()), **arguments)
         if len(groups) > 1:
-            raise ValueError(
-                f"{len(groups)} programs; a trial is one: several shapes or environments are Tune's to sweep"
-            )
-        GroupTrainer(groups[0], _ToTune(), lambda: False, lambda outcome: None).train()
+            raise ValueError(f"the trial has {len(groups)} programs; pass one environment and one value per setting")
+        GroupTrainer(groups[0], _TuneProgress(), lambda: False, lambda outcome: None).train()
 
-    return tune.with_resources(trial, {"CPU": cpus, "GPU": gpus})
+    return tune.with_resources(trial, {"CPU": resources.cpus, "GPU": resources.gpus})
 
 
-class _ToTune(SweepProgress):
-    """Reports the lanes of a population."""
+def _limit_trial(resources: Resources) -> None:
+    """Limits this process to its share of the machine."""
+    limit_process(ray_core.get_runtime_context().get_assigned_resources())
+    if resources.gpus and jax.default_backend() == "cpu":
+        print(f"gpus = {resources.gpus:g} are reserved, but JAX finds no GPU; the trial uses the CPU", flush=True)
+
+
+class _TuneProgress(SweepProgress):
+    """Reports the progress of a population to Tune."""
 
     def __init__(self) -> None:
         super().__init__(PrintReporter())
@@ -172,7 +174,5 @@ class _ToTune(SweepProgress):
         self._returns |= returns
         known = np.array([x for x in self._returns.values() if not np.isnan(x)])
         middle = float(interquartile_mean(known)) if len(known) else float("nan")
-        lanes = {f"run/{number}": value for number, value in sorted(self._returns.items())}
-        tune.report(
-            {METRIC: middle, "env_steps": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)} | lanes
-        )
+        report = {METRIC: middle, "env_steps": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)}
+        tune.report(report | {f"run/{number}": value for number, value in sorted(self._returns.items())})

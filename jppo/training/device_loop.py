@@ -52,17 +52,18 @@ class ChunkLoop:
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains to the end, or to an interrupt or a NaN."""
         start = time.perf_counter() - self._log.seconds
-        launched, length, pace = 0, 1, 0.0
+        first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
         while True:
             remaining = self._num_updates - launched
             following = None
-            due = self._checkpoints is not None and self._checkpoints.due(self._log.updates)
+            due = remaining > 0 and self._is_due(first + launched)
             if due and pending is None:
                 self.save()
             ahead = pace < _SLOW_UPDATE and not self._shared and not due
             if remaining and (pending is None or ahead):
-                length, stop = self._agree(min(length, remaining, anakin.CHUNK_CAPACITY), stop_requested())
+                length = min(length, remaining, anakin.CHUNK_CAPACITY, self._updates_until_save(first + launched))
+                length, stop = self._agree(length, stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
                     launched += length
@@ -80,6 +81,17 @@ class ChunkLoop:
         """Has the state saved as it is after the last update logged, with no chunk under way."""
         if self._checkpoints is not None:
             self._checkpoints.save(self._log.updates, self._log.seconds, {}, self.state)
+
+    def _is_due(self, update: int) -> bool:
+        """Returns whether to save a checkpoint before more updates than `update` are launched."""
+        if self._checkpoints is None:
+            return False
+        return self._checkpoints.due(update if self._checkpoints.every_updates else self._log.updates)
+
+    def _updates_until_save(self, update: int) -> int:
+        """Returns the number of updates until the next checkpoint if it follows a fixed number of updates."""
+        every = 0 if self._checkpoints is None else self._checkpoints.every_updates
+        return every - update % every if every else anakin.CHUNK_CAPACITY
 
     def launch(self, length: int) -> Metrics:
         """Has the device make so many updates, at most CHUNK_CAPACITY; returns at once, with their metrics."""
@@ -137,7 +149,9 @@ class DeviceLoop(ChunkLoop):
         if checkpoints is not None and checkpoints.start is not None:
             train = state.train
             state = checkpoints.start.put(state)
-            state = state.replace(train=state.train.replace(num_updates=train.num_updates))  # it may be extended
+            # A resumed run may be longer, and a trial of Ray Tune may have other hyperparameters.
+            train = state.train.replace(num_updates=train.num_updates, hyperparams=train.hyperparams)
+            state = state.replace(train=train)
         finite = jax.make_array_from_callback((), agent.sharding.train, lambda _: np.ones((), bool))
         chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
         compiled = chunk.lower(state, finite, np.int32(0)).compile()

@@ -9,6 +9,7 @@ import numpy as np
 from jppo.errors import ActorsFailed
 from jppo.runs.writer import RunWriter
 from jppo.training.history import History, RecentEpisodes
+from jppo.training.hooks import RunHooks
 from jppo.training.progress import Reporter
 
 _EPISODES = ("count", "return_mean", "return_std")
@@ -17,8 +18,10 @@ _EPISODES = ("count", "return_mean", "return_std")
 class Logger:
     """Keeps, writes and shows what updates report."""
 
-    def __init__(self, batch_size: int, writer: RunWriter | None, reporter: Reporter) -> None:
-        self.batch_size, self.writer, self.reporter = batch_size, writer, reporter
+    def __init__(
+        self, batch_size: int, writer: RunWriter | None, reporter: Reporter, hooks: RunHooks | None = None
+    ) -> None:
+        self.batch_size, self.writer, self.reporter, self._hooks = batch_size, writer, reporter, hooks
         self.history, self.recent = History(), RecentEpisodes()
         self.updates, self.seconds = 0, 0.0
 
@@ -80,9 +83,13 @@ class Logger:
         self.updates, self.seconds = self.updates + good, now
         if good:
             self._remember(rows)
-            if self.writer is not None:
+            if self.writer is not None or self._hooks is not None:
                 values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
-                self.writer.write_updates([dict(zip(rows, row, strict=True)) for row in values_by_row])
+                listed = [dict(zip(rows, row, strict=True)) for row in values_by_row]
+                if self.writer is not None:
+                    self.writer.write_updates(listed)
+                if self._hooks is not None:
+                    self._hooks.on_updates(listed)
             self.reporter.update(int(rows["env_steps"][-1]), speed, self.recent.mean)
         return bool(finite.all())
 

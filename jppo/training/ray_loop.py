@@ -122,10 +122,10 @@ class RayLoop:
     def _go_on_from(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
         behaviour = jax.device_get(self.state.policy) if self._config.policy_lag else ()
-        num_updates = self.state.num_updates
+        numbers = {"num_updates": self.state.num_updates, "hyperparams": self.state.hyperparams}
         restored = checkpoint.put(ActorState(self.state, streams, behaviour))
         self.state, self._streams, self._behaviour = restored
-        self.state = self.state.replace(num_updates=num_updates)  # it may be extended
+        self.state = self.state.replace(**numbers)  # a trial of Ray Tune may change them
         self._counts_before = checkpoint.counts
         return spec._replace(streams=self._streams)
 
@@ -165,7 +165,7 @@ class RayLoop:
                 "time/update": learnt - placed,
             }
             self._rows.append(metrics | times | self._of_actors(fragments, bool(lag) and (behind or number > first)))
-            save = self._checkpoints is not None and self._checkpoints.due(number)
+            save = number < num_updates and self._checkpoints is not None and self._checkpoints.due(number)
             due = save or number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
             if (due or not metrics["finite"]) and not self._flush():
                 return "diverged"

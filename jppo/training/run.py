@@ -24,6 +24,7 @@ from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.training.device_loop import DeviceLoop
+from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
@@ -65,14 +66,18 @@ class Result(NamedTuple):
         return f"Result({shown})"
 
 
-def train_with_settings(settings: RunSettings, progress: str | Reporter) -> Result:
-    """Trains in this process and, if JAX runs in several processes, together with them."""
+def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: RunHooks | None = None) -> Result:
+    """Trains in this process and, if JAX runs in several processes, together with them.
+
+    Args:
+      hooks: adjust and follow the run; `settings` then does not take missing arguments from a previous run.
+    """
     with raise_on_all_processes():
         previous = read_previous_run(settings)
-        if previous is not None:
+        if previous is not None and hooks is None:
             settings = fill_from_previous_run(settings, previous)
-        prepared = prepare_run(settings)
-        if settings.run_dir is not None and previous is not None:
+        prepared = prepare_run(settings, adjust=None if hooks is None else hooks.adjust)
+        if settings.run_dir is not None and previous is not None and hooks is None:
             summary = read_summary(settings.run_dir)
             finished = summary.get("status") == "finished" and "failed_writes" not in summary
             check_same_run(settings.run_dir, previous, prepared.config_json, finished)
@@ -80,7 +85,7 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter) -> Resu
     assert_same_settings(json.dumps(prepared.config_json | {"xla_flags": None}, default=str))
     if number := jax.process_index():
         reporter = WorkerReporter(reporter, number)
-    files = _Files(settings, prepared.config_json, previous is not None)
+    files = _Files(settings, prepared, previous, hooks)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
     with explain_out_of_memory(f"lower {sizes}"):
         return _train(prepared, files, reporter)
@@ -89,14 +94,17 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter) -> Resu
 class _Files:
     """Opens the run directory of a run: the writer and the checkpoints, or None if nothing is saved."""
 
-    def __init__(self, settings: RunSettings, config_json: dict[str, Any], resumes: bool) -> None:
+    def __init__(
+        self, settings: RunSettings, prepared: PreparedRun, previous: dict[str, Any] | None, hooks: RunHooks | None
+    ) -> None:
         self._run_dir = settings.run_dir if jax.process_index() == 0 else None
-        self._run, self._config_json, self._resumes = settings.run, config_json, resumes
+        self._run, self._config_json, self._previous = settings.run, prepared.config_json, previous
+        self._num_updates, self.hooks = prepared.agent.num_updates, hooks
 
     def open_writer(self, reporter: Reporter) -> RunWriter | None:
         if self._run_dir is None:
             return None
-        return RunWriter(self._run_dir, self._config_json, self._run.wandb, self._resumes, _warn_with(reporter))
+        return RunWriter(self._run_dir, self._config_json, self._run.wandb, bool(self._previous), _warn_with(reporter))
 
     def open_checkpoints(self, log: Logger) -> Checkpoints | None:
         """Opens the checkpoints and, if a run is resumed, restores the log up to the newest one."""
@@ -105,17 +113,27 @@ class _Files:
         if jax.process_count() > 1:
             log.info("a run in several processes writes no checkpoints and cannot be resumed; it saves its policy")
             return None
-        checkpoints = Checkpoints(
+        arguments = (
             self._run_dir,
             self._config_json,
             self._run.checkpoint_seconds,
             self._run.max_checkpoints,
             _warn_with(log.reporter),
+            self._previous,
         )
+        if (hooks := self.hooks) is None:
+            checkpoints = Checkpoints(*arguments)
+        else:
+            checkpoints = PeriodicCheckpoints(
+                *arguments,
+                every_updates=hooks.checkpoint_updates,
+                num_updates=self._num_updates,
+                on_saved=hooks.on_checkpoint,
+            )
         if (start := checkpoints.start) is not None:
             log.info(f"resuming from {start.path}, after {start.update:,} updates")
             log.restore(runs.metrics_until(self._run_dir, start.update), start.update, start.seconds)
-        elif self._resumes:
+        elif self._previous is not None:
             log.info(f"{self._run_dir} has no checkpoint; starting from the beginning")
         return checkpoints
 
@@ -136,7 +154,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                 reporter.start()
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
-                log = Logger(config.batch_size, writer, reporter)
+                log = Logger(config.batch_size, writer, reporter, files.hooks)
                 checkpoints = files.open_checkpoints(log)
                 loop = make_loop(prepared, log, checkpoints)
                 log.truncate_after()

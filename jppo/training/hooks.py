@@ -1,0 +1,55 @@
+"""Hooks with which another program, for example a trial of Ray Tune, adjusts and follows a run."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.ppo.types import PyTree
+from jppo.runs.checkpoints import Checkpoints
+
+
+class RunHooks:
+    """Adjusts and follows a run. The methods of this base class change nothing.
+
+    A run with hooks may resume a run directory whose hyperparameters, seed or total_steps differ.
+    """
+
+    checkpoint_updates: int = 0
+    """Updates between two checkpoints, which replaces the time between them. 0: only the end of a run saves one."""
+
+    def adjust(self, config: PPOConfig, hyperparams: Hyperparams, seed: int) -> tuple[PPOConfig, Hyperparams, int]:
+        """Returns the config, hyperparameters and seed to use."""
+        return config, hyperparams, seed
+
+    def on_updates(self, rows: list[dict[str, Any]]) -> None:
+        """Is called with the metrics of consecutive updates, one dict per update."""
+
+    def on_checkpoint(self, update: int) -> None:
+        """Is called when a checkpoint before the end of the run is on disk."""
+
+
+class PeriodicCheckpoints(Checkpoints):
+    """Checkpoints after a fixed number of updates instead of a time. Training waits until each one is on disk."""
+
+    def __init__(self, *args: Any, every_updates: int, num_updates: int, on_saved: Callable[[int], None]) -> None:
+        """
+        Args:
+          args: arguments of `Checkpoints`.
+          every_updates: updates between two checkpoints; 0: none before the end.
+          num_updates: updates of the whole run.
+          on_saved: is called with the update of each checkpoint before the end, when it is on disk.
+        """
+        super().__init__(*args)
+        self.every_updates, self._num_updates, self._on_saved = every_updates, num_updates, on_saved
+
+    def due(self, update: int) -> bool:
+        """Returns whether the state after this update is to be saved."""
+        return bool(self.every_updates) and self.update < update < self._num_updates and not update % self.every_updates
+
+    def save(self, update: int, seconds: float, counts: dict[str, int], state: PyTree) -> None:
+        """Writes a checkpoint and waits for it, so that its directory can be copied."""
+        super().save(update, seconds, counts, state)
+        if update < self._num_updates:
+            self.wait()
+            if self.update == update:
+                self._on_saved(update)
