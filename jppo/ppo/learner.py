@@ -23,7 +23,7 @@ from jppo.ppo.networks import Network, make_network
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward
 from jppo.ppo.optimizer import Optimizer, adam, apply_gradient, check_optimizer
 from jppo.ppo.policy import Policy, check_network, make_policy
-from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
+from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, Moments, PolicyState, PyTree, Rollout, TrainState
 
 _ParamsAndOptState = tuple[PyTree, PyTree]
 _LR_FACTOR, _LR_SCALE_RANGE = 1.5, (1e-2, 1e2)  # of kl_control="adapt"
@@ -138,9 +138,9 @@ def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: Epis
     If anything becomes NaN or infinite, only `update` and `key` change, and metrics["finite"] is False.
     """
     config = spec.config
-    stats = all_reduce(stats, spec.axis_name)
     rate = learning_rate(state, config)
-    batch, value_metrics = _make_batch(spec, state, rollout)
+    batch, moments = _make_batch(config, state, rollout)
+    stats, moments = all_reduce((stats, moments), spec.axis_name)
     next_key, shuffle_key = jax.random.split(state.key)
     after, metrics = _run_epochs(spec, state, batch, rollout.reward.shape, rate, shuffle_key)
     after = _update_statistics(spec, after, rollout, stats)
@@ -151,7 +151,7 @@ def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: Epis
     )
     # A condition instead of a selection per array, which would be one kernel each.
     after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
-    metrics |= value_metrics | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
+    metrics |= _value_metrics(moments) | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
     return after.replace(update=state.update + 1, key=next_key), metrics
 
 
@@ -178,10 +178,13 @@ def episode_metrics(stats: EpisodeStats) -> Metrics:
     }
 
 
-def _make_batch(spec: _LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, Metrics]:
-    """Returns the rollout with advantages and targets, flattened to [B, ...]; target = advantage + value."""
+def _make_batch(config: PPOConfig, state: TrainState, rollout: Rollout) -> tuple[Batch, dict[str, Moments]]:
+    """Returns the rollout with advantages and targets, flattened to [B, ...], and moments for the metrics value/*.
+
+    target = advantage + value
+    """
     hyperparams = state.hyperparams
-    reward = scale_reward(rollout.reward, state.reward_stats) if spec.config.normalize_reward else rollout.reward
+    reward = scale_reward(rollout.reward, state.reward_stats) if config.normalize_reward else rollout.reward
     advantage = gae(
         reward,
         rollout.value,
@@ -192,10 +195,7 @@ def _make_batch(spec: _LearnerSpec, state: TrainState, rollout: Rollout) -> tupl
         hyperparams.gae_lambda,
     )
     target = advantage + rollout.value
-    moments = all_reduce(
-        {"residual": moments_of(advantage), "target": moments_of(target), "value": moments_of(rollout.value)},
-        spec.axis_name,
-    )
+    moments = {"residual": moments_of(advantage), "target": moments_of(target), "value": moments_of(rollout.value)}
     batch = Batch(
         obs=rollout.obs,
         action=rollout.action,
@@ -204,7 +204,11 @@ def _make_batch(spec: _LearnerSpec, state: TrainState, rollout: Rollout) -> tupl
         advantage=advantage,
         target=target,
     )
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), {
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), moments
+
+
+def _value_metrics(moments: dict[str, Moments]) -> Metrics:
+    return {
         "value/mean": moments["value"].mean,
         "value/explained_variance": losses.explained_variance(moments["residual"], moments["target"]),
     }
