@@ -1,4 +1,4 @@
-"""The on-device loop: chunks of a compiled program, one ahead of what has been logged."""
+"""The training loop of the on-device mode: runs chunks of updates and logs each one while the next one runs."""
 
 import functools
 import time
@@ -17,15 +17,15 @@ from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.logger import Logger, LoopResult
 
-_CHUNK_SECONDS = 0.4
-_SLOW_UPDATE = 2.0  # seconds; from here on no chunk is launched ahead, so that a stop waits for one update only
+_CHUNK_SECONDS = 0.4  # intended duration of a chunk
+_SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
 POLL_SECONDS = 0.005
-_STALL_POLLS = 5000  # of a CPU device, half a minute, in which it is to use as many CPU seconds as this:
+_STALL_POLLS = 5000  # about 30 seconds; a process that used less CPU time than the next constant is stalled
 _STALL_CPU_SECONDS = 1.5
 
 
 class ChunkLoop:
-    """Chunks of a compiled program, one ahead of what has been logged."""
+    """Runs chunks of a compiled program. While a chunk is logged, the next one already runs."""
 
     def __init__(
         self,
@@ -39,18 +39,20 @@ class ChunkLoop:
     ) -> None:
         """
         Args:
-          chunk: as `run_chunk` without its agent, compiled; or that over lanes.
-          finite: whether all is well so far, [] or [lanes] bool, where the program wants it.
-          log: its `add(columns, seconds)` gets metrics [updates] or [lanes, updates], and says whether to go on.
-          shared: several processes run it together. They agree on each chunk, and none is launched ahead.
-          checkpoints: get the state between two chunks, of which the second is not launched ahead then.
+          chunk: the compiled `run_chunk` of one agent, or of a population of R runs.
+          state: the initial state; chunks donate its buffers.
+          finite: whether all updates so far were finite, [] or [R] bool, on the program's devices.
+          num_updates: number of updates to run.
+          log: `log.add(columns, seconds)` receives metrics [updates] or [R, updates] and returns whether to continue.
+          shared: whether several processes run the program together. They then agree on each chunk before its launch.
+          checkpoints: receives the state between two chunks. The chunk after a checkpoint is not launched ahead.
         """
         self.state, self._finite, self._chunk = state, finite, chunk
         self._num_updates, self._log, self._shared = num_updates, log, shared
         self._checkpoints = checkpoints
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
-        """Trains to the end, or to an interrupt or a NaN."""
+        """Trains until the last update, a stop request or a NaN."""
         start = time.perf_counter() - self._log.seconds
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
@@ -78,7 +80,7 @@ class ChunkLoop:
             pending = following
 
     def save(self) -> None:
-        """Has the state saved as it is after the last update logged, with no chunk under way."""
+        """Saves a checkpoint after the last logged update. No chunk may be running."""
         if self._checkpoints is not None:
             self._checkpoints.save(self._log.updates, self._log.seconds, {}, self.state)
 
@@ -94,45 +96,51 @@ class ChunkLoop:
         return every - update % every if every else anakin.CHUNK_CAPACITY
 
     def launch(self, length: int) -> Metrics:
-        """Has the device make so many updates, at most CHUNK_CAPACITY; returns at once, with their metrics."""
+        """Starts `length` updates, at most CHUNK_CAPACITY, and returns their metrics without waiting for them."""
         self.state, self._finite, buffers = self._chunk(self.state, self._finite, np.int32(length))
         return buffers
 
     def _agree(self, length: int, stop: bool) -> tuple[int, bool]:
-        """The first process's length, and whether any process stops."""
+        """Returns the first process's length, and whether any process wants to stop."""
         if not self._shared:
             return length, stop
         rows = allgather_ints([length, stop])
         return int(rows[0, 0]), bool(rows[:, 1].any())
 
     def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
-        """Logs a chunk's metrics (the next chunk runs meanwhile); False when there is nothing to go on with."""
+        """Waits for a chunk and logs its metrics. Returns False if an update diverged."""
         finished: Any = buffers["finite"]
         polls, cpu_seconds = 0, time.process_time()
-        while not finished.is_ready():  # a blocking fetch would keep Ctrl-C waiting
+        while not finished.is_ready():  # a blocking wait would delay Ctrl-C
             time.sleep(POLL_SECONDS)
             self._log.reporter.tick()
             polls += 1
             if polls % _STALL_POLLS == 0:
-                cpu_seconds = _check_alive(cpu_seconds)
+                cpu_seconds = _check_not_stalled(cpu_seconds)
         columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
         return self._log.add(columns, time.perf_counter() - start)
 
 
-def _check_alive(before: float) -> float:
-    """This process's CPU seconds. Raises RuntimeError where XLA's CPU client has gone to sleep for good since they were
-    `before` (docs/performance.md): looking itself takes some 2 % of a core."""
+def _check_not_stalled(before: float) -> float:
+    """Returns the CPU time of this process in seconds, given the CPU time of the previous call.
+
+    XLA's CPU client can deadlock, for example if a program with batched linear algebra needs all its threads. Polling
+    alone uses about 2 % of a core, so a process that uses less than 5 % of one does not compute.
+
+    Raises:
+      RuntimeError: this process has used almost no CPU time since the previous call.
+    """
     now = time.process_time()
     if jax.default_backend() == "cpu" and jax.process_count() == 1 and now - before < _STALL_CPU_SECONDS:
         raise RuntimeError(
-            "XLA's CPU client does nothing any more. Linear algebra of batches (QR, SVD, ... under vmap, in an "
-            "environment or a network) may wait for itself: use max_parallel_runs = 1 and num_devices = 1"
+            "XLA's CPU client is deadlocked. The cause may be batched linear algebra (QR, SVD, ... under vmap) in an "
+            "environment or a network; use max_parallel_runs = 1 and num_devices = 1"
         )
     return now
 
 
 class DeviceLoop(ChunkLoop):
-    """The on-device mode."""
+    """Trains one agent on the device."""
 
     def __init__(
         self,
@@ -162,12 +170,12 @@ class DeviceLoop(ChunkLoop):
 
     @property
     def policy_state(self) -> PolicyState:
-        """The policy as it is now."""
+        """The current policy."""
         return self.state.train.policy
 
     def summary(self) -> dict[str, Any]:
-        """What this mode adds to summary.json."""
+        """Returns the entries of summary.json that only this mode has."""
         return {"num_devices": len(self.state.train.update.sharding.device_set)}
 
     def close(self) -> None:
-        """Nothing outlives the program."""
+        """Does nothing: a device needs no cleanup."""

@@ -1,4 +1,4 @@
-"""What a run remembers, writes and shows of its updates, and how it ends. Both loops log into one `Logger`."""
+"""Logs the metrics of updates: keeps them in memory, writes them to the run directory and shows the progress."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _EPISODES = ("count", "return_mean", "return_std")
 
 
 class Logger:
-    """Keeps, writes and shows what updates report."""
+    """Keeps, writes and shows the metrics of a run. Both modes use it."""
 
     def __init__(
         self, batch_size: int, writer: RunWriter | None, reporter: Reporter, hooks: RunHooks | None = None
@@ -40,7 +40,7 @@ class Logger:
             self.info(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
 
     def truncate_after(self) -> None:
-        """Removes what a resumed run wrote after the checkpoint."""
+        """Removes the metrics that a resumed run wrote after its checkpoint."""
         if self.writer is not None:
             self.writer.rewind(self.updates, self.steps)
 
@@ -57,18 +57,18 @@ class Logger:
 
     @property
     def steps(self) -> int:
-        """Environment steps logged."""
+        """Number of environment steps logged so far."""
         return self.updates * self.batch_size
 
     def add(self, metrics: dict[str, np.ndarray], now: float) -> bool:
-        """Logs the updates since the last call.
+        """Logs consecutive updates.
 
         Args:
-          metrics: columns [updates]; those of a diverged update ("finite" is False) and after are left out.
-          now: training seconds so far, all updates included.
+          metrics: columns [updates]. The first update whose "finite" is False and all later ones are not logged.
+          now: training time at the end of the last update, in seconds.
 
         Returns:
-          whether none diverged.
+          whether all updates were finite.
         """
         metrics = dict(metrics)
         finite = metrics.pop("finite")
@@ -95,7 +95,7 @@ class Logger:
 
 
 class LoopResult(NamedTuple):
-    """How a loop came to its end."""
+    """The reason why a training loop ended."""
 
-    status: str  # finished, interrupted, diverged, or failed
-    error: ActorsFailed | None = None  # where it failed
+    status: str  # finished, interrupted, diverged or failed
+    error: ActorsFailed | None = None  # if the status is failed
