@@ -1,4 +1,4 @@
-"""The driver: what it logs, saves, repeats, refuses and survives."""
+"""Tests `jppo.train`: logging, saving, reproducibility, argument errors and interrupts."""
 
 import json
 import math
@@ -39,14 +39,14 @@ METRICS = {
 
 
 class Cued(ObsActionReward):
-    """Episodes of five steps, all in step: in updates of four steps, some see no episode end."""
+    """Episodes of five steps that start together, so that in some updates of four steps no episode ends."""
 
     length = NO_LIMIT
     limit = 5
 
 
 class Recorder(NullReporter):
-    """Calls `act` at every update and keeps what it was told."""
+    """Calls `act` at every update and records all messages."""
 
     def __init__(self, act=lambda: None):
         self.act, self.steps, self.messages, self.closed = act, [], [], 0
@@ -107,7 +107,7 @@ def assert_trees_equal(a, b):
 
 
 def assert_trees_agree(a, b):
-    """But for how XLA rounds in one program and in another; an update moves parameters by a hundred times that."""
+    """Up to rounding, which differs between programs; an update changes parameters a hundred times as much."""
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
 
 
@@ -116,7 +116,7 @@ def lines(run_dir):
 
 
 def plain_loop(agent, seed):
-    """Yields the policy after each update, and its metrics."""
+    """Yields the policy and the metrics after each update."""
     step = quick_jit(agent.step)
     state = quick_jit(agent.init)(jax.random.key(seed), RATE)
     for _ in range(agent.num_updates):
@@ -124,7 +124,7 @@ def plain_loop(agent, seed):
         yield state.train.policy, metrics
 
 
-def test_every_update_is_one_line_and_one_entry(run):
+def test_each_update_is_one_line_of_metrics(run):
     rows = lines(run.run_dir)
     assert [row["update"] for row in rows] == list(range(1, UPDATES + 1))
     assert [row["env_steps"] for row in rows] == [BATCH * n for n in range(1, UPDATES + 1)]
@@ -133,7 +133,7 @@ def test_every_update_is_one_line_and_one_entry(run):
     assert_trees_equal(read_metrics(run.run_dir), run.metrics)
 
 
-def test_metrics_are_nan_exactly_where_no_episode_ended(run):
+def test_episode_metrics_are_nan_without_episodes(run):
     ended = run.metrics["episode/count"] > 0
     assert ended.sum() == UPDATES - UPDATES // 5, "the first of every five updates sees no end"
     for name in METRICS:
@@ -143,7 +143,7 @@ def test_metrics_are_nan_exactly_where_no_episode_ended(run):
     np.testing.assert_array_equal(nulls, ~ended)
 
 
-def test_metrics_mean_what_they_are_called(run):
+def test_metrics_have_the_documented_values(run):
     metrics = run.metrics
     np.testing.assert_allclose(metrics["learning_rate"], 3e-3 * (1 - np.arange(UPDATES) / UPDATES), rtol=1e-5)
     np.testing.assert_allclose(metrics["policy/entropy"][0], math.log(2), atol=1e-3)
@@ -153,7 +153,7 @@ def test_metrics_mean_what_they_are_called(run):
     np.testing.assert_allclose(metrics["time/elapsed"][-1], run.summary["seconds"])
 
 
-def test_the_run_directory(run):
+def test_run_directory_content(run):
     names = {"config.json", "metrics.jsonl", "summary.json", "policy", "tensorboard", "checkpoints"}
     assert {path.name for path in run.run_dir.iterdir()} == names
     saved = json.loads((run.run_dir / "config.json").read_text())
@@ -165,7 +165,7 @@ def test_the_run_directory(run):
     assert_trees_equal(load_policy_state(run.run_dir, run.policy.state), run.policy.state)
 
 
-def test_the_summary(run):
+def test_summary_content(run):
     summary = run.summary
     assert (summary["status"], summary["env"], summary["backend"]) == ("finished", "Cued", "anakin")
     assert (summary["updates"], summary["steps"]) == (UPDATES, UPDATES * BATCH)
@@ -176,7 +176,7 @@ def test_the_summary(run):
     assert summary["run_dir"] == str(run.run_dir)
 
 
-def test_tensorboard_holds_every_metric(run):
+def test_tensorboard_has_every_metric(run):
     (path,) = (run.run_dir / "tensorboard").iterdir()
     data, offset, seen = path.read_bytes(), 0, {}
     while offset < len(data):  # a record: length, its checksum, an event, its checksum
@@ -188,7 +188,7 @@ def test_tensorboard_holds_every_metric(run):
     assert seen["loss/value"][0] == UPDATES * BATCH
 
 
-def test_config_json_repeats_the_run_whatever_the_chunks(run, repeated):
+def test_config_json_reproduces_the_run_with_other_chunks(run, repeated):
     again = repeated[0]
     assert_trees_equal(again.policy.state, run.policy.state)
     assert_trees_equal(again.state.collect.obs, run.state.collect.obs)
@@ -198,7 +198,7 @@ def test_config_json_repeats_the_run_whatever_the_chunks(run, repeated):
     assert again.summary["run_dir"] is None
 
 
-def test_chunks_share_one_program(repeated):
+def test_chunks_compile_one_program(repeated):
     _, recorder, traced = repeated
     assert len(traced) >= UPDATES / 3, "there were few chunks"
     assert max(np.diff([0, *recorder.steps])) <= 3 * BATCH
@@ -208,12 +208,12 @@ def test_chunks_share_one_program(repeated):
     assert recorder.steps[-1] == UPDATES * BATCH
 
 
-def test_a_run_is_a_plain_loop_of_step(run):
+def test_run_equals_a_plain_loop_of_step(run):
     *_, (policy, _) = plain_loop(run.agent, 7)
     assert_trees_agree(policy, run.policy.state)
 
 
-def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
+def test_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
     monkeypatch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
     with pytest.raises(TrainingDiverged, match=r"^update 6 made .* that of update 5") as caught:
         jppo.train(NaNReward(), total_steps=20 * BATCH, config=CONFIG, hyperparams=RATE, run_dir=tmp_path / "run")
@@ -229,7 +229,7 @@ def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved))
 
 
-def test_a_second_ctrl_c_while_all_is_tidied_up_leaves_no_run(tmp_path, monkeypatch):
+def test_second_ctrl_c_during_cleanup_leaves_no_run(tmp_path, monkeypatch):
     def fail(*args):
         raise KeyboardInterrupt
 
@@ -246,14 +246,14 @@ def test_a_second_ctrl_c_while_all_is_tidied_up_leaves_no_run(tmp_path, monkeypa
 
 @pytest.fixture
 def interrupt():
-    """Sends Ctrl-C; afterwards, what handled it before must do so again."""
+    """Sends Ctrl-C and checks that the previous signal handlers are restored afterwards."""
     before = signal.getsignal(signal.SIGINT)
     yield lambda: os.kill(os.getpid(), signal.SIGINT)
     left = signal.signal(signal.SIGINT, before)
     assert left is before
 
 
-def test_an_interrupt_saves_what_was_reached(tmp_path, run, interrupt):
+def test_interrupt_saves_the_result_so_far(tmp_path, run, interrupt):
     recorder = Recorder(lambda: len(recorder.steps) == 1 and interrupt())
     result = jppo.train(Cued(), total_steps=1e9, config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     updates = len(result.metrics["update"])
@@ -266,7 +266,7 @@ def test_an_interrupt_saves_what_was_reached(tmp_path, run, interrupt):
     assert result.metrics["loss/value"][0] != run.metrics["loss/value"][0], "another seed made the same run"
 
 
-def test_a_second_interrupt_stops_at_once(tmp_path, interrupt):
+def test_second_interrupt_stops_at_once(tmp_path, interrupt):
     recorder = Recorder(lambda: (interrupt(), interrupt()))
     with pytest.raises(KeyboardInterrupt):
         jppo.train(Cued(), total_steps=1e9, config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
@@ -278,7 +278,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path, interrupt):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("no")])
-def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch, error):
+def test_failure_before_the_first_update_leaves_no_files(tmp_path, monkeypatch, error):
     def fail(*args):
         assert (tmp_path / "run/config.json").exists()
         raise error
@@ -291,7 +291,7 @@ def test_what_fails_before_the_first_update_leaves_nothing(tmp_path, monkeypatch
     assert recorder.closed == 1
 
 
-def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, interrupt):
+def test_interrupt_during_compilation_leaves_no_files(tmp_path, monkeypatch, interrupt):
     closed = []
 
     class Loop:
@@ -313,7 +313,7 @@ def test_an_interrupt_while_compiling_leaves_nothing(tmp_path, monkeypatch, inte
     assert closed == [1]
 
 
-def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
+def test_out_of_memory_error_names_the_sizes(tmp_path, monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
 
@@ -345,13 +345,38 @@ def test_too_little_memory_is_said_in_numbers(tmp_path, monkeypatch):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_refused_before_anything_is_written(tmp_path, given, message):
+def test_invalid_arguments_write_no_files(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         jppo.train(**group({"env": Probe(), "config": CONFIG, "run_dir": tmp_path / "run"} | given))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_holds_something_is_refused(run, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rate": 1e-3}, r"use hyperparams=jppo\.Hyperparams\(learning_rate=\.\.\.\)"),
+        ({"num_envs": 8}, r"use config=jppo\.PPOConfig\(num_envs=\.\.\.\)"),
+        ({"policy_lag": 1}, r"use ray=jppo\.RayConfig\(policy_lag=\.\.\.\)"),
+        ({"wandb": True}, r"use run=jppo\.RunConfig\(wandb=\.\.\.\)"),
+        ({"learning": 1}, "unexpected keyword argument 'learning'"),
+    ],
+)
+def test_unknown_keyword_names_its_record(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        jppo.train("CartPole-v1", **arguments)
+
+
+def test_two_different_numbers_of_actors_are_refused():
+    with pytest.raises(ValueError, match=r"num_actors = 2 differs from ray\.num_actors = 3; pass only one"):
+        jppo.train("CartPole-v1", backend="ray", num_actors=2, ray=jppo.RayConfig(num_actors=3))
+
+
+def test_repr_of_a_result_is_short(run):
+    assert repr(run).startswith("Result(env='Cued', status='finished', steps=1280, updates=40, return_mean=")
+    assert len(repr(run)) < 250
+
+
+def test_run_dir_with_other_content_is_refused(run, tmp_path):
     before = (run.run_dir / "metrics.jsonl").read_bytes()
     with pytest.raises(ValueError, match=r"already holds another run: .* env = Cued, given is Probe; "):
         jppo.train(Probe(), config=CONFIG, run_dir=run.run_dir)
@@ -363,18 +388,18 @@ def test_a_directory_that_holds_something_is_refused(run, tmp_path):
 
 
 @pytest.mark.parametrize("below", [".", "run", "a/run"])
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, below):
+def test_run_dir_that_cannot_be_written_is_refused(tmp_path, below):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"run_dir .*file.* cannot be written: "):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "file" / below)
 
 
-def test_a_custom_run_can_only_be_loaded_by_its_author(run):
+def test_loading_a_custom_environment_needs_the_environment(run):
     with pytest.raises(ValueError, match="in an environment of its own; rebuild it in Python"):
         load_run(run.run_dir)
 
 
-def test_the_policy_acts_on_what_numpy_callers_have(run):
+def test_policy_acts_on_numpy_observations(run):
     policy, cues = run.policy, np.array([[1.0], [-1.0], [0.5]], np.float32)
     actions = policy.act(cues)
     assert actions.shape == (3,)
@@ -389,7 +414,7 @@ def test_the_policy_acts_on_what_numpy_callers_have(run):
     np.testing.assert_allclose(policy.value(cues[1]), value[1], rtol=1e-5, atol=1e-6)
 
 
-def test_samples_follow_their_seed_and_the_policy(run):
+def test_samples_follow_the_seed_and_the_policy(run):
     cues = np.zeros((2000, 1), np.float32)
     draw = run.policy.act(cues, sampled=True, seed=3)
     np.testing.assert_array_equal(draw, run.policy.act(cues, sampled=True, seed=3))
@@ -405,7 +430,7 @@ def test_observations_of_another_shape_are_refused(run, obs):
         run.policy.act(obs)
 
 
-def test_a_policy_of_pytrees():
+def test_policy_with_pytree_observations():
     env = make_env(DictCounting())
     policy = make_policy(make_network(CONFIG, env.obs_spec, env.action_spec), env.obs_spec, env.action_spec)
     obs, _ = env.reset(jax.random.key(0))
@@ -419,8 +444,8 @@ def test_a_policy_of_pytrees():
         trained.act(obs | {"time": np.zeros((3, 2))})
 
 
-def test_a_device_that_sleeps_for_good_is_noticed(monkeypatch):
-    """XLA's CPU client does so where it waits for itself; here a chunk that is never ready."""
+def test_deadlocked_device_raises_an_error(monkeypatch):
+    """A chunk that is never ready, as when XLA's CPU client deadlocks."""
 
     class Never:
         def is_ready(self):
