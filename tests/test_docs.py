@@ -1,4 +1,4 @@
-"""The documents name what the code has."""
+"""Tests that names, commands and links in the documentation exist."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ from jppo.ppo.losses import ppo_loss
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_metrics_table_defines_exactly_what_a_run_logs():
+def test_metrics_page_defines_exactly_the_logged_metrics():
     config = jppo.PPOConfig(num_envs=4, num_steps=16)
     result = jppo.train(lenient_env("CartPole-v1"), total_steps=64, config=config)
     ray = jppo.train("CartPole-v1", total_steps=64, config=config, backend="ray", num_actors=0)
@@ -26,20 +26,18 @@ def test_the_metrics_table_defines_exactly_what_a_run_logs():
     assert sorted(named) == sorted(ray.metrics)
 
 
-def test_the_details_table_names_functions_that_exist():
+def test_details_page_names_existing_functions():
     import importlib
 
     text = (ROOT / "docs/details.md").read_text()
     rows = [line.split("|")[2] for line in text.splitlines() if line.startswith("|") and "`" in line.split("|")[2]]
     assert len(rows) > 20
     for row in rows:
-        module, *path = re.search(r"`([\w.]+)`", row)[1].split(".")
-        found = importlib.import_module(f"jppo.{module}")
-        for name in path:
-            found = getattr(found, name)
+        module, _, name = re.search(r"`([\w.]+)`", row)[1].rpartition(".")
+        assert hasattr(importlib.import_module(f"jppo.{module}"), name)
 
 
-def test_the_extension_guides_loss_trains():
+def test_loss_of_the_extension_page_trains():
     def with_symmetric_kl(distribution, value, batch, hyperparams, config):
         total, metrics = ppo_loss(distribution, value, batch, hyperparams, config)
         penalty = jax.numpy.mean(jax.numpy.square(distribution.log_prob(batch.action) - batch.log_prob))
@@ -50,16 +48,23 @@ def test_the_extension_guides_loss_trains():
     assert (result.metrics["loss/penalty"] > 0).all()
 
 
-def test_every_public_function_of_the_losses_has_a_docstring_and_every_option_a_meaning():
+def test_loss_functions_and_options_have_docstrings():
     assert all(function.__doc__ for name, function in vars(losses).items() if callable(function) and name[0] != "_")
     source = (ROOT / "jppo/config/ppo.py").read_text()
     for field in (*dataclasses.fields(jppo.PPOConfig), *dataclasses.fields(jppo.Hyperparams)):
         assert re.search(rf'    {field.name}: .*\n    """', source), field.name
 
 
-def test_the_readmes_python_runs():
-    """With fewer steps; strict modes are the tests' own affair, so in a process without them."""
+def test_readme_code_runs():
+    """Runs the code with fewer steps, in a new process without the strict modes of the tests."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     code = "\n".join(blocks).replace("500_000", "10_000")
     assert code.count("10_000") == 4
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=300)
+
+
+def test_relative_links_exist():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page}: {link}"
