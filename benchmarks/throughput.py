@@ -29,7 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 import jppo
-from jppo.benchmark.timing import act, step_environments
+from jppo.benchmark.timing import select_actions as act
+from jppo.benchmark.timing import step_environments
 from jppo.devices.jit import jit
 from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import Anakin, AnakinState

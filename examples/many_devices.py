@@ -14,8 +14,9 @@ def main(total_steps: int = 200_000, num_envs: int = 512) -> tuple[jppo.PPOConfi
     """The configuration, and mean returns by update on one device and on all."""
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=32)
     rate = jppo.Hyperparams(learning_rate=1e-3)
-    needs = jppo.plan("CartPole-v1", config=config, seconds=0.5)
-    print(f"{needs.bytes_needed / 2**20:.0f} MiB on each of {needs.num_devices} devices; {needs.parameters} parameters")
+    needs = jppo.plan("CartPole-v1", config=config)
+    memory = f"{needs.memory_needed / 2**20:.0f} MiB"
+    print(f"{memory} on each of {needs.num_devices} devices; {needs.num_parameters} parameters")
 
     returns = []
     for num_devices in (1, len(jax.devices())):

@@ -1,4 +1,4 @@
-"""The command line: what its options do, what it answers, and how it ends."""
+"""The command line: options, messages and exit codes."""
 
 import contextlib
 import dataclasses
@@ -25,6 +25,7 @@ from jppo import PRESETS
 from jppo.cli import main as cli
 from jppo.cli.main import main
 from jppo.envs import available
+from jppo.errors import TrainingDiverged
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.plots import learning_curves
 from jppo.runs.run_dir import read_metrics
@@ -39,13 +40,13 @@ SUMMARY = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quickly():
+def compile_fast():
     with lenient():
         yield
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def in_temporary_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -55,7 +56,7 @@ def call(*argv, run=main):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = run([str(word) for word in argv])
-        except SystemExit as ended:  # tyro's own answers
+        except SystemExit as ended:  # raised by tyro
             code = ended.code
     plain = (" ".join(text.getvalue().replace("│", " ").split()) for text in (out, err))
     return code, *plain
@@ -70,8 +71,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What `train` was called with, by commands that stop there."""
+def train_arguments(monkeypatch):
+    """Returns a function that runs `jppo train` and returns the arguments that `jppo.train` would get."""
     calls = []
 
     def stop(env, **kwargs):
@@ -82,7 +83,7 @@ def asked(monkeypatch):
     return lambda *argv: (call("train", *argv), calls.pop())[1]
 
 
-def test_help_names_every_option_with_the_default_of_the_environment():
+def test_help_lists_every_option_with_the_defaults_of_the_environment():
     code, out, err = call("train", "Pendulum-v1", "--help")
     assert (code, err) == (0, "")
     for options in (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig):
@@ -94,12 +95,37 @@ def test_help_names_every_option_with_the_default_of_the_environment():
     assert all(preset in out for preset in PRESETS)
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "check-env", "eval", "plot", "play", "export", "envs"])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_is_listed_and_has_help(command):
-    assert f"• {command} " in call("--help")[1]
+    code, out, err = call("--help")
+    assert (code, err) == (0, "")
+    summary = cli.COMMANDS[command].__doc__.splitlines()[0].rstrip(".")
+    assert f" {command} {summary}" in out
     code, out, _ = call(command, "--help")
     assert code == 0
     assert out.startswith(f"usage: jppo {command}")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)], ids=str)
+def test_help_fits_into_80_columns(monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith("usage: ")]
+    assert 1 < max(map(len, lines)) <= 80
+
+
+def test_every_setting_of_a_sweep_has_the_documentation_of_its_field():
+    out = call("sweep", "--help")[1]
+    assert "--gamma [FLOAT [FLOAT ...]] Discount per step." in out
+    for options in (jppo.PPOConfig, jppo.Hyperparams):
+        for field in dataclasses.fields(options):
+            assert f" --{field.name.replace('_', '-')} [" in out
+
+
+def test_the_version():
+    assert call("--version") == (0, f"jppo {jppo.__version__}", "")
 
 
 @pytest.mark.parametrize(
@@ -116,16 +142,16 @@ def test_every_command_is_listed_and_has_help(command):
         (["Catch-bsuite", "--run-dir", "Pendulum-v1"], "default"),
     ],
 )
-def test_an_environment_starts_from_its_preset(asked, argv, preset):
-    given = asked(*argv)
+def test_the_defaults_are_those_of_the_environments_preset(train_arguments, argv, preset):
+    given = train_arguments(*argv)
     assert given["config"] == PRESETS[preset].config
     assert given["hyperparams"] == PRESETS[preset].hyperparams
     assert given["total_steps"] == PRESETS[preset].total_steps
     assert given["seed"] == 0
 
 
-def test_options_override_the_preset_and_leave_the_rest(asked):
-    given = asked("Pendulum-v1", "--gamma", "0.5", "--num-steps", "256", "--normalize-obs", "--seed", "7")
+def test_options_override_the_preset_and_leave_the_rest(train_arguments):
+    given = train_arguments("Pendulum-v1", "--gamma", "0.5", "--num-steps", "256", "--normalize-obs", "--seed", "7")
     preset = PRESETS["pendulum"]
     assert given["config"] == dataclasses.replace(preset.config, num_steps=256, normalize_obs=True)
     assert given["hyperparams"] == dataclasses.replace(preset.hyperparams, gamma=0.5)
@@ -143,68 +169,70 @@ def options_of(values):
             yield from (f"--{option}", *map(str, value if isinstance(value, tuple) else (value,)))
 
 
-def test_every_option_reaches_its_field(asked):
+def test_every_option_reaches_its_field(train_arguments):
     changed = {
-        **{"num_envs": 6, "num_steps": 10, "num_epochs": 2, "num_minibatches": 3, "network": "cnn"},
+        **{"num_envs": 6, "num_steps": 10, "num_epochs": 2, "num_minibatches": 3, "network": "cnn", "num_strata": 2},
         **{"hidden_sizes": (3, 2, 1), "activation": "swish", "kl_control": "adapt", "action_bounds": "tanh"},
     }
     flags = {field.name: not field.default for field in dataclasses.fields(jppo.PPOConfig) if field.type is bool}
     numbers = {field.name: field.default / 2 for field in dataclasses.fields(jppo.Hyperparams)}
     config = jppo.PPOConfig(**changed | flags)
     same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
-    assert not same, "the test leaves fields as they are"
-    given = asked("Catch-bsuite", *options_of(changed | flags | numbers))
+    assert not same, "some fields keep their default"
+    given = train_arguments("Catch-bsuite", *options_of(changed | flags | numbers))
     assert given["config"] == config
     assert given["hyperparams"] == jppo.Hyperparams(**numbers)
-    assert asked("Catch-bsuite", "--hidden-sizes")["config"].hidden_sizes == ()
+    assert train_arguments("Catch-bsuite", "--hidden-sizes")["config"].hidden_sizes == ()
 
 
-def test_every_option_of_the_actors_reaches_its_field(asked):
+def test_every_option_of_the_actors_reaches_its_field(train_arguments):
     changed = {"num_actors": 2, "envs_per_actor": 3, "policy_lag": 1, "actor_cpus": 0.5, "actor_gpus": 0.25}
     changed |= {"address": "auto", "actor_timeout": 9.5, "max_restarts": 1}
     assert set(changed) == {field.name for field in dataclasses.fields(jppo.RayConfig)}
-    given = asked("Taxi-v4", "--num-envs", "6", "--num-devices", "2", "--backend", "ray", *options_of(changed))
-    assert {name: given[name] for name in changed} == changed
+    given = train_arguments(
+        "Taxi-v4", "--num-envs", "6", "--num-devices", "2", "--backend", "ray", *options_of(changed)
+    )
+    assert given["ray"] == jppo.RayConfig(**changed)
     assert (given["num_devices"], given["backend"], given["config"].num_envs) == (2, "ray", 6)
-    given = asked("Taxi-v4")
-    assert jppo.RayConfig(**{name: given[name] for name in changed}) == jppo.RayConfig()
+    given = train_arguments("Taxi-v4")
+    assert given["ray"] == jppo.RayConfig()
     assert (given["num_devices"], given["backend"]) == (None, "auto")
 
 
-def test_environments_per_actor_move_the_presets_sizes_only(asked):
+def test_envs_per_actor_changes_the_sizes_of_the_preset_only(train_arguments):
     actors = ["--backend", "ray", "--num-actors", "8", "--envs-per-actor", "4"]
-    given = asked("CartPole-v1", *actors)
+    given = train_arguments("CartPole-v1", *actors)
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 16), "the preset's batch is 4 x 128"
-    assert (given["num_actors"], given["envs_per_actor"]) == (8, 4)
-    given = asked("CartPole-v1", *actors, "--num-steps", "16")
+    assert given["ray"] == jppo.RayConfig(num_actors=8, envs_per_actor=4)
+    given = train_arguments("CartPole-v1", *actors, "--num-steps", "16")
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 16)
-    given = asked("CartPole-v1", *actors, "--num-steps", "64")
+    given = train_arguments("CartPole-v1", *actors, "--num-steps", "64")
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 64)
-    given = asked("CartPole-v1", *actors, "--num-envs", "32")
+    given = train_arguments("CartPole-v1", *actors, "--num-envs", "32")
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 128)
 
 
 @pytest.mark.parametrize(("written", "steps"), [("5e5", 500_000), ("500_000", 500_000), ("7", 7), ("1.5e1", 15)])
-def test_total_steps_are_written_as_people_write_them(asked, written, steps):
-    given = asked("CartPole-v1", "--total-steps", written)["total_steps"]
+def test_total_steps_may_be_written_in_several_ways(train_arguments, written, steps):
+    given = train_arguments("CartPole-v1", "--total-steps", written)["total_steps"]
     assert given == steps
     assert type(given) is int
 
 
-def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked):
-    assert asked("CartPole-v1", "--run-dir", "a/b")["run_dir"] == Path("a/b")
-    assert asked("CartPole-v1", "--seed", "4")["run_dir"].match("runs/CartPole-v1/*-4")
+def test_the_default_run_directory_has_environment_time_and_seed(train_arguments):
+    assert train_arguments("CartPole-v1", "--run-dir", "a/b")["run_dir"] == Path("a/b")
+    assert train_arguments("CartPole-v1", "--seed", "4")["run_dir"].match("runs/CartPole-v1/*-4")
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "Expected one of {train, sweep, plan, bench, check-env, eval, plot, play, export, envs}"),
+        ([], "usage: jppo [-h] [--version] COMMAND ... `jppo --help` lists the commands"),
         (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
         (
             ["fly"],
-            "jppo: unknown command 'fly'; there are train, sweep, plan, bench, check-env, eval, plot, play, export, "
-            "envs",
+            "jppo: unknown command 'fly'; choose one of train, sweep, plan, bench, check-env, eval, plot, play, "
+            "export, envs",
         ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "Perhaps you meant: --total-steps"),
@@ -214,7 +242,7 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["train", "../x"], "jppo: unknown environment '../x'; `jppo envs` lists what there is"),
         (["train", ""], "jppo: unknown environment ''"),
         (["train", "CartPole-v1", "--preset", "pendulm"], "jppo: unknown preset 'pendulm'; did you mean pendulum?"),
-        (["train", "CartPole-v1", "--preset", "x"], "jppo: unknown preset 'x'; there are default, cleanrl-classic"),
+        (["train", "CartPole-v1", "--preset", "x"], "jppo: unknown preset 'x'; choose one of default, cleanrl-classic"),
         (["train", "CartPole-v1", "--total-steps", "many"], "could not convert string to float: 'many'"),
         (["train", "CartPole-v1", "--total-steps", "1.5"], "1.5 is not a whole number"),
         (["train", "CartPole-v1", "--total-steps", "nan"], "nan is not a whole number"),
@@ -241,7 +269,7 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["train", "CartPole-v1", "--num-actor", "2"], "Perhaps you meant: --num-actors"),
         (["train", "CartPole-v1", "--num-actors", "0"], "jppo: CartPole-v1 runs on the device, without actors"),
         (["train", "CartPole-v1", "--num-devices", "9"], "jppo: num_devices = 9; JAX has 8 here"),
-        (["sweep"], "jppo: name at least one environment"),
+        (["sweep"], "jppo: no environment; name at least one"),
         (["sweep", "CartPole-v2"], "jppo: unknown environment 'CartPole-v2'; did you mean CartPole-v1"),
         (["sweep", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; sweep supports JAX environments only"),
         (["sweep", "CartPole-v1", "--lerning-rate", "1"], "Perhaps you meant: --learning-rate"),
@@ -255,16 +283,14 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: seeds = 0 must be from 1 to 100,000"),
         (
             ["sweep", "CartPole-v1", "--normalize-obs", "--seeds", "1"],
-            "jppo: --normalize-obs wants a value, or several",
+            "jppo: --normalize-obs needs one value, or several",
         ),
-        (["sweep", "CartPole-v1", "--learning-rate"], "jppo: --learning-rate wants a value, or several"),
+        (["sweep", "CartPole-v1", "--learning-rate"], "jppo: --learning-rate needs one value, or several"),
         (["sweep", "CartPole-v1", "--total-steps", "1e15"], "jppo: total_steps = 1,000,000,000,000,000 makes"),
-        (["plan", "CartPole-v1", "--seconds", "inf"], "jppo: seconds = inf must be more than 0"),
         (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: num_devices = 9; JAX has 8 here"),
         (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: sweep_dir /dev/null/x cannot be written"),
-        (["plan", "Taxi-v4"], "jppo: Taxi-v4 is an environment of Gymnasium's; a plan is of a run on the device"),
+        (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports on-device"),
         (["plan", "CartPole-v1", "--num-devices", "3"], "jppo: num_devices = 3 must divide 4"),
-        (["plan", "CartPole-v1", "--seconds", "0"], "jppo: seconds = 0.0 must be more than 0"),
         (["train", "Taxi-v4", "--num-actors", "-1"], "num_actors = -1 must be a whole number"),
         (["train", "Taxi-v4", "--num-actors", "3"], "jppo: num_envs = 64 cannot be spread evenly over num_actors = 3"),
         (["train", "Taxi-v4", "--envs-per-actor", "0"], "envs_per_actor = 0 must be a whole number of at least 1"),
@@ -278,17 +304,17 @@ def test_the_run_directory_is_given_or_named_by_environment_time_and_seed(asked)
         (["check-env", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
         (["check-env", "Taxi-v4", "--backend", "anakin"], "jppo: Taxi-v4 is an environment of Gymnasium's; it runs"),
         (["check-env", "nowhere:Env"], "jppo: nowhere:Env: there is no module nowhere"),
-        (["eval"], "A run directory made by `jppo train`"),
+        (["eval"], "Run directory written by `jppo train`"),
         (["eval", "nowhere"], "jppo: nowhere is not a run directory: it has no config.json"),
         (["eval", "nowhere", "--seed", "-1"], "jppo: seed = -1 must be"),
-        (["plot"], "jppo: name at least one run directory"),
+        (["plot"], "jppo: no run directory; name at least one"),
         (["plot", "nowhere"], "jppo: nowhere is not a run directory"),
         (["play", "nowhere"], "jppo: nowhere is not a run directory"),
         (["play", "nowhere", "--seed", "1e9"], "Error parsing --seed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_ends_with_2_a_reason_and_nothing_written(argv, message):
+def test_invalid_input_has_exit_code_2_a_message_and_writes_nothing(argv, message):
     code, out, err = call(*argv)
     assert (code, out) == (2, "")
     assert message in err
@@ -313,7 +339,7 @@ def test_training_ends_standard_output_with_json(trained):
         assert said in err
 
 
-def test_a_sweep_by_the_command(tmp_path):
+def test_sweep(tmp_path):
     """Two shapes, two rates, two seeds; a run directory each; and once more, when all is there."""
     words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-3, 1e-2, "--hidden-sizes", "8", "8,8"]
     words += ["--num-envs", 8, "--num-steps", 16, "--num-minibatches", 2, "--total-steps", "1e3", "--num-devices", 1]
@@ -344,18 +370,16 @@ def test_a_sweep_by_the_command(tmp_path):
     assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
 
 
-def test_a_plan_by_the_command():
-    words = ["plan", "CartPole-v1", *SMALL, "--seconds", 0.05, "--num-devices", 1]
+def test_plan():
+    words = ["plan", "CartPole-v1", *SMALL, "--num-devices", 1]
     code, out, _ = call(*words)
     assert code == 0
     for text in (
         "CartPole-v1, 8 x 16",
         "parameters",
-        "optimiser",
+        "optimizer",
         "compile time",
-        "steps/s",
         "largest num_envs",
-        "lanes of",
     ):
         assert text in out, text
     code, out, _ = call(*words, "--json")
@@ -364,7 +388,7 @@ def test_a_plan_by_the_command():
 
 @pytest.fixture
 def pretend(trained, monkeypatch):
-    """Makes `train` end at once with a status."""
+    """Replaces `train` by a function that returns a status at once."""
 
     def ending(status, error=None):
         result = SimpleNamespace(summary=json.loads(trained[2]) | {"status": status, "return_mean": float("nan")})
@@ -384,7 +408,7 @@ def pretend(trained, monkeypatch):
     [
         ("finished", None, 0, ""),
         ("interrupted", None, 130, ""),
-        ("diverged", lambda result: driver.TrainingDiverged(3, result), 1, "jppo: update 3 made a loss, gradient or"),
+        ("diverged", lambda result: TrainingDiverged(3, result), 1, "jppo: update 3 made a loss, gradient or"),
         ("", lambda result: KeyboardInterrupt(), 130, "jppo: interrupted"),
     ],
 )
@@ -396,7 +420,7 @@ def test_exit_codes(pretend, status, error, code, said):
     assert bool(err) == bool(said)
 
 
-def test_how_much_is_said(pretend):
+def test_quiet_and_json_output(pretend):
     pretend("finished")
     _, out, err = call("train", "CartPole-v1")
     assert out.startswith("finished: 2,048 steps")
@@ -444,7 +468,7 @@ def test_plot_of_two_seeds(trained):
     assert call("plot", trained[0], other, "--output", "a.png") == (0, "wrote a.png", "")
     with Image.open("a.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (1320, 540))
-        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "nothing is drawn"
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the picture is empty"
     code, _, err = call("plot", trained[0], "--output", "no/a.png")
     assert (code, err) == (2, "jppo: output no/a.png cannot be written: there is no directory no")
 
@@ -528,7 +552,7 @@ def shell(monkeypatch):
     sys.modules.pop("corridors", None)
 
 
-def test_an_environment_of_ones_own_from_training_to_a_film(shell):
+def test_a_custom_environment_from_training_to_gif(shell):
     options = ["--backend", "ray", "--num-actors", "0", "--total-steps", "2e3", "--learning-rate", "0.02", *SMALL]
     code, out, err = shell("train", "corridors:Corridor", *options, "--run-dir", "run", "--json")
     assert code == 0, err
@@ -545,7 +569,7 @@ def test_an_environment_of_ones_own_from_training_to_a_film(shell):
     assert (code, err) == (0, "")
     played = json.loads(out)
     assert (played["env"], played["episodes"], played["length_mean"]) == ("corridors:Corridor", 5, 10.0)
-    assert played["return_mean"] == 10.0, "it has learnt to go the right way"
+    assert played["return_mean"] == 10.0, "the policy always goes right"
     assert shell("play", "run", "--output", "a.gif") == (0, "wrote a.gif: 10 steps, return 10.00", "")
     with Image.open("a.gif") as film:
         assert (film.format, film.size, film.n_frames) == ("GIF", (120, 100), 10)
@@ -597,7 +621,7 @@ finally:
     assert out.endswith("\nloaded\n")
 
 
-def test_ctrl_c_is_not_lost_in_a_callback_that_swallows_exceptions():
+def test_ctrl_c_works_in_a_callback_that_swallows_exceptions():
     program = """
 import gc, os, signal
 gc.callbacks.append(lambda *args: os.kill(os.getpid(), signal.SIGINT))
@@ -649,18 +673,18 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
         (["eval", "runs/x"], None),
     ],
 )
-def test_a_cpu_shows_as_many_devices_as_cores_or_as_asked(monkeypatch, words, count):
+def test_a_cpu_has_one_device_per_core_or_num_devices(monkeypatch, words, count):
     monkeypatch.setattr(cli, "num_cores", lambda: 4)
     option = "--xla_force_host_platform_device_count="
     for flags in ("", f"{option}3"):
         monkeypatch.setenv("XLA_FLAGS", flags)
-        cli._ask_of_jax(cli._parse(words))
+        cli.configure_jax(cli.parse_command(words))
         assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
 
 
-def test_a_run_goes_on_with_the_devices_it_had(tmp_path):
+def test_a_resumed_run_has_the_previous_number_of_devices(tmp_path):
     path = tmp_path / "run"
     jppo.train("CartPole-v1", config=jppo.PPOConfig(4, 8, num_minibatches=1), total_steps=32, run_dir=path)
     for option in ("--resume", "--run-dir"):
-        assert cli._parse(["train", "CartPole-v1", option, str(path)]).num_devices == 1
-        assert cli._parse(["train", "CartPole-v1", option, str(path), "--num-devices", "2"]).num_devices == 2
+        assert cli.parse_command(["train", "CartPole-v1", option, str(path)]).num_devices == 1
+        assert cli.parse_command(["train", "CartPole-v1", option, str(path), "--num-devices", "2"]).num_devices == 2

@@ -77,7 +77,7 @@ def is_as_never_stopped(result):
 
 def plans(planned):
     (plan,) = planned
-    assert plan.bytes_needed < plan.bytes_free
+    assert plan.memory_needed < plan.memory_free
     assert plan.largest_num_envs > 64
 
 
@@ -85,7 +85,6 @@ def measures(benched):
     small, large = benched
     assert (small.num_envs, large.num_envs) == (8, 32)
     assert sum(large.shares.values()) > 0.999
-    assert "of an update: " in large.advice
 
 
 def evolves(result):
@@ -118,8 +117,8 @@ CLAIMS = {
     "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
     "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
     "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit for bit the same policy: True"),
-    "plan_a_run": ({"sizes": (8,), "seconds": 0.1}, plans, "environments fit, or"),
-    "bench_a_setting": ({"sizes": (8, 32), "seconds": 0.1}, measures, "steps/s   ceilings: environment"),
+    "plan_a_run": ({"sizes": (8,)}, plans, "environments fit"),
+    "bench_a_setting": ({"sizes": (8, 32), "seconds": 0.1}, measures, "steps/s  shares: environment"),
     "population_based_training": ({"lanes": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
     "tune_populations": (
         {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},

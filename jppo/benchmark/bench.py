@@ -1,4 +1,4 @@
-"""How fast a run is, and its parts alone."""
+"""`jppo.bench`: the speed of a run, and the time of its parts."""
 
 import math
 import os
@@ -12,25 +12,24 @@ import jax
 import numpy as np
 
 from jppo.actors.sebulba import Sebulba
-from jppo.benchmark.report import CEILINGS, BenchResult, Speed
-from jppo.benchmark.timing import BareEnvironments, Program, device_programs, repeatedly, sample_rollout, time_programs
+from jppo.benchmark.memory import memory_by_purpose
+from jppo.benchmark.report import BenchResult, Speed
+from jppo.benchmark.timing import HostStepper, Program, device_programs, repeat, sample_rollout, time_programs
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
-from jppo.devices.mesh import AXIS
-from jppo.ppo.learner import Learner, make_learner
+from jppo.devices.memory import bytes_free, explain_out_of_memory
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.types import Array
 from jppo.runs.writer import RunWriter
 from jppo.training.device_loop import DeviceLoop
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.progress import NullReporter
 from jppo.training.ray_loop import RayLoop
-from jppo.training.settings import PreparedRun, RunSettings, prepare_run
+from jppo.training.settings import PreparedRun, RunSettings, combine_actors, prepare_run
 
-_ENDLESS = 2**31 - 1  # steps: what is measured is a part of a run that long
-_FEWEST_UPDATES = 3  # of actors and learner, after those that warm up
+_TOTAL_STEPS = 2**31 - 1  # long enough that the measured run never ends
+_MIN_UPDATES = 3  # of a run with actors, after the warm-up
 
 
 def bench(
@@ -45,29 +44,30 @@ def bench(
     loss: Loss | None = None,
     backend: str = "auto",
     num_devices: int | None = None,
+    num_actors: int | None = None,
+    ray: RayConfig | None = None,
     seconds: float = 2.0,
-    say: Callable[[str], None] = lambda text: None,
-    **actors: Any,
+    message: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
-    """Trains for some seconds, runs the parts of an update alone, and says which of them limits. Nothing is kept.
+    """Measures the speed and the memory of a run and the time of its parts. Saves nothing.
 
     Args:
-      env, seed, config, hyperparams, preset, network, optimizer, loss, backend, num_devices: as for `jppo.train`.
-      seconds: that the run gets, and the slowest part; what takes longer is done a few times all the same.
-      say: gets told what is going on.
-      **actors: num_actors, envs_per_actor and so on, see `jppo.RayConfig`.
+      env, seed, config, hyperparams, preset, network, optimizer, loss, backend, num_devices, num_actors, ray: as for
+        `jppo.train`.
+      seconds: measuring time of the run, and of its slowest part. Slow parts run at least five times.
+      message: gets a line of text at each stage.
 
     Raises:
-      ValueError: anything given that cannot be, a run that diverges, or one that does not fit in memory with its parts.
+      ValueError: an invalid argument, a run that diverges, or not enough memory.
       ActorsFailed: an actor failed too often in a row.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
-        raise ValueError(f"seconds = {seconds!r} must be a number of more than 0")
+        raise ValueError(f"seconds = {seconds!r} must be a number greater than 0")
     if jax.process_count() > 1:
-        raise ValueError(f"a bench is of one process; JAX runs in {jax.process_count()} (jax.distributed)")
+        raise ValueError(f"bench supports one process only; JAX runs in {jax.process_count()} (jax.distributed)")
     settings = RunSettings(
         env=env,
-        total_steps=_ENDLESS,
+        total_steps=_TOTAL_STEPS,
         seed=seed,
         config=config,
         hyperparams=hyperparams,
@@ -77,84 +77,81 @@ def bench(
         loss=loss,
         backend=backend,
         num_devices=num_devices,
-        ray=RayConfig(**actors),
+        ray=combine_actors(num_actors, ray),
     )
     prepared = prepare_run(settings)
-    config = prepared.agent.config
-    with tempfile.TemporaryDirectory() as directory, stop_on_interrupt(NullReporter()) as stop_requested:
+    sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        stop_on_interrupt(NullReporter()) as stop_requested,
+        explain_out_of_memory(f"lower {sizes}"),
+    ):
         writer = RunWriter(Path(directory), prepared.config_json)
-        log = Logger(config.batch_size, writer, _Messages(say))
+        log = Logger(prepared.agent.config.batch_size, writer, _MessageReporter(message))
+        measure = _bench_actors if isinstance(prepared.agent, Sebulba) else _bench_device
         try:
-            if isinstance(prepared.agent, Sebulba):
-                return _bench_actors(prepared, log, seconds, stop_requested)
-            learner = _learner_of(prepared, optimizer, loss)
-            return _bench_device(prepared, learner, log, seconds, stop_requested)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            sizes = f"num_envs = {config.num_envs} and num_steps = {config.num_steps}"
-            raise ValueError(f"{sizes} need more memory than the device has, parts included; lower one") from error
+            return measure(prepared, log, seconds, stop_requested)
         finally:
             writer.abort()
 
 
-class _Messages(NullReporter):
-    """Passes on what is said, and nothing else."""
+class _MessageReporter(NullReporter):
+    """Passes on messages and shows no progress."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, message: Callable[[str], None]) -> None:
+        self._message = message
 
     def message(self, text: str) -> None:
-        self._say(text)
-
-
-def _learner_of(prepared: PreparedRun, optimizer: Optimizer, loss: Loss | None) -> Learner:
-    axis_name = AXIS if prepared.config_json["num_devices"] > 1 else None
-    return make_learner(prepared.agent.policy, prepared.agent.config, optimizer, loss, axis_name)
+        self._message(text)
 
 
 def _bench_device(
-    prepared: PreparedRun, learner: Learner, log: Logger, seconds: float, stop_requested: Callable[[], bool]
+    prepared: PreparedRun, log: Logger, seconds: float, stop_requested: Callable[[], bool]
 ) -> BenchResult:
-    """Half of the run before and half after the parts, so that whatever else the machine does falls on all of them."""
+    """Measures half of the run before its parts and half after, so that other load on the machine affects all."""
     agent: Any = prepared.agent
     loop = DeviceLoop(agent, prepared.seed, prepared.hyperparams, log)
     jax.block_until_ready(loop.launch(1))
     _run_for(0.5 * seconds, loop, log, stop_requested)
     log.info("measuring the parts")
-    state = jax.tree.map(lambda x: x.copy(), loop.state)  # whose own memory launch() reuses
-    programs = device_programs(agent, learner, state, _key_of_parts(prepared))
-    programs["update"] = lambda count: jax.block_until_ready(loop.launch(count))
+    state = jax.tree.map(lambda x: x.copy(), loop.state)  # launch() reuses the memory of loop.state
+    programs = device_programs(agent, state, _parts_key(prepared))
+    programs["whole"] = lambda count: jax.block_until_ready(loop.launch(count))
     times = time_programs(programs, seconds, stop_requested)
     _run_for(0.5 * seconds, loop, log, stop_requested)
-    update, parts = times["update"], {part: float(np.median(times[part])) for part in CEILINGS}
-    parts["rest"] = max(0.0, float(np.median(update)) - sum(parts.values()))
-    return _benched(
+    whole = times.pop("whole")
+    medians = {part: float(np.median(rounds)) for part, rounds in times.items()}
+    other = max(0.0, float(np.median(whole)) - sum(medians.values()))
+    parts = {"environment": medians["environment"], "policy": medians["policy"], "other": other}
+    parts["update"] = medians["update"]
+    num_devices = prepared.config_json["num_devices"]
+    return _make_result(
         prepared,
         compile_seconds=loop.compile_seconds,
-        steady=_speed(log.batch_size, update),
-        end_to_end=_with_quartiles(log.steps / log.seconds, log.history.arrays()["time/steps_per_second"]),
-        ceilings={part: _speed(log.batch_size, times[part]) for part in CEILINGS},
+        loop=_speed(log.batch_size, whole),
+        run=_with_quartiles(log.steps / log.seconds, log.history.arrays()["time/steps_per_second"]),
+        alone={part: _speed(log.batch_size, rounds) for part, rounds in times.items()},
         seconds=parts,
         shares=_shares(parts),
+        memory=memory_by_purpose(loop.chunk, state.train, state.collect, num_devices),
     )
 
 
 def _run_for(seconds: float, loop: DeviceLoop, log: Logger, stop_requested: Callable[[], bool]) -> None:
-    """Trains and logs for so long, at least a chunk."""
+    """Trains and logs for a time, at least one chunk."""
     before, deadline = log.updates, time.perf_counter() + seconds
     ended = loop.run(lambda: stop_requested() or (log.updates > before and time.perf_counter() > deadline))
-    _check(ended, log, stop_requested)
+    _check_result(ended, log, stop_requested)
 
 
-def _check(ended: LoopResult, log: Logger, stop_requested: Callable[[], bool]) -> None:
-    """Raises what stands in the way of a result."""
+def _check_result(ended: LoopResult, log: Logger, stop_requested: Callable[[], bool]) -> None:
+    """Raises an error if the run failed, diverged or was interrupted."""
     if ended.error is not None:
         raise ended.error
     if ended.status == "diverged":
         raise ValueError(
-            f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite, so that there is nothing to "
-            "measure; lower learning_rate or max_grad_norm, or check the environment's rewards and observations for NaN"
+            f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite; lower learning_rate or "
+            "max_grad_norm, or check the environment's rewards and observations for NaN"
         )
     if stop_requested():
         raise KeyboardInterrupt
@@ -163,134 +160,126 @@ def _check(ended: LoopResult, log: Logger, stop_requested: Callable[[], bool]) -
 def _bench_actors(
     prepared: PreparedRun, log: Logger, seconds: float, stop_requested: Callable[[], bool]
 ) -> BenchResult:
-    """The run with its own clocks, and then, when its actors are gone, environments and learner alone."""
+    """Reads the times that the run logs. Then stops the actors and measures environments and update alone."""
     agent: Any = prepared.agent
     warm_up = 1 + prepared.ray.policy_lag  # updates
     loop = RayLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.ray)
 
-    def enough() -> bool:
-        return stop_requested() or (log.updates >= warm_up + _FEWEST_UPDATES and log.seconds >= seconds)
+    def is_done() -> bool:
+        return stop_requested() or (log.updates >= warm_up + _MIN_UPDATES and log.seconds >= seconds)
 
     try:
-        ended = loop.run(enough)
+        ended = loop.run(is_done)
     finally:
         loop.close()
-    _check(ended, log, stop_requested)
+    _check_result(ended, log, stop_requested)
     log.info("measuring the parts")
     columns = log.history.arrays()
     speeds = columns["time/steps_per_second"]
-    warm_up = max(warm_up, int(np.argmax(speeds != speeds[0])))  # all that were logged with the first
-    later = {name: column[warm_up:] for name, column in columns.items()}
-    elapsed, steps = (float(columns[name][-1] - columns[name][warm_up - 1]) for name in ("time/elapsed", "env_steps"))
-    parts, shares = _of_clocks(later, prepared.ray.policy_lag)
-    times, cores_busy = _time_alone(prepared, loop, seconds, stop_requested)
-    return _benched(
+    warm_up = max(warm_up, int(np.argmax(speeds != speeds[0])))  # leave out all rows of the first write
+    elapsed = float(columns["time/elapsed"][-1] - columns["time/elapsed"][warm_up - 1])
+    columns = {name: column[warm_up:] for name, column in columns.items()}
+    steps = log.batch_size * len(columns["time/update"])
+    parts, shares = _read_parts(columns, prepared.ray.policy_lag)
+    times = _time_alone(prepared, loop, seconds, stop_requested)
+    loop_seconds = columns["time/wait_rollouts"] + columns["time/host_to_device"] + columns["time/update"]
+    return _make_result(
         prepared,
         compile_seconds=loop.compile_seconds,
-        steady=_speed(
-            log.batch_size, later["time/wait_rollouts"] + later["time/host_to_device"] + later["time/update"]
-        ),
-        end_to_end=_with_quartiles(steps / elapsed, later["time/steps_per_second"]),
-        ceilings={
+        loop=_speed(log.batch_size, loop_seconds),
+        run=_with_quartiles(steps / elapsed, columns["time/steps_per_second"]),
+        alone={
             "environment": _speed(log.batch_size, times["environment"]),
-            "policy": _speed(log.batch_size, later["actors/policy_seconds"]),
-            "learner": _speed(log.batch_size, times["learner"]),
+            "policy": _speed(log.batch_size, columns["actors/policy_seconds"]),
+            "update": _speed(log.batch_size, times["update"]),
         },
         seconds=parts,
         shares=shares,
-        cores_busy=cores_busy,
+        memory=memory_by_purpose(loop.update, loop.state),
     )
 
 
-def _of_clocks(columns: dict[str, np.ndarray], policy_lag: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of the parts of an update, and their shares of it.
+def _read_parts(columns: dict[str, np.ndarray], policy_lag: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the median seconds of the parts of an update, and their shares, from the metrics of a run with actors.
 
     Args:
       columns: metrics, [updates] each.
     """
-    total, environment, policy = (columns[f"actors/{name}_seconds"] for name in ("rollout", "env", "policy"))
-    clocks = {
+    rollout, environment, policy = (columns[f"actors/{name}_seconds"] for name in ("rollout", "env", "policy"))
+    columns_by_part = {
         "environment": environment,
         "policy": policy,
-        "learner": columns["time/update"],
-        "rest": total - environment - policy,
-        "waiting": columns["time/wait_rollouts"] - (0.0 if policy_lag else total),
+        "other": rollout - environment - policy,
+        "update": columns["time/update"],
+        "waiting": columns["time/wait_rollouts"] - (0.0 if policy_lag else rollout),
         "transfer": columns["time/host_to_device"],
     }
-    parts = {part: max(0.0, float(np.median(seconds))) for part, seconds in clocks.items()}
-    one_by_one = ("learner", "waiting", "transfer") if policy_lag else tuple(parts)
-    return parts, _shares({part: parts[part] for part in one_by_one})
+    parts = {part: max(0.0, float(np.median(seconds))) for part, seconds in columns_by_part.items()}
+    sequential = ("update", "waiting", "transfer") if policy_lag else tuple(parts)
+    return parts, _shares({part: parts[part] for part in sequential})
 
 
 def _time_alone(
     prepared: PreparedRun, loop: RayLoop, seconds: float, stop_requested: Callable[[], bool]
-) -> tuple[dict[str, np.ndarray], float]:
-    """Seconds per update, [rounds], of the environments of all actors and of the learner, each without the other; and
-    how many cores one actor's environments keep busy.
+) -> dict[str, np.ndarray]:
+    """Returns the seconds per update, [rounds], of all actors' environments alone and of the update alone.
 
-    One actor's environments are stepped, in this process. As many can step at once as there are actors, or, on this
-    machine, as its cores have time for.
+    Measures one actor's environments in this process. All actors step at the same time, unless they are on this machine
+    and it has fewer cores than they keep busy.
     """
     agent: Any = prepared.agent
-    actors, key = prepared.ray, _key_of_parts(prepared)
-    processes, num_envs = max(1, actors.num_actors or 0), actors.envs_per_actor or 1
-    rollout_key, actions_key = jax.random.split(key)
-    environments = BareEnvironments(agent.env, agent.config, num_envs, actions_key)
+    ray, num_actors, num_envs = prepared.ray, max(1, prepared.ray.num_actors or 0), prepared.ray.envs_per_actor or 1
+    rollout_key, actions_key = jax.random.split(_parts_key(prepared))
+    environments = HostStepper(agent.env, agent.config, num_envs, actions_key)
     try:
-        rollout, stats = sample_rollout(agent, loop.state, rollout_key, processes, num_envs)
+        rollout, stats = sample_rollout(agent, loop.state, rollout_key, num_actors, num_envs)
         programs: dict[str, Program] = {
             "environment": environments,
-            "learner": repeatedly(loop.update, loop.state, rollout, stats),
+            "update": repeat(loop.update, loop.state, rollout, stats),
         }
         times = time_programs(programs, seconds, stop_requested)
     finally:
         environments.close()
-    at_once = float(processes)
-    if _is_local(actors):
-        at_once = min(at_once, max(1.0, num_cores() / max(environments.cores_busy, 1e-9)))
-    times["environment"] = times["environment"] * processes / at_once
-    return times, environments.cores_busy
+    num_parallel = float(num_actors)
+    if (ray.address or os.environ.get("RAY_ADDRESS") or "local") == "local":
+        num_parallel = min(num_parallel, max(1.0, num_cores() / max(environments.busy_cores, 1e-9)))
+    return times | {"environment": times["environment"] * num_actors / num_parallel}
 
 
-def _benched(prepared: PreparedRun, **measured: Any) -> BenchResult:
-    """With what was asked for."""
-    agent, actors = prepared.agent, prepared.ray
-    on_host = isinstance(agent, Sebulba)
-    spread = {name: getattr(actors, name) for name in ("num_actors", "envs_per_actor", "policy_lag")}
-    spread["local"] = _is_local(actors)
+def _make_result(prepared: PreparedRun, **measured: Any) -> BenchResult:
+    """Returns the measurements together with the settings."""
+    agent, num_devices = prepared.agent, prepared.config_json["num_devices"]
+    has_actors = isinstance(agent, Sebulba)
+    actors = {name: getattr(prepared.ray, name) for name in ("num_actors", "envs_per_actor", "policy_lag")}
     return BenchResult(
         env=agent.env.name,
-        backend="ray" if on_host else "anakin",
+        backend=prepared.config_json["backend"],
         device=jax.devices()[0].device_kind,
-        cores=num_cores(),
+        num_cores=num_cores(),
         num_envs=agent.config.num_envs,
         num_steps=agent.config.num_steps,
-        num_devices=prepared.config_json["num_devices"],
-        actors=spread if on_host else {},
+        num_devices=num_devices,
+        **(actors if has_actors else dict.fromkeys(actors)),
+        memory_free=bytes_free(num_devices),
         **measured,
     )
 
 
-def _is_local(actors: RayConfig) -> bool:
-    """Whether the actors run on this machine; see `jppo.actors.actor_pool.connect`."""
-    return (actors.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
-
-
-def _key_of_parts(prepared: PreparedRun) -> Array:
-    """Not the run's."""
+def _parts_key(prepared: PreparedRun) -> Any:
+    """Returns a key that the run itself does not use."""
     return jax.random.key(2**32 - 1 - prepared.seed)
 
 
 def _shares(parts: dict[str, float]) -> dict[str, float]:
-    whole = sum(parts.values())
-    return {part: seconds / whole for part, seconds in parts.items()}
+    total = sum(parts.values())
+    return {part: seconds / total for part, seconds in parts.items()}
 
 
-def _speed(samples: int, seconds: np.ndarray) -> Speed:
-    """Of so many samples in these times, [rounds]."""
-    return _with_quartiles(samples / float(np.median(seconds)), samples / seconds)
+def _speed(batch_size: int, seconds: np.ndarray) -> Speed:
+    """Returns the median speed of rounds that took `seconds` [rounds] for a batch each."""
+    return _with_quartiles(batch_size / float(np.median(seconds)), batch_size / seconds)
 
 
-def _with_quartiles(steps_per_second: float, by_round: np.ndarray) -> Speed:
-    low, high = np.quantile(by_round, (0.25, 0.75))
-    return Speed(steps_per_second, float(low), float(high))
+def _with_quartiles(steps_per_second: float, rounds: np.ndarray) -> Speed:
+    low, high = np.quantile(rounds, (0.25, 0.75))
+    return Speed(steps_per_second=steps_per_second, low=float(low), high=float(high))

@@ -1,4 +1,4 @@
-"""The parts of an update as programs of their own, and their time: what each could do if the others were free."""
+"""The parts of an update as separate programs, and the time that each of them takes."""
 
 import dataclasses
 import functools
@@ -18,29 +18,27 @@ from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState
-from jppo.ppo.learner import Learner
 from jppo.ppo.normalization import pool_moments
-from jppo.ppo.policy import act as policy_act
+from jppo.ppo.policy import act
 from jppo.ppo.rollout import collect
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
-Program = Callable[[int], Any]  # does its part so many times, and returns when that is done
+Program = Callable[[int], Any]  # runs its part the given number of times, and returns when it has finished
 
 _SAMPLE_SECONDS = 0.05
-_FEWEST_ROUNDS = 5
+_MIN_ROUNDS = 5
 
 
 def time_programs(
     programs: dict[str, Program], seconds: float, stop_requested: Callable[[], bool]
 ) -> dict[str, np.ndarray]:
-    """Times programs in rounds, each of which runs every program, so that whatever else the machine does falls on all
-    of them alike.
+    """Times programs in rounds. Each round runs every program, so that other load on the machine affects all of them.
 
     Args:
-      seconds: that the slowest program gets; at least five rounds are made.
+      seconds: total time of the slowest program; there are at least five rounds.
 
     Returns:
-      seconds per time of each program, [rounds].
+      seconds per run of each program, [rounds].
 
     Raises:
       KeyboardInterrupt: a stop was requested.
@@ -50,24 +48,24 @@ def time_programs(
     spent = 0.0
     for name, program in programs.items():
         program(1)
-        counts[name] = max(1, min(int(_SAMPLE_SECONDS / _time(program, 1)), CHUNK_CAPACITY))
-    while spent < seconds or len(rounds) < _FEWEST_ROUNDS:
+        counts[name] = max(1, min(int(_SAMPLE_SECONDS / _measure(program, 1)), CHUNK_CAPACITY))
+    while spent < seconds or len(rounds) < _MIN_ROUNDS:
         if stop_requested():
             raise KeyboardInterrupt
-        rounds.append([_time(program, counts[name]) for name, program in programs.items()])
+        rounds.append([_measure(program, counts[name]) for name, program in programs.items()])
         spent += max(taken * counts[name] for name, taken in zip(programs, rounds[-1], strict=True))
     return dict(zip(programs, np.array(rounds).T, strict=True))
 
 
-def _time(program: Program, count: int) -> float:
-    """Seconds per time."""
+def _measure(program: Program, count: int) -> float:
+    """Returns the seconds per run."""
     start = time.perf_counter()
     program(count)
     return (time.perf_counter() - start) / count
 
 
-def repeatedly(function: Callable, *args: Any) -> Program:
-    """Calls it with the same arguments again and again, each time to the end."""
+def repeat(function: Callable, *args: Any) -> Program:
+    """Returns a program that calls a function with the same arguments and waits for each result."""
 
     def run(count: int) -> None:
         for _ in range(count):
@@ -77,14 +75,14 @@ def repeatedly(function: Callable, *args: Any) -> Program:
 
 
 def random_actions(spec: ActionSpec, shape: tuple[int, ...], key: Array) -> Array:
-    """Actions as a policy might sample them, [*shape, *policy_shape]: uniform, in a box from -1 to 1."""
+    """Returns uniform random actions [*shape, *policy_shape]; continuous actions are between -1 and 1."""
     if spec.num_actions:
         return jax.random.randint(key, shape, 0, spec.num_actions)
     return jax.random.uniform(key, (*shape, spec.size), minval=-1.0)
 
 
 def step_environments(agent: Anakin, state: CollectState, key: Array) -> CollectState:
-    """num_steps of random actions and nothing else."""
+    """Steps the environments num_steps times with random actions, without the policy."""
     env = agent.env
     shape = (agent.config.num_steps, len(state.episode.lengths))
 
@@ -100,54 +98,53 @@ def step_environments(agent: Anakin, state: CollectState, key: Array) -> Collect
     return jax.lax.scan(step, state, (actions, jax.random.split(envs_key, shape)))[0]
 
 
-def act(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Array, Array, Array]:
-    """What a rollout asks of the policy, on recorded observations [T, N, ...]: actions, log_probs and values."""
+def select_actions(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Array, Array, Array]:
+    """Returns actions, log_probs and values for recorded observations [T, N, ...], as in a rollout."""
 
     def step(_: None, xs: tuple[PyTree, Array]) -> tuple[None, tuple[Array, Array, Array]]:
         obs, keys = xs
-        chosen = policy_act(agent.policy, state, obs, keys)
-        return None, (chosen.action, chosen.log_prob, chosen.value)
+        output = act(agent.policy, state, obs, keys)
+        return None, (output.action, output.log_prob, output.value)
 
     keys = jax.random.split(key, jax.tree.leaves(obs)[0].shape[:2])
     return jax.lax.scan(step, None, (obs, keys))[1]
 
 
-def device_programs(agent: Anakin, learner: Learner, state: AnakinState, key: Array) -> dict[str, Program]:
-    """Environments only, policy only and learner only, each over the agent's devices and with what a rollout from
-    `state` gives it.
+def device_programs(agent: Anakin, state: AnakinState, key: Array) -> dict[str, Program]:
+    """Returns the parts "environment", "policy" and "update" of an on-device run as programs over its devices.
 
-    Args:
-      learner: the agent's, over `AXIS` where it has several devices.
+    Policy and update get the data of a rollout that starts from `state`.
     """
-    mesh = agent.sharding.mesh
-    whole, split, rolled = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
+    replicated, sharded, rollout_spec = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
 
-    def over(function: Callable, in_specs: Any, out_specs: Any) -> Any:
-        return jit(shard_over_devices(function, mesh, in_specs, out_specs))
+    def compile_over_devices(function: Callable, in_specs: Any, out_specs: Any) -> Any:
+        return jit(shard_over_devices(function, agent.sharding.mesh, in_specs, out_specs))
 
-    def roll(state: AnakinState) -> tuple[Rollout, EpisodeStats]:
-        gamma, num_steps = state.train.hyperparams.gamma, agent.config.num_steps
-        _, rollout, stats = collect(agent.env, agent.policy, num_steps, state.train.policy, state.collect, gamma)
-        return rollout, jax.tree.map(lambda x: x[None], stats)  # of each device
+    def roll_out(train_state: TrainState, collect_state: CollectState) -> tuple[Rollout, EpisodeStats]:
+        gamma, num_steps = train_state.hyperparams.gamma, agent.config.num_steps
+        _, rollout, stats = collect(agent.env, agent.policy, num_steps, train_state.policy, collect_state, gamma)
+        return rollout, jax.tree.map(lambda x: x[None], stats)  # [1] on each device
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        return learner.update(state, rollout, pool_moments(stats))
+        return agent.learner.update(state, rollout, pool_moments(stats))
 
-    held = AnakinState(train=whole, collect=split)  # type: ignore[arg-type]
-    rollout, stats = over(roll, (held,), (rolled, split))(state)
-    environment = over(functools.partial(step_environments, agent), (split, whole), split)
-    policy = over(functools.partial(act, agent), (whole, rolled, whole), rolled)
-    learning = over(update, (whole, rolled, split), (whole, whole))
+    collect_data = compile_over_devices(roll_out, (replicated, sharded), (rollout_spec, sharded))
+    rollout, stats = collect_data(state.train, state.collect)
+    step = compile_over_devices(functools.partial(step_environments, agent), (sharded, replicated), sharded)
+    select = compile_over_devices(
+        functools.partial(select_actions, agent), (replicated, rollout_spec, replicated), rollout_spec
+    )
+    learn = compile_over_devices(update, (replicated, rollout_spec, sharded), (replicated, replicated))
     envs_key, policy_key = jax.random.split(key)
     return {
-        "environment": repeatedly(environment, state.collect, envs_key),
-        "policy": repeatedly(policy, state.train.policy, rollout.obs, policy_key),
-        "learner": repeatedly(learning, state.train, rollout, stats),
+        "environment": repeat(step, state.collect, envs_key),
+        "policy": repeat(select, state.train.policy, rollout.obs, policy_key),
+        "update": repeat(learn, state.train, rollout, stats),
     }
 
 
-class BareEnvironments:
-    """A program: num_steps of n Gymnasium environments with random actions and nothing else, in this process."""
+class HostStepper:
+    """A program that steps n Gymnasium environments num_steps times in this process, with random actions."""
 
     def __init__(self, env: HostEnvironment, config: PPOConfig, num_envs: int, key: Array) -> None:
         actions = random_actions(env.action_spec, (config.num_steps, num_envs), key)
@@ -166,22 +163,22 @@ class BareEnvironments:
         self._cpu_seconds += time.process_time() - cpu_start
 
     @property
-    def cores_busy(self) -> float:
-        """Cores that they keep busy while they step: about 1, or less where they wait for something."""
+    def busy_cores(self) -> float:
+        """Number of cores that the environments keep busy: about 1, or less if they wait for something."""
         return self._cpu_seconds / self._seconds
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._envs.close()
 
 
 def sample_rollout(
-    agent: Sebulba, state: TrainState, key: Array, processes: int, num_envs: int
+    agent: Sebulba, state: TrainState, key: Array, num_actors: int, num_envs: int
 ) -> tuple[Rollout, EpisodeStats]:
-    """What the learner gets from so many actors of `num_envs` environments, all of which saw the same."""
+    """Returns the input of an update: one actor's fragment of `num_envs` environments, repeated for each actor."""
     runner = EnvRunner(agent.runner_spec(key), np.arange(num_envs, dtype=np.int32))
     try:
         fragment = runner.collect(jax.device_get(state.policy), float(state.hyperparams.gamma))
     finally:
         runner.close()
-    return agent.place([fragment] * processes)
+    return agent.place([fragment] * num_actors)

@@ -1,23 +1,92 @@
-"""The commands of `jppo`, a module each, and what they share. They import nothing slow before they run."""
+"""Exit codes, argument types and the pre-parse that the commands share. Imports no JAX."""
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
+from jppo.config.ppo import PPOConfig, RayConfig, num_cores, spread_envs
+from jppo.config.presets import PRESETS, Preset, preset_for
+
 EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
-EXITS = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
-Inline = tyro.conf.arg(name="")
+EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
+
+Backend = Literal["auto", "anakin", "ray"]
+Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 
 
-def _whole_number(text: str) -> int:
+def _parse_whole_number(text: str) -> int:
     number = float(text)
     if not number.is_integer():
         raise ValueError(f"{text} is not a whole number")
     return int(number)
 
 
-WholeNumber = tyro.constructors.PrimitiveConstructorSpec(  # an int that may be written 5e5 or 500_000
+WHOLE_NUMBER = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar="INT",
-    instance_from_str=lambda words: _whole_number(words[0]),
+    instance_from_str=lambda words: _parse_whole_number(words[0]),
     is_instance=lambda value: isinstance(value, int) or value is None,
     str_from_instance=lambda value: ["preset" if value is None else str(value)],
 )
+WholeNumber = Annotated[int, WHOLE_NUMBER]  # an int that may be written as 5e5 or 500_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreParse:
+    """The arguments that decide the default values of the other options."""
+
+    env: str  # the first word that names an environment with a preset of its own, or ""
+    preset: str
+    run_dir: Path | None  # of --run-dir or --resume
+    has_num_envs: bool
+    has_num_steps: bool
+
+    @property
+    def chosen_preset(self) -> Preset:
+        """The preset whose values are the defaults. Raises ValueError for an unknown name."""
+        name = preset_for(self.env) if self.preset == "auto" else self.preset
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
+        return PRESETS[name]
+
+
+def pre_parse(argv: list[str]) -> PreParse:
+    """Returns the arguments of a command line that decide the defaults of its options. Reports no errors."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("preset", "run_dir", "resume", "num_envs", "num_steps"):
+        parser.add_argument(f"--{name.replace('_', '-')}", *({f"--{name}"} if "_" in name else ()), nargs="?")
+    known, words = parser.parse_known_args(argv)
+    run_dir = known.resume or known.run_dir
+    return PreParse(
+        env=next((word for word in words if preset_for(word) != "default"), ""),
+        preset=known.preset or "auto",
+        run_dir=Path(run_dir) if run_dir else None,
+        has_num_envs=known.num_envs is not None,
+        has_num_steps=known.num_steps is not None,
+    )
+
+
+def fit_sizes_to_actors(config: PPOConfig, ray: RayConfig, given: PreParse) -> tuple[PPOConfig, RayConfig]:
+    """Returns both with num_envs = num_actors*envs_per_actor if --envs-per-actor is given and --num-envs is not.
+
+    num_steps changes too, so that the batch size stays the same, unless --num-steps is given.
+    """
+    if ray.envs_per_actor is None or given.has_num_envs:
+        return config, ray
+    if given.has_num_steps:
+        num_actors = num_cores() if ray.num_actors is None else ray.num_actors
+        config = dataclasses.replace(config, num_envs=max(num_actors, 1) * ray.envs_per_actor)
+    return spread_envs(config, ray, num_cores(), fixed=False)
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns the end of an error message: the most similar choice, or all choices if none is similar."""
+    choices = list(choices)
+    similar = difflib.get_close_matches(name, choices, 1)
+    return f"did you mean {similar[0]}?" if similar else f"choose one of {', '.join(choices)}"

@@ -4,38 +4,51 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from jppo.cli.arguments import EXIT_FAILED, Inline
+from jppo.cli.arguments import EXIT_FAILED, Backend, Environment, Inline, PreParse, fit_sizes_to_actors
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Say how fast a run is, which part of it limits, and what would help: environments, policy, learner, or actors.
-    Trains for some seconds, and then runs the parts alone."""
+    """Measure the speed of a run and how much time each part of it takes.
 
-    env: tyro.conf.Positional[str]
-    """Environment to train on, as for `jppo train`."""
-    backend: Literal["auto", "anakin", "ray"] = "auto"
-    """anakin: on the device; ray: actor processes; auto: the device where gymnax has the environment."""
+    Trains for a few seconds, then runs each part alone. Saves nothing.
+    """
+
+    env: Environment
+    """Environment, as for `jppo train`."""
+    backend: Backend = "auto"
+    """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if gymnax has the environment."""  # noqa: E501
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     preset: str = "auto"
-    """Published configuration to start from (auto: the environment's own)."""
+    """Preset with the default values of the options below (auto: the environment's own)."""
     seconds: float = 2.0
-    """How long to measure the run, and the slowest part."""
+    """Measuring time of the run, and of its slowest part, in seconds."""
     output: Path | None = None
-    """Also draw it, as this PNG."""
+    """Also draw the result, as this PNG file."""
     json: bool = False
-    """Print one line of JSON instead."""
+    """Print one line of JSON instead of a table."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
     num_devices: int | None = None
-    """Devices over which environments and their samples are spread. Default: as many as there are (of a CPU, as it has cores) and fit."""  # noqa: E501
-    actors: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
+    """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
+    ray: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
+
+    @classmethod
+    def with_defaults(cls, given: PreParse) -> "Bench":
+        """Returns the command with the default values of the preset."""
+        preset = given.chosen_preset
+        return cls(env=tyro.MISSING, config=preset.config, hyperparams=preset.hyperparams)
+
+    def adjusted(self, given: PreParse) -> "Bench":
+        """Returns the command with num_envs and num_steps that fit --envs-per-actor."""
+        config, ray = fit_sizes_to_actors(self.config, self.ray, given)
+        return dataclasses.replace(self, config=config, ray=ray)
 
     def run(self) -> int:
         from jppo.benchmark.bench import bench
@@ -47,29 +60,29 @@ class Bench:
         if self.output is not None:
             check_output(self.output, ".png")
         try:
-            benched = bench(
+            result = bench(
                 self.env,
                 seed=self.seed,
                 config=self.config,
                 hyperparams=self.hyperparams,
                 backend=self.backend,
                 num_devices=self.num_devices,
+                ray=self.ray,
                 seconds=self.seconds,
-                say=_say,
-                **vars(self.actors),
+                message=_print_message,
             )
         except ActorsFailed as error:
-            _say(f"jppo: {error}")
+            _print_message(f"jppo: {error}")
             return EXIT_FAILED
         if self.json:
-            print(json.dumps(jsonable(benched.summary())))
+            print(json.dumps(jsonable(result.summary())))
         else:
-            print_bench(benched)
+            print_bench(result)
         if self.output is not None:
-            draw_bench(benched, self.output)
-            _say(f"wrote {self.output}")
+            draw_bench(result, self.output)
+            _print_message(f"wrote {self.output}")
         return 0
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

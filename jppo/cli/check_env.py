@@ -2,30 +2,31 @@
 
 import dataclasses
 import json
-from typing import Annotated, Literal
 
-import tyro
-
-from jppo.cli.arguments import WholeNumber
+from jppo.cli.arguments import Backend, Environment, WholeNumber
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckEnv:
-    """Play with an environment and say what is wrong with it: its contract, seeds, time limit, final observations, and
-    so on. Exit code 1 where a check failed."""
+    """Check that an environment follows its interface.
 
-    env: tyro.conf.Positional[str]
-    """Environment to check; `jppo envs` lists them. Or your own Gymnasium environment, as module:name."""
-    backend: Literal["auto", "anakin", "ray"] = "auto"
-    """anakin: gymnax's, on the device; ray: Gymnasium's; auto: the device where gymnax has the environment."""
-    steps: Annotated[int, WholeNumber] = 1024
-    """Steps of each environment."""
+    Tests spaces, seeds, time limit, final observations and more.
+
+    The exit code is 1 if a check fails.
+    """
+
+    env: Environment
+    """Environment to check; `jppo envs` lists the known names. For your own Gymnasium environment: module:name."""
+    backend: Backend = "auto"
+    """device: the gymnax environment; ray: the Gymnasium environment; auto: device if gymnax has the environment."""
+    steps: WholeNumber = 1024
+    """Number of steps of each environment."""
     num_envs: int = 8
-    """Environments, with a seed each."""
+    """Number of environments. Each has its own seed."""
     seed: int = 0
-    """The first seed."""
+    """Seed of the first environment."""
     json: bool = False
-    """Print one line of JSON instead."""
+    """Print one line of JSON instead of a table."""
 
     def run(self) -> int:
         from jppo.envs.checks import check_env, print_report

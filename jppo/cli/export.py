@@ -8,18 +8,17 @@ import tyro
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write a trained policy as one file to use elsewhere: for NumPy alone, or as a program for JAX and other users of
-    XLA."""
+    """Write a trained policy to one file, for use without jppo."""
 
     run_dir: tyro.conf.Positional[Path]
-    """A run directory made by `jppo train`."""
+    """Run directory written by `jppo train`."""
     output: tyro.conf.Positional[Path]
-    """The file: name.npz for jppo.actors.numpy_policy.load, name.stablehlo for jppo.load_exported."""
+    """Output file: NAME.npz for NumPy (jppo.actors.numpy_policy.load), NAME.stablehlo for JAX and other XLA programs (jppo.load_exported)."""  # noqa: E501
 
     def run(self) -> int:
         from jppo.runs.export import export_policy
 
         path = export_policy(self.run_dir, self.output)
-        loader = "numpy_policy.load" if path.suffix.lower() == ".npz" else "load_exported"
-        print(f"wrote {path}, {path.stat().st_size:,} bytes; jppo.{loader} reads it")
+        loader = "jppo.actors.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
+        print(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}")
         return 0

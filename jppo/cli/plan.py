@@ -6,36 +6,40 @@ from typing import Annotated
 
 import tyro
 
-from jppo.cli.arguments import Inline
+from jppo.cli.arguments import Environment, Inline, PreParse
 from jppo.config.ppo import PPOConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Say what a run would need, before it is run: parameters, memory, compile time, steps per second, and how far it
-    can grow. Takes as long as some compilations. Exit code 2 where it does not fit."""
+    """Show the memory of a run and the largest num_envs that fits.
 
-    env: tyro.conf.Positional[str]
-    """Environment to train on, on the device."""
+    Compiles the run without training. The exit code is 2 if the run does not fit.
+    """
+
+    env: Environment
+    """JAX environment, as for `jppo train`."""
     preset: str = "auto"
-    """Published configuration to start from (auto: the environment's own)."""
-    seconds: float = 2.0
-    """How long to try it for."""
+    """Preset with the default values of the options below (auto: the environment's own)."""
     num_devices: int | None = None
-    """Devices over which environments are spread. Default: as many as there are (of a CPU, as it has cores) and fit."""
+    """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
     json: bool = False
-    """Print one line of JSON instead."""
+    """Print one line of JSON instead of a table."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
 
+    @classmethod
+    def with_defaults(cls, given: PreParse) -> "Plan":
+        """Returns the command with the default values of the preset."""
+        return cls(env=tyro.MISSING, config=given.chosen_preset.config)
+
     def run(self) -> int:
-        from jppo.benchmark.plan import plan, print_plan
+        from jppo.benchmark.plan import plan
+        from jppo.benchmark.report import print_plan
         from jppo.runs.files import jsonable
 
-        planned = plan(
-            self.env, config=self.config, preset=self.preset, num_devices=self.num_devices, seconds=self.seconds
-        )
+        result = plan(self.env, config=self.config, preset=self.preset, num_devices=self.num_devices)
         if self.json:
-            print(json.dumps(jsonable(planned._asdict())))
+            print(json.dumps(jsonable(result.summary())))
         else:
-            print_plan(planned)
+            print_plan(result)
         return 0

@@ -1,78 +1,79 @@
 """`jppo sweep`."""
 
-import ast
 import dataclasses
 import functools
-import inspect
-import itertools
 import json
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import EXITS, Inline, WholeNumber
+from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, PreParse
 from jppo.config.ppo import Hyperparams, PPOConfig
 
 
-def _documented(source: type) -> dict[str, str]:
-    """The documentation of a dataclass's fields."""
-    parsed: Any = ast.parse(textwrap.dedent(inspect.getsource(source))).body[0]
-    pairs: Any = itertools.pairwise(parsed.body)
-    return {field.target.id: doc.value.value for field, doc in pairs if hasattr(field, "annotation")}
+class _Absent(tuple):
+    """The default of a setting, which tells an absent option from an option without a value."""
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.split(","))
-
-
-_SIZES = tyro.constructors.PrimitiveConstructorSpec(
+_ABSENT = _Absent()
+_LAYER_SIZES = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar="N,N",
-    instance_from_str=lambda words: _sizes(words[0]),
+    instance_from_str=lambda words: tuple(int(size) for size in words[0].split(",")),
     is_instance=lambda value: isinstance(value, tuple),
     str_from_instance=lambda value: [",".join(map(str, value))],
 )
 
 
-def _several(source: type) -> list[tuple[str, Any, Any]]:
-    """The fields of a configuration, each with any number of values."""
-    docs, fields = _documented(source), []
-    for field in dataclasses.fields(source):
-        one: Any = Annotated[tuple, _SIZES] if field.name == "hidden_sizes" else field.type
-        one = Annotated[int, WholeNumber] if one is int else one
-        several = Annotated[tuple[one, ...], tyro.conf.arg(help=docs[field.name], help_behavior_hint="")]
-        fields.append((field.name, several, dataclasses.field(default=())))
-    return fields
+def _make_settings_type() -> Any:
+    """Returns a dataclass with the fields of Hyperparams and PPOConfig, each a tuple of values to sweep.
+
+    It inherits from both so that tyro finds the documentation of the fields.
+    """
+    fields = []
+    for field in (*dataclasses.fields(Hyperparams), *dataclasses.fields(PPOConfig)):
+        value_type: Any = Annotated[tuple, _LAYER_SIZES] if field.name == "hidden_sizes" else field.type
+        if value_type is int:
+            value_type = Annotated[int, WHOLE_NUMBER]
+        values: Any = Annotated[tuple[value_type, ...], tyro.conf.arg(help_behavior_hint="")]
+        fields.append((field.name, values, dataclasses.field(default=_ABSENT)))
+    namespace = {"__post_init__": lambda self: None}  # a tuple is not a valid value of PPOConfig
+    bases = (Hyperparams, PPOConfig)
+    return dataclasses.make_dataclass("Settings", fields, bases=bases, namespace=namespace, frozen=True)
 
 
-Settings = dataclasses.make_dataclass("Settings", _several(Hyperparams) + _several(PPOConfig), frozen=True)
+Settings = _make_settings_type()
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Train every combination of settings with every seed, in one compiled program per PPOConfig.
+    """Train every combination of settings with every seed, on the device.
 
-    Options that take values are settings; one value applies to all runs, several values are swept. Write out booleans
-    (--normalize-obs True), and network sizes with commas: --hidden-sizes 64,64 128,128 are two networks.
+    A setting with one value applies to all runs; several values are swept.
+
+    Write out booleans: --normalize-obs True.
+
+    Write layer sizes with commas: --hidden-sizes 64,64 128,128 (two networks).
     """
 
-    envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENV [ENV ...]")]
-    """Environments to train on, on the device."""
+    envs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENV [ENV ...]", help_behavior_hint="")
+    ]
+    """JAX environments to train on; `jppo envs` lists them."""
     seeds: int = 4
     """Runs of each combination, with the seeds 0, 1, ..."""
-    total_steps: Annotated[int | None, WholeNumber] = None
+    total_steps: Annotated[int | None, WHOLE_NUMBER] = None
     """Environment steps of each run, rounded up to whole updates."""
     preset: str = "auto"
-    """Published configuration to start from (auto: each environment's own)."""
+    """Preset with the default values of the settings (auto: each environment's own)."""
     successive_halving: bool = False
     """Stop the worse half of the runs after 1/16, 1/8, 1/4 and 1/2 of the updates."""
     max_parallel_runs: int | None = None
     """Maximum number of runs in one program. Default: as many as memory holds."""
     num_devices: int | None = None
-    """Number of devices that share the runs. Default: all."""
+    """Number of devices that share the runs. Default: all; on CPU, one per core."""
     sweep_dir: Path | None = None
     """Directory for results, table and pictures (default: runs/sweeps/<time>). Saved runs are not trained again."""
     run_dirs: bool = False
@@ -84,30 +85,32 @@ class Sweep:
     gpus: float = 0.0
     """GPUs that Ray reserves for each program; may be a fraction."""
     quiet: bool = False
-    """Show nothing while training."""
+    """Show no progress and no summary."""
     json: bool = False
-    """End standard output with one line of JSON, the best setting of each environment; all else goes to standard error."""  # noqa: E501
+    """Print the best setting of each environment as one line of JSON on standard output, and everything else on standard error."""  # noqa: E501
     settings: Annotated[Settings, Inline] = dataclasses.field(default_factory=Settings)  # type: ignore[valid-type]
 
-    def check(self, argv: list[str]) -> None:
-        """Raises ValueError for a setting without a value."""
-        given = [word.split("=")[0] for word in argv]
-        for word, following in zip(given, [*given[1:], "--"], strict=True):
-            if following.startswith("--") and "=" not in argv[given.index(word)]:
-                name = word.removeprefix("--").replace("-", "_")
-                if word.startswith("--") and hasattr(self.settings, name):
-                    raise ValueError(f"{word} wants a value, or several to sweep")
+    def adjusted(self, given: PreParse) -> "Sweep":
+        """Returns the command. Raises ValueError for a setting without a value."""
+        for name, values in vars(self.settings).items():
+            if not values and values is not _ABSENT:
+                raise ValueError(f"--{name.replace('_', '-')} needs one value, or several values to sweep")
+        return self
 
     def run(self) -> int:
         from jppo.config.resources import Resources
+        from jppo.runs.files import jsonable
+        from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
         from jppo.training.progress import make_reporter
 
         if not self.envs:
-            raise ValueError("name at least one environment")
+            raise ValueError("no environment; name at least one, for example: jppo sweep CartPole-v1")
         stream = sys.stderr if self.json else sys.stdout
-        settings: dict[str, Any] = {name: list(values) for name, values in vars(self.settings).items() if values}
+        given: dict[str, Any] = {
+            name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
+        }
         result = sweep(
             list(self.envs),
             seeds=self.seeds,
@@ -120,16 +123,12 @@ class Sweep:
             address=self.address,
             resources=Resources(cpus=self.cpus, gpus=self.gpus),
             progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
-            **settings,
+            **given,
         )
         if self.run_dirs:
             result.write_run_dirs()
         if not self.quiet:
-            from jppo.sweeps.results import print_settings
-
             print_settings(result, stream)
         if self.json:
-            from jppo.runs.files import jsonable
-
             print(json.dumps(jsonable(result.summary())))
-        return EXITS.get(result.status, 0)
+        return EXIT_CODES.get(result.status, 0)

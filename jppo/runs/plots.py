@@ -124,33 +124,24 @@ def draw_heat_map(
 
 
 def draw_bars(
-    title: str, speeds: Mapping[str, tuple[float, float, float]], shares: Mapping[str, float], output: Path
+    title: str, values: Mapping[str, float], labels: Mapping[str, str], axis_label: str, output: Path
 ) -> None:
-    """What limits a run: its speeds, and the share of an update that each part takes.
+    """Draws one horizontal bar per value, from zero, and writes a PNG.
 
     Args:
-      speeds: steps per second (how many, and a low and a high bound), of each bar from above.
-      shares: of 1.
+      values: length of each bar by name, from top to bottom.
+      labels: text at the end of each bar.
+      axis_label: what the length means, with its unit.
     """
-    figure = _new_figure(11, 1.6 + 0.4 * max(len(speeds), len(shares)))
+    figure = _new_figure(8, 1.4 + 0.4 * len(values))
     figure.suptitle(title)
-    left, right = figure.subplots(1, 2)
-    middle, low, high = np.array(list(speeds.values())).T
-    within = np.array([np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)])
-    bars = left.barh(list(speeds), middle, xerr=within, color="C0", error_kw={"ecolor": "0.3", "capsize": 3})
-    left.bar_label(bars, [format_steps(number) for number in middle], padding=6)
-    left.set(
-        xscale="log",
-        xlim=(low.min() / 3.0, high.max() * 4.0),
-        xlabel="steps per second (logarithmic; whiskers: quartiles)",
-    )
-    bars = right.barh(list(shares), [100.0 * share for share in shares.values()], color="C1")
-    right.bar_label(bars, [f"{share:.0%}" for share in shares.values()], padding=4)
-    right.set(xlim=(0.0, 115.0 * max(shares.values())), xlabel="share of an update (%)")
-    for axes in (left, right):
-        axes.invert_yaxis()
-        axes.grid(alpha=0.3, axis="x")
-        axes.set_axisbelow(True)
+    axes = figure.subplots()
+    bars = axes.barh(list(values), list(values.values()), color="C0")
+    axes.bar_label(bars, [labels[name] for name in values], padding=4)
+    axes.set(xlim=(0.0, 1.3 * max(values.values())), xlabel=axis_label)
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3, axis="x")
+    axes.set_axisbelow(True)
     _save(figure, output)
 
 

@@ -47,7 +47,7 @@ class ChunkLoop:
           shared: whether several processes run the program together. They then agree on each chunk before its launch.
           checkpoints: receives the state between two chunks. The chunk after a checkpoint is not launched ahead.
         """
-        self.state, self._finite, self._chunk = state, finite, chunk
+        self.state, self._finite, self.chunk = state, finite, chunk
         self._num_updates, self._log, self._shared = num_updates, log, shared
         self._checkpoints = checkpoints
 
@@ -97,7 +97,7 @@ class ChunkLoop:
 
     def launch(self, length: int) -> Metrics:
         """Starts `length` updates, at most CHUNK_CAPACITY, and returns their metrics without waiting for them."""
-        self.state, self._finite, buffers = self._chunk(self.state, self._finite, np.int32(length))
+        self.state, self._finite, buffers = self.chunk(self.state, self._finite, np.int32(length))
         return buffers
 
     def _agree(self, length: int, stop: bool) -> tuple[int, bool]:

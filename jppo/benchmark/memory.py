@@ -1,0 +1,38 @@
+"""Device memory of a compiled training program, by purpose."""
+
+from typing import Any
+
+import jax
+
+from jppo.ppo.types import PyTree, TrainState
+
+
+def memory_by_purpose(
+    compiled: Any, train_state: TrainState, collect_state: PyTree = None, num_devices: int = 1
+) -> dict[str, int]:
+    """Returns the memory that each device needs, in bytes, according to the compiler. The sum is the peak.
+
+    Args:
+      compiled: the compiled program of a training loop or of an update.
+      train_state: the state of the learner (arrays or their shapes), with a copy on each device.
+      collect_state: the state of on-device environments, sharded over the devices.
+    """
+    stats = compiled.memory_analysis()
+    sizes = {
+        "parameters": _num_bytes(train_state.policy.params),
+        "optimizer": _num_bytes(train_state.opt_state),
+        "environments": _num_bytes(collect_state) // num_devices,
+    }
+    sizes["other inputs"] = max(0, stats.argument_size_in_bytes - sum(sizes.values()))
+    sizes["outputs"] = max(0, stats.output_size_in_bytes - stats.alias_size_in_bytes)
+    sizes["temporaries"] = stats.temp_size_in_bytes  # on the device: the rollout, gradients and activations
+    return {name: size for name, size in sizes.items() if size}
+
+
+def count_parameters(train_state: TrainState) -> int:
+    """Returns the number of parameters of the network."""
+    return sum(leaf.size for leaf in jax.tree.leaves(train_state.policy.params))
+
+
+def _num_bytes(tree: PyTree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,47 @@
+"""`jppo eval`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Play episodes with a trained policy and print their returns."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Run directory written by `jppo train`."""
+    episodes: int = 100
+    """Number of episodes, played in parallel."""
+    sampled: bool = False
+    """Sample actions from the policy instead of taking the most likely action."""
+    seed: int = 0
+    """Seed of the environments and of the sampled actions."""
+    json: bool = False
+    """Print one line of JSON instead of text."""
+
+    def run(self) -> int:
+        from jppo.config.ppo import check_seed
+        from jppo.runs.evaluation import evaluate
+        from jppo.runs.load import load_run
+
+        check_seed(self.seed)
+        agent, state, settings = load_run(self.run_dir)
+        result = evaluate(
+            agent.env, agent.policy, state, num_episodes=self.episodes, seed=self.seed, sampled=self.sampled
+        )
+        summary = result.summary()
+        if self.json:
+            print(json.dumps({"env": settings["env"], "sampled": self.sampled} | summary))
+            return 0
+        print(
+            f"{settings['env']}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
+            f"{summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
+            f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), "
+            f"length {summary['length_mean']:.1f}"
+        )
+        if summary["unfinished"]:
+            print(f"{summary['unfinished']} episodes did not end within the step limit")
+        return 0

@@ -1,0 +1,149 @@
+"""`jppo train`."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jppo.cli.arguments import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    Backend,
+    Environment,
+    Inline,
+    PreParse,
+    WholeNumber,
+    fit_sizes_to_actors,
+)
+from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
+from jppo.config.run import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train PPO on an environment.
+
+    JAX environments (gymnax) run on the device, Gymnasium ones in Ray actors.
+    """
+
+    env: Environment
+    """Environment to train on; `jppo envs` lists the known names. For your own Gymnasium environment: module:name."""
+    backend: Backend = "auto"
+    """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if gymnax has the environment."""  # noqa: E501
+    total_steps: WholeNumber = 1_000_000
+    """Number of environment steps, rounded up to whole updates."""
+    seed: int = 0
+    """Seed of all random numbers."""
+    preset: str = "auto"
+    """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, gymnax-minatar."""  # noqa: E501
+    run_dir: Path | None = None
+    """Directory of the run (default: runs/<env>/<time>-<seed>). If it contains a run, that run is resumed with its own settings."""  # noqa: E501
+    resume: Path | None = None
+    """Directory of a run to resume. Like --run-dir, but the run must exist."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between two checkpoints. The end of a run always writes one."""
+    max_checkpoints: int = 2
+    """Number of most recent checkpoints to keep."""
+    quiet: bool = False
+    """Show no progress and no summary."""
+    json: bool = False
+    """Print the summary as one line of JSON on standard output, and everything else on standard error."""
+    wandb: bool = False
+    """Also log to Weights & Biases (pip install 'jppo[wandb]')."""
+    deterministic: bool = False
+    """The same seed gives the same policy, bit for bit. Slower on GPUs. A failed actor ends the run."""
+    config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
+    hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
+    num_devices: int | None = None
+    """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
+    ray: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
+
+    @classmethod
+    def with_defaults(cls, given: PreParse) -> "Train":
+        """Returns the command with the default values of the preset, or of the run that is resumed."""
+        preset = given.chosen_preset
+        command = cls(
+            env=tyro.MISSING,
+            total_steps=preset.total_steps,
+            config=preset.config,
+            hyperparams=preset.hyperparams,
+        )
+        if given.run_dir is None or not (given.run_dir / "config.json").exists():
+            return command
+        return command._with_previous_run(given.run_dir, given.preset)
+
+    def _with_previous_run(self, run_dir: Path, preset: str) -> "Train":
+        """Returns the command with the default values of a previous run."""
+        from jppo.runs.run_dir import read_config
+        from jppo.training.settings import RunSettings, fill_from_previous_run
+
+        previous = read_config(run_dir)
+        settings = fill_from_previous_run(RunSettings(env=None, preset=preset, run_dir=run_dir), previous)
+        values: dict[str, Any] = {
+            "config": settings.config,
+            "hyperparams": settings.hyperparams,
+            "total_steps": settings.total_steps,
+            "seed": settings.seed,
+            "backend": settings.backend,
+            "ray": settings.ray,
+            "deterministic": settings.run.deterministic,
+            "num_devices": previous.get("num_devices"),
+        }
+        return dataclasses.replace(self, **{name: value for name, value in values.items() if value is not None})
+
+    def adjusted(self, given: PreParse) -> "Train":
+        """Returns the command with num_envs and num_steps that fit --envs-per-actor."""
+        config, ray = fit_sizes_to_actors(self.config, self.ray, given)
+        return dataclasses.replace(self, config=config, ray=ray)
+
+    def run(self) -> int:
+        from jppo.errors import ActorsFailed, TrainingDiverged
+        from jppo.runs.files import jsonable
+        from jppo.runs.run_dir import default_run_dir
+        from jppo.training.progress import make_reporter, summary_lines
+        from jppo.training.train import train
+
+        stream = sys.stderr if self.json else sys.stdout
+        try:
+            result = train(
+                self.env,
+                total_steps=self.total_steps,
+                seed=self.seed,
+                config=self.config,
+                hyperparams=self.hyperparams,
+                backend=self.backend,
+                num_devices=self.num_devices,
+                ray=self.ray,
+                run_dir=self._choose_run_dir() or default_run_dir(self.env, self.seed),
+                run=RunConfig(
+                    resume=self.resume is not None,
+                    checkpoint_seconds=self.checkpoint_seconds,
+                    max_checkpoints=self.max_checkpoints,
+                    wandb=self.wandb,
+                    deterministic=self.deterministic,
+                ),
+                progress=make_reporter("none" if self.quiet else "auto", self.total_steps, stream),
+            )
+        except (TrainingDiverged, ActorsFailed) as error:
+            print(f"jppo: {error}", file=sys.stderr)
+            if error.result is None:  # it failed before the first update
+                return EXIT_FAILED
+            result = error.result
+        summary = result.summary
+        if not self.quiet:
+            print(*summary_lines(summary), sep="\n", file=stream)
+            if self.deterministic:
+                print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream)
+        if self.json:
+            print(json.dumps(jsonable(summary)))
+        return EXIT_CODES.get(summary["status"], EXIT_FAILED if "failed_writes" in summary else 0)
+
+    def _choose_run_dir(self) -> Path | None:
+        """Returns the directory of --run-dir or --resume. Raises ValueError if they name two."""
+        run_dir, resume = self.run_dir, self.resume
+        if run_dir is not None and resume is not None and run_dir.resolve() != resume.resolve():
+            raise ValueError(f"--run-dir {run_dir} and --resume {resume} are two different runs; give only one of them")
+        return resume or run_dir
