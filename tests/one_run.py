@@ -43,17 +43,17 @@ class Ending(NullReporter):
 
 def kill_while_saving() -> None:
     """SIGKILL when the second checkpoint is written, but not complete."""
-    import orbax.checkpoint as ocp
+    from orbax.checkpoint._src.path.atomicity import AtomicRenameTemporaryPath
 
-    complete, saves = ocp.StandardCheckpointer._save_step_metadata, []
+    finalize, saves = AtomicRenameTemporaryPath.finalize, []
 
     def killing(self, *args, **kwargs):
         saves.append(1)
-        if len(saves) > 1:
+        if len(saves) > 4:
             os.kill(os.getpid(), signal.SIGKILL)
-        complete(self, *args, **kwargs)
+        return finalize(self, *args, **kwargs)
 
-    ocp.StandardCheckpointer._save_step_metadata = killing
+    AtomicRenameTemporaryPath.finalize = killing
 
 
 def main(run_dir: Path, how: str) -> None:

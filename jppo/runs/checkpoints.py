@@ -1,14 +1,11 @@
-"""Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped (docs/checkpoints.md)."""
+"""Saves the state of a run with orbax and restores it, so that a resumed run continues exactly."""
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import shutil
 import time
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,305 +14,315 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.devices.mesh import allgather_ints
 from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.files import jsonable, short_reason
-from jppo.runs.writer import SAVE_ERRORS
 
-FORMAT = 3  # 2 kept the moments of Adam array by array
+FORMAT = 4
 FOLDER = "checkpoints"
-_REMOVED = ".removed"
-DEFAULT_SECONDS = 60.0
-_READ_ERRORS = (*SAVE_ERRORS, KeyError, TypeError, AttributeError, OverflowError)  # what files of nonsense lead to
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0  # seconds, after a save that failed; doubled with each further one
-_LOOKS = 5  # at checkpoints that are gone when they are read: a run that trains removes old ones
+_READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)
 _DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | dataclasses.asdict(Hyperparams()))
+_ATTEMPTS = 5  # a training run may delete a checkpoint while another process reads it
 
 
 class Checkpoint(NamedTuple):
-    """One that was read and found whole."""
+    """A checkpoint that was read and whose content is intact."""
 
     path: Path
-    update: int  # updates done
-    seconds: float  # of training
-    counts: dict[str, int]  # what the loop has counted besides
-    leaves: dict[str, np.ndarray]  # the state, by path in it; keys as their data
+    update: int  # completed updates
+    seconds: float  # training time
+    counts: dict[str, int]  # counters of the training loop
+    leaves: dict[str, np.ndarray]  # the state's leaves by tree path; PRNG keys as their uint32 data
 
-    def put(self, like: PyTree, part: str = "") -> PyTree:
-        """The state in the structure, and on the devices, of another.
+    def restore(self, like: PyTree, prefix: str = "") -> PyTree:
+        """Returns the state with the structure and the shardings of `like`.
+
+        In a program of several processes, all processes call it.
 
         Args:
-          part: the path of what `like` is only a part of.
+          like: arrays or `jax.ShapeDtypeStruct`s; NumPy arrays are restored as NumPy arrays.
+          prefix: tree path of `like` in the saved state, if it is a part of it.
 
         Raises:
-          ValueError: the state has another structure, shape or dtype.
+          ValueError: the saved state has other leaves, shapes or dtypes.
         """
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-        wanted = {part + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-        has = {name: _signature(leaf) for name, leaf in self.leaves.items() if name.startswith(part)}
-        needs = {name: _signature(leaf) for name, leaf in wanted.items()}
-        for name in sorted(has | needs):
-            if has.get(name) != needs.get(name):
+        wanted = {prefix + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        saved = {name: _describe(leaf) for name, leaf in self.leaves.items() if name.startswith(prefix)}
+        needed = {name: _describe(leaf) for name, leaf in wanted.items()}
+        for name in sorted(saved | needed):
+            if needed.get(name) != (found := saved.get(name)) and not (found is None and _is_empty(wanted[name])):
                 raise ValueError(
-                    f"{self.path} does not fit: the run has {name} = {has.get(name, 'nothing')}, given is "
-                    f"{needs.get(name, 'nothing')}"
+                    f"{self.path} does not fit this run: it contains {name} = {found or 'nothing'}, the run needs "
+                    f"{needed.get(name, 'nothing')}"
                 )
-        return jax.tree.unflatten(structure, [_place(self.leaves[name], leaf) for name, leaf in wanted.items()])
+        return jax.tree.unflatten(structure, [_place(self.leaves.get(name), leaf) for name, leaf in wanted.items()])
 
 
 class Checkpoints:
-    """Owns the checkpoints of a run while it trains. A thread writes them, one at a time."""
+    """Saves checkpoints of a training run: orbax numbers them by update, writes them in a background thread and deletes
+    old ones.
 
-    every_updates = 0  # updates between two checkpoints; 0: the time decides
+    In a program of several processes, all processes construct it with the same directory, and all call `save`.
 
-    def __init__(
-        self,
-        run_dir: Path,
-        settings: dict[str, Any],
-        every: float,
-        keep: int,
-        message: Callable[[str], None],
-        previous: dict[str, Any] | None = None,
-    ) -> None:
-        """Reads the newest good one, `start`, and puts aside what is left of any newer.
+    Attributes:
+      start: the newest intact checkpoint at construction, or None.
+      update: number of updates of the newest saved checkpoint, 0 without one.
+      every_updates: number of updates between two checkpoints; 0 if the time decides.
+    """
+
+    every_updates = 0
+
+    def __init__(self, run_dir: Path, seconds: float, max_checkpoints: int, message: Callable[[str], None]) -> None:
+        """Reads the newest intact checkpoint and deletes incomplete and newer damaged ones.
 
         Args:
-          settings: config.json, by which a run's own are known.
-          every: seconds between two.
-          keep: how many stay, the newest.
-          message: gets told, in words, what goes wrong.
+          seconds: minimum time between two checkpoints.
+          max_checkpoints: number of most recent checkpoints to keep.
+          message: called with a text for each problem.
 
         Raises:
-          ValueError: there are checkpoints, but none that can be read.
+          ValueError: all checkpoints are damaged, or they have another format.
         """
-        self._folder, self._every, self._keep, self._message = run_dir / FOLDER, every, keep, message
-        self._run, self._pause = identity(settings), 0.0
-        self.start = newest(run_dir, settings if previous is None else previous, message)
-        self.update = 0 if self.start is None else self.start.update  # that of the newest on disk
-        with contextlib.suppress(OSError):  # which saving will say
-            self._folder.mkdir(exist_ok=True)
-        _put_aside(self._folder, self.update, message)
-        self._pool = ThreadPoolExecutor(1, "checkpoints")
-        self._writing: tuple[int, Future] | None = None  # the update, and what comes of it
-        self._since, self._ends = time.monotonic(), False
+        self._folder, self._max_checkpoints, self._message = run_dir / FOLDER, max_checkpoints, message
+        self._interval = seconds
+        self._manager: Any = None  # made by the first save, because orbax is slow to import
+        self.start = latest_checkpoint(run_dir, message)
+        self.update = 0 if self.start is None else self.start.update
+        if len(set(allgather_ints([self.update])[:, 0].tolist())) > 1:
+            raise ValueError(
+                f"the processes of this run read different checkpoints in {self._folder}; use one shared disk"
+            )
+        if not jax.process_index():
+            with contextlib.suppress(OSError):  # saving reports it
+                self._folder.mkdir(exist_ok=True)
+                for path in self._folder.iterdir():
+                    if not path.name.isdecimal() or int(path.name) > self.update:
+                        shutil.rmtree(path, ignore_errors=True)
+        self._pending: int | None = None  # the update that is being saved
+        self._failed, self._last_save = False, time.monotonic()
 
     def due(self, update: int) -> bool:
-        """Whether one is to be saved after `update` updates."""
-        if self._writing is not None and self._writing[1].done():
-            self._settle()
-        waited = time.monotonic() - self._since >= max(self._every, self._pause)
-        return waited and update > self.update and self._writing is None
+        """Returns whether to save a checkpoint after `update` updates."""
+        if self._pending is not None and not self._manager.is_saving_in_progress():
+            self._finish_pending_save()
+        elapsed = time.monotonic() - self._last_save
+        return self._pending is None and elapsed >= self._interval and update > self.update
 
     def save(self, update: int, seconds: float, counts: dict[str, int], state: PyTree) -> None:
-        """Copies the state to the host and has it written. A failure is said, and ends neither this nor the run."""
-        self._settle()
+        """Copies the state and starts to write it. A failure is reported by `message`, and training continues.
+
+        Args:
+          update, seconds, counts: see `Checkpoint`.
+          state: arrays; in a program of several processes, `jax.Array`s of all processes or equal NumPy arrays.
+        """
+        self._finish_pending_save()
         if update == self.update:
             return
-        header = {"format": FORMAT, "jppo": runs.versions()["jppo"], "run": self._run}
-        header |= {"update": update, "seconds": seconds, "counts": counts}
-        writing = self._pool.submit(write, self._folder / str(update), header, to_host(state), self._keep)
-        self._writing, self._since = (update, writing), time.monotonic()
+        leaves = copy_leaves(state)
+        info = {"format": FORMAT, "jppo": runs.versions()["jppo"], "seconds": seconds, "counts": counts}
+        info["crc32"] = {name: zlib.crc32(x.tobytes()) for name, x in leaves.items() if isinstance(x, np.ndarray)}
+        self._last_save = time.monotonic()
+        try:
+            self._start_save(update, leaves, info)
+            self._pending = update
+        except Exception as error:  # orbax, tensorstore and the file system raise many types
+            self._report(update, error)
 
     def wait(self) -> None:
-        """Waits for a checkpoint that is being written."""
-        self._settle()
+        """Waits until the pending checkpoint, if any, is written."""
+        self._finish_pending_save()
 
     def close(self) -> None:
-        """Waits for what is being written."""
-        self._ends = True
-        self._settle()
-        self._pool.shutdown()
+        """Waits until the last checkpoint is written. Repeated calls do nothing."""
+        self._finish_pending_save()
+        if self._manager is not None:
+            manager, self._manager = self._manager, None
+            manager.close()
 
-    def _settle(self) -> None:
-        """Waits for what is being written. A failure is said where it is the first, or the last."""
-        if self._writing is None:
+    def _start_save(self, update: int, leaves: dict[str, Any], info: dict[str, Any]) -> None:
+        import orbax.checkpoint as ocp
+
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._max_checkpoints, cleanup_tmp_directories=True, save_root_metadata=False
+            )
+            self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
+        self._manager.save(update, args=ocp.args.StandardSave(leaves), custom_metadata=info, force=True)
+
+    def _finish_pending_save(self) -> None:
+        if self._pending is None:
             return
-        update, writing = self._writing
+        update, self._pending = self._pending, None
         try:
-            writing.result()
-            self.update, self._pause = update, 0.0
-        except Exception as error:  # of the file system, of tensorstore, of orbax's threads, of memory
-            if not self._pause or self._ends:
-                newest_one = f"the newest is of update {self.update}" if self.update else "there is none"
-                then = "" if self._ends else ". Training goes on, and tries again"
-                self._message(
-                    f"WARNING: the checkpoint of update {update} could not be written ({short_reason(error)}); "
-                    f"{newest_one}{then}"
-                )
-            self._pause = min(max(_FIRST_PAUSE, 2.0 * self._pause), _LONGEST_PAUSE)
-        finally:
-            self._writing = None
+            self._manager.wait_until_finished()
+            self.update, self._failed = update, False
+        except Exception as error:  # see save
+            self._report(update, error)
+
+    def _report(self, update: int, error: Exception) -> None:
+        """Reports the first of consecutive failures. The next save uses a new manager, which removes the remains."""
+        if jax.process_count() == 1 and self._manager is not None:
+            manager, self._manager = self._manager, None
+            with contextlib.suppress(Exception):  # the same error again
+                manager.close()
+        if not self._failed:
+            newest = f"the newest checkpoint is of update {self.update}" if self.update else "there is no checkpoint"
+            self._message(
+                f"WARNING: the checkpoint of update {update} could not be written ({short_reason(error)}); {newest}. "
+                "Training continues"
+            )
+        self._failed = True
 
 
-def newest(run_dir: Path, settings: dict[str, Any], message: Callable[[str], None]) -> Checkpoint | None:
-    """The newest good checkpoint of a run; None where not one was made.
+def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoint | None:
+    """Returns the newest intact checkpoint of a run; None if the run has none yet.
 
     Args:
-      settings: its config.json.
-      message: gets told which ones are damaged, or another run's.
+      message: called with a text for each damaged checkpoint.
 
     Raises:
-      ValueError: all are, or the newest good one is of another format.
+      ValueError: all checkpoints are damaged, or they have another format.
     """
-    folder, run = run_dir / FOLDER, identity(settings)
-    for look in range(_LOOKS):
-        paths, found = _saved(folder), None
+    folder = run_dir / FOLDER
+    for attempt in range(_ATTEMPTS):
+        paths = _list_checkpoints(folder)
         for path in reversed(paths):
             try:
-                found = read(path, run)
-                break
+                return read_checkpoint(path)
             except _Damaged as error:
-                if _saved(folder) != paths and look + 1 < _LOOKS:  # the run trains on, and there is a newer one
-                    break
-                message(f"{path} is damaged ({error}); it is left out")
+                if _list_checkpoints(folder) != paths and attempt + 1 < _ATTEMPTS:
+                    break  # a training run replaced it meanwhile
+                message(f"{path} is damaged ({error}); the one before it is used")
         else:
             if paths:
-                raise ValueError(f"{run_dir} has checkpoints, but all {len(paths)} are damaged; name another run_dir")
-        if found is not None or not paths:
-            return found
-    raise ValueError(f"{run_dir} has checkpoints that are replaced faster than they can be read; try again")
+                raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
+            return None
+    raise ValueError(f"the checkpoints in {run_dir} are replaced faster than they can be read; try again")
 
 
 class _Damaged(Exception):
-    """A checkpoint is not what was written."""
+    """The files of a checkpoint do not contain what was written."""
 
 
-def write(path: Path, header: dict[str, Any], leaves: dict[str, np.ndarray], keep: int = 1) -> None:
-    """Writes a checkpoint, whole or not at all, and then removes what is older than the `keep` newest."""
-    sums = [[name, list(x.shape), str(x.dtype), zlib.crc32(x.tobytes())] for name, x in leaves.items()]
-    arrays = {str(number): x for number, x in enumerate(leaves.values()) if x.size}  # orbax takes no empty ones
-    header = header | {"leaves": sums}
-    path.parent.mkdir(exist_ok=True)
-    runs.save_arrays(path, arrays, custom_metadata=header | {"checksum": _checksum(header)})
-    for old in _saved(path.parent)[:-keep]:
-        removed = old.with_name(f"{old.name}{_REMOVED}")  # at once, so that nobody reads half of it
-        with contextlib.suppress(OSError):
-            old.rename(removed)
-            shutil.rmtree(removed)
-
-
-def read(path: Path, run: str) -> Checkpoint:
-    """Raises ValueError for a checkpoint of another format, _Damaged for one that is not what `run` wrote."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads one checkpoint. Raises _Damaged, or ValueError for another format."""
     import orbax.checkpoint as ocp
 
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=runs.alone()) as checkpointer:
-            header = checkpointer.metadata(path.absolute()).custom_metadata
-            number = int(header["format"])
-            if number == FORMAT:
-                if header.pop("checksum") != _checksum(header) or header["update"] != int(path.name):
-                    raise ValueError(f"its header is not that of update {path.name}")
-                if header["run"] != run:
-                    raise ValueError("it is another run's")
-                arrays = checkpointer.restore(path.absolute())
-                leaves = {entry[0]: _checked(entry, arrays.get(str(i))) for i, entry in enumerate(header["leaves"])}
-                return Checkpoint(path, header["update"], header["seconds"], header["counts"], leaves)
+        options = ocp.CheckpointManagerOptions(
+            create=False, save_root_metadata=False, multiprocessing_options=runs.single_process_options()
+        )
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=runs.single_process_options())
+        with ocp.CheckpointManager(path.parent.absolute(), options=options, item_handlers=handler) as manager:
+            update = int(path.name)
+            info = manager.metadata(update).custom_metadata
+            if int(info["format"]) == FORMAT:
+                tree = manager.item_metadata(update).tree
+                as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+                leaves = manager.restore(update, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+                for name, checksum in info["crc32"].items():
+                    if zlib.crc32(leaves[name].tobytes()) != checksum:
+                        raise ValueError(f"{name} has another checksum")
+                return Checkpoint(
+                    path=path, update=update, seconds=float(info["seconds"]), counts=dict(info["counts"]), leaves=leaves
+                )
     except _READ_ERRORS as error:
         raise _Damaged(short_reason(error)) from error
-    age, advice = "older", "go on with it there, or begin anew in another run_dir"
-    if number > FORMAT:
-        age, advice = "newer", "update jppo"
     raise ValueError(
-        f"{path} has format {number}, {age} than this jppo's {FORMAT}; it was written by jppo {header.get('jppo')}: "
-        f"{advice}"
+        f"{path} has checkpoint format {info['format']}, this version of jppo reads {FORMAT}; it was written by jppo "
+        f"{info.get('jppo')}: resume with that version, or start a new run in another run_dir"
     )
 
 
 def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], finished: bool) -> None:
-    """Raises ValueError, with the differences, where config.json and what is given are not of the same run, or where
-    there is nothing left to do."""
-    run = f"run_dir {run_dir} already holds a run"
+    """Checks that a run can be resumed with other settings.
+
+    Args:
+      before, now: config.json of the run, and that of the new settings.
+      finished: whether the run reached its total_steps and wrote all its files.
+
+    Raises:
+      ValueError: the settings differ in more than total_steps and resources, or nothing is left to train.
+    """
+    run = f"run_dir {run_dir} already contains a run"
     metrics = run_dir / "metrics.jsonl"
     if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
-        raise ValueError(f"{run} without checkpoints; name another")
-    was, given = _essence(before), _essence(jsonable(now))
-    names = [name for name in was | given if was.get(name) != given.get(name)]
+        raise ValueError(f"{run} without checkpoints; use another run_dir")
+    old, new = _identity_fields(before), _identity_fields(jsonable(now))
+    names = [name for name in old | new if old.get(name) != new.get(name)]
     if names:
         differences = "; ".join(
-            f"the run has {name} = {was.get(name, 'none')}, given is {given.get(name, 'none')}" for name in names
+            f"{name} is {old.get(name, 'not set')} in the run, but {new.get(name, 'not set')} now" for name in names
         )
-        raise ValueError(f"run_dir {run_dir} already holds another run: {differences}; name another")
-    old, new = before["total_steps"], now["total_steps"]
-    if new != old and now["config"]["anneal_learning_rate"]:
+        raise ValueError(f"{run} with other settings: {differences}; use these settings or another run_dir")
+    old_steps, new_steps, annealed = before["total_steps"], now["total_steps"], now["config"]["anneal_learning_rate"]
+    if new_steps != old_steps and annealed:
         raise ValueError(
-            f"{run} of total_steps = {old}, towards whose end its learning rate falls; it cannot get {new} now "
-            "(anneal_learning_rate)"
+            f"{run} with total_steps = {old_steps}; it cannot change to {new_steps}, because the learning rate "
+            "decreases to 0 at total_steps (anneal_learning_rate)"
         )
-    if new < old:
-        raise ValueError(f"{run} of total_steps = {old}; it can get more, not {new}")
-    if finished and new == old:
-        more = "" if now["config"]["anneal_learning_rate"] else ", or give more total_steps"
-        raise ValueError(f"{run}, which is finished; name another run_dir{more}")
+    if new_steps < old_steps:
+        raise ValueError(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
+    if finished and new_steps == old_steps:
+        more = "" if annealed else ", or increase total_steps"
+        raise ValueError(f"{run}, which is finished; use another run_dir{more}")
 
 
-def identity(settings: dict[str, Any]) -> str:
-    """The same for two parts of a run, another one for other settings. A setting that a later jppo adds changes nothing
-    while it has its default."""
-    given = {name: x for name, x in _essence(jsonable(settings)).items() if x != _DEFAULTS.get(name)}
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that must not change on resume: all but the resources. Missing ones have their defaults."""
+    names = ("env", "backend", "seed", "environment", "network", "optimizer", "loss")
+    fields = {name: settings[name] for name in names if name in settings}
+    if "actors" in settings:
+        fields["policy_lag"] = settings["actors"].get("policy_lag")
+    return _DEFAULTS | settings["config"] | settings["hyperparams"] | fields
 
 
-def _checksum(header: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(jsonable(header), sort_keys=True).encode())
+def copy_leaves(state: PyTree) -> dict[str, Any]:
+    """Returns copies of a state's leaves by tree path, because training donates its buffers.
+
+    The copies are NumPy arrays, or `jax.Array`s if other processes hold a part of them. PRNG keys become their uint32
+    data. Empty arrays are left out, because orbax cannot store them.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path): _copy(leaf) for path, leaf in leaves if not _is_empty(leaf)}
 
 
-def _essence(settings: dict[str, Any]) -> dict[str, Any]:
-    """What two parts of a run must have in common: not where it runs, and on how much."""
-    named = {name: settings[name] for name in ("env", "backend", "seed") if name in settings}
-    parts = {name: settings[name] for name in ("environment", "network", "optimizer", "loss") if name in settings}
-    lag = {"policy_lag": settings["actors"].get("policy_lag")} if "actors" in settings else {}
-    return named | _DEFAULTS | settings["config"] | settings["hyperparams"] | parts | lag
-
-
-def _saved(folder: Path) -> list[Path]:
-    """Those that were written to their end, oldest first."""
-    names = (path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal())
-    return sorted(names, key=lambda path: int(path.name))
-
-
-def _put_aside(folder: Path, update: int, message: Callable[[str], None]) -> None:
-    """Makes room for checkpoints after `update`: what is there is damaged, or was cut off."""
-    for path in folder.glob(f"*{runs.UNFINISHED}"):
-        message(f"{path} was cut off while it was written; it is left out")
-        shutil.rmtree(path)
-    for path in folder.glob(f"*{_REMOVED}"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in _saved(folder):
-        if int(path.name) > update:
-            aside = path.with_name(f"{path.name}.damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-
-
-def _checked(entry: list[Any], array: np.ndarray | None) -> np.ndarray:
-    name, shape, dtype, checksum = entry
-    array = np.empty(shape, np.dtype(dtype)) if array is None and 0 in shape else np.asarray(array)
-    if (list(array.shape), str(array.dtype), zlib.crc32(array.tobytes())) != (shape, dtype, checksum):
-        raise ValueError(f"{name} has another checksum")
-    return array
+def _copy(leaf: Any) -> Any:
+    data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    if isinstance(data, jax.Array) and not data.is_fully_addressable:
+        return np.array(data.addressable_data(0)) if data.is_fully_replicated else jnp.copy(data)
+    return np.array(data)
 
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def to_host(state: PyTree) -> dict[str, np.ndarray]:
-    """Copies, since a chunk overwrites its state."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {
-        jax.tree_util.keystr(path): np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-        for path, leaf in leaves
-    }
+def _is_empty(leaf: Any) -> bool:
+    return 0 in leaf.shape
 
 
-def _signature(leaf: Any) -> str:
-    """Dtype and shape, as f32[8,4]."""
-    leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+def _describe(leaf: Any) -> str:
+    """Returns dtype and shape, for example float32[8,4]."""
+    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    return f"{data.dtype}[{','.join(map(str, data.shape))}]"
 
 
-def _place(array: np.ndarray, like: Any) -> Any:
+def _place(array: np.ndarray | None, like: Any) -> Any:
+    """Returns the array on the devices of `like`; None stands for an empty array."""
+    array = np.zeros(like.shape, like.dtype) if array is None else array
     if isinstance(like, np.ndarray):
         return array
-    leaf = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like)) if _is_key(like) else array
-    return jax.device_put(leaf, like.sharding)
+    if _is_key(like):
+        return jax.device_put(
+            jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like)), like.sharding
+        )
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
+
+
+def _list_checkpoints(folder: Path) -> list[Path]:
+    """Returns the directories of complete checkpoints, oldest first."""
+    paths = (path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal())
+    return sorted(paths, key=lambda path: int(path.name))

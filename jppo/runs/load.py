@@ -11,7 +11,7 @@ from jppo.ppo.anakin import make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
-from jppo.runs.checkpoints import newest
+from jppo.runs.checkpoints import latest_checkpoint
 from jppo.runs.policy import TrainedPolicy
 
 
@@ -82,7 +82,7 @@ def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyS
             return runs.load_policy_state(run_dir, like)
         except ValueError as error:
             damage = error
-    checkpoint = newest(run_dir, settings, lambda text: warnings.warn(text, stacklevel=4))
+    checkpoint = latest_checkpoint(run_dir, lambda text: warnings.warn(text, stacklevel=4))
     if damage is not None:
         if checkpoint is None:
             raise damage
@@ -93,7 +93,7 @@ def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyS
         raise ValueError(f"{run_dir} has no policy: its run did not finish, nor come to a checkpoint")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
-    return checkpoint.put(like, ".train.policy")
+    return checkpoint.restore(like, ".train.policy")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

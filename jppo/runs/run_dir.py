@@ -155,7 +155,7 @@ def save_arrays(path: Path, arrays: Any, **options: Any) -> None:
 
     _check_room(path.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)))
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
+        with ocp.StandardCheckpointer(multiprocessing_options=single_process_options()) as checkpointer:
             checkpointer.save(path.absolute(), arrays, **options)
     except BaseException:
         for part in path.parent.glob(f"{path.name}{UNFINISHED}"):  # it may be what fills the disk
@@ -178,13 +178,13 @@ def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as checkpointer:
+        with ocp.StandardCheckpointer(multiprocessing_options=single_process_options()) as checkpointer:
             return checkpointer.restore(path, like)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
 
 
-def alone() -> Any:
+def single_process_options() -> Any:
     """For orbax, which would wait for all processes of a run; files are for one of them."""
     import orbax.checkpoint as ocp
 

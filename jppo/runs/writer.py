@@ -1,7 +1,6 @@
-"""A run's directory while it trains. A disk that is full, or gone, costs what would be on it, not the run."""
+"""Writes the files of a run while it trains. A failed write is reported, and training continues."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -16,83 +15,95 @@ from jppo.ppo.types import PolicyState
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
 from jppo.runs.run_dir import POLICY, UNFINISHED, rows_until, save_policy
 
-SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, of tensorstore, and of orbax's threads
-_METRICS = "metrics.jsonl"
-_WAITING_BYTES = 1 << 26  # of metrics that cannot be written; what comes after is lost
-_AGAIN_SECONDS = 10.0  # between two attempts to write them, and between two flushes of TensorBoard's file
+_METRICS, _LOCK = "metrics.jsonl", ".lock"
+_SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, tensorstore and orbax
+_FLUSH_SECONDS = 10.0  # between two flushes of the TensorBoard file
 
 
 class RunWriter:
-    """Owns a run's directory: config.json, metrics.jsonl, TensorBoard events, policy/, summary.json."""
+    """Writes a run's directory: config.json, metrics.jsonl, TensorBoard events, policy/ and summary.json."""
 
     def __init__(
         self,
         path: Path,
         config: dict[str, Any],
         wandb: bool = False,
-        goes_on: bool = False,
-        say: Callable[[str], None] = warnings.warn,
+        resume: bool = False,
+        message: Callable[[str], None] = warnings.warn,
     ) -> None:
-        """
+        """Locks the directory and, for a new run, writes config.json.
+
         Args:
-          goes_on: with the run that is there; nothing is changed before `rewind`.
-          say: gets told, in words, what cannot be written.
+          config: content of config.json.
+          wandb: log to Weights & Biases as well.
+          resume: the directory contains a run, which `truncate_after` prepares for more updates.
+          message: called with a text for each problem.
 
         Raises:
-          ValueError: the directory cannot be made, another process writes to it, or it already holds something else.
+          ValueError: the directory cannot be written, another process writes to it, or it contains other files.
         """
         wandb_module = _import_wandb() if wandb else None
         self._new_parents = [parent for parent in path.parents if not parent.exists()]
-        self.path, self._config, self._goes_on, self._say = path, config, goes_on, say
-        self._events: _Events | None = None
+        self.path, self._config, self._resume, self._message = path, config, resume, message
+        self._lost_rows = 0
+        self._events: _TensorBoard | None = None
         self._wandb: Any = None
-        with _refused(path):
+        with _as_value_error(path):
             path.mkdir(parents=True, exist_ok=True)
-            if not goes_on and not _is_new(path):
-                what = "already holds a run" if (path / "config.json").exists() else "is not empty"
-                raise ValueError(f"run_dir {path} {what}; name another")
-            self._metrics = _Lines(path / _METRICS)
+            if not resume and not _is_new(path):
+                content = "already contains a run" if (path / "config.json").exists() else "is not empty"
+                raise ValueError(f"run_dir {path} {content}; use another directory")
+            self._lock = _lock(path)
+            self._metrics = open(path / _METRICS, "ab", buffering=0)  # noqa: SIM115 - closed by close or abort
         try:
-            if not goes_on:
-                with _refused(path):
+            if not resume:
+                with _as_value_error(path):
                     write_json(path / "config.json", config)
-                    self._events = _Events(path)
+                    self._events = _TensorBoard(path)
             if wandb_module is not None:
                 self._wandb = wandb_module.init(project="jppo", config=config, dir=str(path), name=path.name)
         except BaseException:
             self.abort()
             raise
 
-    def rewind(self, update: int, step: int) -> None:
-        """Of a run that goes on, takes back what was written after an update, and at its end; damaged lines too.
+    def truncate_after(self, update: int, step: int) -> None:
+        """Removes from a resumed run what was written after an update, the final files, and damaged lines.
+
+        Args:
+          step: environment steps up to that update.
 
         Raises:
           ValueError: the directory cannot be written.
         """
-        if not self._goes_on:
+        if not self._resume:
             return
-        with _refused(self.path):
+        with _as_value_error(self.path):
             write_json(self.path / "config.json", self._config)
-            self._events = _Events(self.path, purge_step=step + 1)
-            end, whole = 0, True
-            for start, line, _ in rows_until(self.path, update):
-                whole, end = whole and start == end, end + len(line)
-            if whole:
-                self._metrics.truncate(end)
-            else:
-                self._metrics = self._metrics.replaced(line for _, line, _ in rows_until(self.path, update))
+            self._events = _TensorBoard(self.path, purge_step=step + 1)
+            self._truncate_metrics(update)
             (self.path / "summary.json").unlink(missing_ok=True)
-            for left in (self.path / POLICY, *self.path.glob(f"{POLICY}{UNFINISHED}")):
-                shutil.rmtree(left, ignore_errors=True)
+            for path in (self.path / POLICY, *self.path.glob(f"{POLICY}{UNFINISHED}")):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _truncate_metrics(self, update: int) -> None:
+        end, intact = 0, True
+        for start, line, _ in rows_until(self.path, update):
+            intact, end = intact and start == end, end + len(line)
+        if intact:
+            self._metrics.truncate(end)
+            return
+        write_atomically(self.path / _METRICS, b"".join(line for _, line, _ in rows_until(self.path, update)))
+        self._metrics.close()
+        self._metrics = open(self.path / _METRICS, "ab", buffering=0)  # noqa: SIM115 - see __init__
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
-        """One metrics.jsonl line per update; TensorBoard and W&B get the means over the rows at once."""
-        waits = self._metrics.waits
+        """Appends one line per update to metrics.jsonl; TensorBoard and W&B get the means over the rows."""
         try:
-            self._metrics.append("".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode())
+            self._append("".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode())
         except OSError as error:
-            if not waits:
-                self._warn(_METRICS, error, "its lines wait in memory, and are tried again")
+            if not self._lost_rows:
+                self._warn(_METRICS, error, "its lines are lost until the file can be written again")
+            self._lost_rows += len(rows)
         step = rows[-1]["env_steps"]
         means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "env_steps")}
         means = {name: value for name, value in means.items() if not math.isnan(value)}
@@ -101,38 +112,56 @@ class RunWriter:
                 self._events.add(means, step)
             except OSError as error:
                 self._events = None
-                self._warn("tensorboard", error, f"no more is written there ({_METRICS} has it all)")
+                self._warn("tensorboard", error, f"no more events are written ({_METRICS} contains all metrics)")
         if self._wandb:
             self._wandb.log(means, step=step)
 
+    def _append(self, lines: bytes) -> None:
+        """Writes whole lines. Raises OSError, after which the file is as before."""
+        end, written = os.fstat(self._metrics.fileno()).st_size, 0
+        try:
+            while written < len(lines):
+                written += self._metrics.write(memoryview(lines)[written:]) or 0
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._metrics.truncate(end)
+            raise
+
     def close(self, policy: PolicyState, summary: dict[str, Any]) -> list[str]:
-        """Writes what waits, the final policy and the summary, and closes every file; returns what could not be
-        written, which the summary says as "failed_writes"."""
-        failed_writes: list[str] = []
-        for name, write in (
-            (_METRICS, self._metrics.close),
-            (POLICY, lambda: save_policy(self.path / POLICY, policy)),
-            ("summary.json", lambda: write_json(self.path / "summary.json", _with(summary, failed_writes))),
-        ):
+        """Writes the final policy and the summary, and closes all files.
+
+        Returns:
+          the names of the files that could not be written completely; the summary has them as "failed_writes".
+        """
+        failed = [_METRICS] if self._lost_rows else []
+        writes: dict[str, Callable[[], Any]] = {
+            _METRICS: self._metrics.close,  # network file systems report errors here
+            POLICY: lambda: save_policy(self.path / POLICY, policy),
+            "summary.json": lambda: write_json(
+                self.path / "summary.json", summary | ({"failed_writes": failed} if failed else {})
+            ),
+        }
+        for name, write in writes.items():
             try:
                 write()
-            except SAVE_ERRORS as error:
-                failed_writes.append(name)
+            except _SAVE_ERRORS as error:
+                if name not in failed:
+                    failed.append(name)
                 self._warn(name, error, "it is lost")
         self._close()
-        return failed_writes
+        return failed
 
     def abort(self) -> None:
-        """Closes the files without a policy or summary; a new run without a single update leaves nothing behind."""
-        with contextlib.suppress(Exception):  # the one that led here is to be raised
+        """Closes the files without a policy or summary. Deletes the directory of a new run without any update."""
+        with contextlib.suppress(Exception):  # the caller raises the original error
             self._close()
-            if not self._goes_on and not (self.path / _METRICS).stat().st_size:
+            if not self._resume and not (self.path / _METRICS).stat().st_size:
                 shutil.rmtree(self.path)
                 for parent in self._new_parents:
-                    parent.rmdir()  # raises where another run is in it
+                    parent.rmdir()  # raises if it contains another run
 
-    def _warn(self, name: str, error: Exception, then: str) -> None:
-        self._say(f"WARNING: {self.path / name} could not be written ({short_reason(error)}); {then}")
+    def _warn(self, name: str, error: Exception, consequence: str) -> None:
+        self._message(f"WARNING: {self.path / name} could not be written ({short_reason(error)}); {consequence}")
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
@@ -142,75 +171,22 @@ class RunWriter:
         if self._wandb:
             self._wandb.finish()
             self._wandb = None
+        self._lock.release()
 
 
-def _with(summary: dict[str, Any], failed_writes: list[str]) -> dict[str, Any]:
-    return summary | {"failed_writes": failed_writes} if failed_writes else summary
+class _TensorBoard:
+    """Writes scalars to a TensorBoard file.
 
-
-class _Lines:
-    """A file that is only appended to, in whole lines, by this process alone. What cannot be written waits."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError, and ValueError where another process has it."""
-        self._path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 - held for the whole run
-        _lock(self._file, path.parent)
-        self._waiting, self._again_at, self._lost = bytearray(), 0.0, 0
-
-    @property
-    def waits(self) -> bool:
-        """Whether something could not be written yet."""
-        return bool(self._waiting)
-
-    def append(self, lines: bytes) -> None:
-        """Raises OSError, after which the file is as it was before."""
-        if len(self._waiting) + len(lines) <= _WAITING_BYTES:
-            self._waiting += lines
-        else:
-            self._lost += lines.count(b"\n")
-        if time.monotonic() >= self._again_at:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what waits. Raises OSError as append does."""
-        end, written = os.fstat(self._file.fileno()).st_size, 0
-        try:
-            while written < len(self._waiting):
-                written += self._file.write(memoryview(self._waiting)[written:]) or 0
-        except OSError:
-            self._again_at = time.monotonic() + _AGAIN_SECONDS
-            with contextlib.suppress(OSError):
-                self._file.truncate(end)
-            raise
-        self._waiting.clear()
-
-    def truncate(self, size: int) -> None:
-        self._file.truncate(size)
-
-    def close(self) -> None:
-        """Writes what waits, and closes the file; once. Raises OSError where lines are lost."""
-        if self._file.closed:
-            return
-        try:
-            self.flush()
-        finally:
-            self._file.close()
-        if self._lost:
-            raise OSError(errno.ENOSPC, f"{self._lost} lines were too many to wait for room")
-
-    def replaced(self, lines: Iterable[bytes]) -> "_Lines":
-        """The file of these lines, in its place; whole or not at all."""
-        write_atomically(self._path, b"".join(lines))
-        self._file.close()
-        return _Lines(self._path)
-
-
-class _Events:
-    """TensorBoard's file, written by tensorboardX, but not by its thread: that one dies of a full disk, and with it the
-    run waits for ever."""
+    It uses tensorboardX's `EventsWriter`, which raises errors here. The thread of its `SummaryWriter` ends at a full
+    disk, and then the training process waits for it forever.
+    """
 
     def __init__(self, run_dir: Path, purge_step: int | None = None) -> None:
-        from tensorboardX.event_file_writer import EventsWriter  # two seconds to import
+        """
+        Args:
+          purge_step: TensorBoard ignores earlier events from this step on.
+        """
+        from tensorboardX.event_file_writer import EventsWriter  # slow to import
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -222,16 +198,16 @@ class _Events:
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=purge_step, wall_time=time.time(), session_log=start))
         self._writer.flush()
-        self._flushed = time.monotonic()
+        self._last_flush = time.monotonic()
 
     def add(self, values: dict[str, float], step: int) -> None:
-        """Raises OSError."""
+        """Writes one event. Raises OSError."""
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         event = self._event(step=step, wall_time=time.time(), summary=self._summary(value=scalars))
         self._writer.write_event(event)
-        if time.monotonic() - self._flushed >= _AGAIN_SECONDS:
+        if time.monotonic() - self._last_flush >= _FLUSH_SECONDS:
             self._writer.flush()
-            self._flushed = time.monotonic()
+            self._last_flush = time.monotonic()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -239,34 +215,32 @@ class _Events:
 
 
 def _is_new(path: Path) -> bool:
-    """Whether there is nothing, or what a process left that was killed before it had begun."""
-    names = {file.name for file in path.iterdir()}
-    leftovers = {name for name in names if name.startswith("config.json.")}
-    return names - leftovers <= {_METRICS} and not (_METRICS in names and (path / _METRICS).stat().st_size)
+    """Returns whether the directory is empty but for the files of a process that was killed at its start."""
+    names = {file.name for file in path.iterdir() if not file.name.startswith("config.json.")}
+    return names <= {_METRICS, _LOCK} and not (_METRICS in names and (path / _METRICS).stat().st_size)
+
+
+def _lock(path: Path) -> Any:
+    """Locks a run directory until the process ends or the lock is released. Raises ValueError if it is locked."""
+    import filelock
+
+    lock = filelock.FileLock(path / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise ValueError(f"run_dir {path} is being written by another process; use another directory") from None
+    except NotImplementedError:  # a file system without locks
+        pass
+    return lock
 
 
 @contextlib.contextmanager
-def _refused(path: Path) -> Any:
-    """Raises ValueError for an OSError: before a run has begun."""
+def _as_value_error(path: Path) -> Any:
+    """Converts an OSError to a ValueError before training starts."""
     try:
         yield
     except OSError as error:
         raise ValueError(f"run_dir {path} cannot be written: {error.strerror or error}") from error
-
-
-def _lock(file: Any, path: Path) -> None:
-    """Until it is closed, by whatever end of the process. Raises ValueError where another process has done so."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has none
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(f"run_dir {path} is being written by another process; name another") from None
-    except OSError:  # a file system without locks
-        return
 
 
 def _import_wandb() -> Any:
@@ -278,5 +252,6 @@ def _import_wandb() -> Any:
 
 
 def _mean(values: Iterable[float]) -> float:
+    """Returns the mean of the values that are not NaN; NaN if there are none."""
     present = [value for value in values if not math.isnan(value)]
     return sum(present) / len(present) if present else math.nan

@@ -156,7 +156,7 @@ class DeviceLoop(ChunkLoop):
         )
         if checkpoints is not None and checkpoints.start is not None:
             train = state.train
-            state = checkpoints.start.put(state)
+            state = checkpoints.start.restore(state)
             # A resumed run may be longer, and a trial of Ray Tune may have other hyperparameters.
             train = state.train.replace(num_updates=train.num_updates, hyperparams=train.hyperparams)
             state = state.replace(train=train)

@@ -42,7 +42,7 @@ class Logger:
     def truncate_after(self) -> None:
         """Removes the metrics that a resumed run wrote after its checkpoint."""
         if self.writer is not None:
-            self.writer.rewind(self.updates, self.steps)
+            self.writer.truncate_after(self.updates, self.steps)
 
     def _remember(self, rows: dict[str, np.ndarray]) -> None:
         self.history.add(rows)

@@ -123,7 +123,7 @@ class RayLoop:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
         behaviour = jax.device_get(self.state.policy) if self._config.policy_lag else ()
         numbers = {"num_updates": self.state.num_updates, "hyperparams": self.state.hyperparams}
-        restored = checkpoint.put(ActorState(self.state, streams, behaviour))
+        restored = checkpoint.restore(ActorState(self.state, streams, behaviour))
         self.state, self._streams, self._behaviour = restored
         self.state = self.state.replace(**numbers)  # a trial of Ray Tune may change them
         self._counts_before = checkpoint.counts

@@ -115,11 +115,9 @@ class _Files:
             return None
         arguments = (
             self._run_dir,
-            self._config_json,
             self._run.checkpoint_seconds,
             self._run.max_checkpoints,
             _warn_with(log.reporter),
-            self._previous,
         )
         if (hooks := self.hooks) is None:
             checkpoints = Checkpoints(*arguments)
