@@ -232,7 +232,7 @@ def test_a_saved_run_is_loaded_as_it_was(saved):
 
 
 def test_the_writer_refuses_a_directory_in_use(saved, tmp_path):
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="already contains a run"):
         RunWriter(saved[0], {})
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="is not empty"):
