@@ -382,7 +382,7 @@ def test_run_dir_with_other_content_is_refused(run, tmp_path):
         jppo.train(Probe(), config=CONFIG, run_dir=run.run_dir)
     assert (run.run_dir / "metrics.jsonl").read_bytes() == before
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="is not empty; name another"):
+    with pytest.raises(ValueError, match="is not empty; use another"):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
