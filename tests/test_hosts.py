@@ -133,7 +133,10 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
 @pytest.mark.parametrize(
     ("name", "messages"),
     [
-        ("device again", ("ValueError: run_dir .* already contains a run", "HostFailed: process 0 failed; its own error")),
+        (
+            "device again",
+            ("ValueError: run_dir .* already contains a run", "HostFailed: process 0 failed; its own error"),
+        ),
         (
             "tired",
             (
