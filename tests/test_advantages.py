@@ -1,4 +1,4 @@
-"""Generalised advantages against the textbook, and the identities that pin its cuts and bootstraps."""
+"""Tests GAE against the textbook sum and its identities at episode ends."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ GOLDEN = {
 
 
 def textbook(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
-    """Each advantage as the sum over l of (gamma lambda)^l delta_{t+l}, up to the end of its own episode."""
+    """Each advantage as the sum over l of (gamma lambda)^l delta_{t+l}, up to the end of the episode."""
     num_steps, num_envs = reward.shape
     advantage = np.zeros((num_steps, num_envs))
     for n in range(num_envs):
@@ -100,7 +100,7 @@ def test_lambda_zero_is_the_td_error():
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_nothing_flows_back_over_a_cut(end):
+def test_advantages_do_not_cross_episode_ends(end):
     rollout = random_rollout(seed=4, ends=0.0)
     cut = 6
     rollout[end][cut] = True
@@ -137,7 +137,7 @@ _UNIT = st.floats(0, 1, width=32)
 
 @settings(deadline=None, max_examples=100)
 @given(reward=_FLOATS, value=_FLOATS, next_value=_FLOATS, terminated=_BOOLS, truncated=_BOOLS, g=_UNIT, lam=_UNIT)
-def test_matches_the_textbook_whatever_the_rollout(reward, value, next_value, terminated, truncated, g, lam):
+def test_any_rollout_matches_the_textbook(reward, value, next_value, terminated, truncated, g, lam):
     expected = textbook(reward, value, next_value, terminated, truncated, g, lam)
     actual = _jitted(reward, value, next_value, terminated, truncated, np.float32(g), np.float32(lam))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-2)

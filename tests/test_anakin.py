@@ -1,4 +1,4 @@
-"""The fused loop: it runs everywhere it should, refuses the rest with a reason, and is what its parts say it is."""
+"""Tests the on-device agent: its options, its errors, and its equality with separate rollouts and updates."""
 
 import functools
 
@@ -51,7 +51,7 @@ def test_step_is_traced_once(options):
     assert state.train.update == 5
 
 
-def test_train_is_a_loop_of_step():
+def test_train_equals_a_loop_of_steps():
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=5 * 32)
     hyperparams = jppo.Hyperparams(learning_rate=1e-2)
     whole, stacked = quick_jit(agent.train)(jax.random.key(3), hyperparams)
@@ -65,8 +65,8 @@ def test_train_is_a_loop_of_step():
     np.testing.assert_array_equal(whole.collect.obs, state.collect.obs)
 
 
-def test_vmapped_runs_are_the_separate_ones():
-    """Seeds and learning rates together; so a sweep reports what single runs would."""
+def test_vmapped_runs_equal_separate_runs():
+    """Vmaps over seeds and learning rates; a sweep must report the same as single runs."""
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=3 * 32)
     rates = jnp.asarray([1e-3, 1e-2, 1e-2])
     keys = jax.vmap(jax.random.key)(jnp.arange(3, dtype=jnp.uint32))
@@ -194,7 +194,7 @@ class TwoActions(Probe):
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 12 else type(value).__name__,
 )
-def test_unfit_environments_are_refused(env, message):
+def test_invalid_environments_are_rejected(env, message):
     with pytest.raises(ValueError, match=message):
         jppo.make_anakin(env)
 
@@ -225,18 +225,18 @@ class OnlyLogits(nn.Module):
     ],
     ids=["value shape", "action count", "action shape", "no value"],
 )
-def test_unfit_networks_are_refused(env, network, message):
+def test_invalid_networks_are_rejected(env, network, message):
     with pytest.raises(ValueError, match=message):
         jppo.make_anakin(env, network=network)
 
 
-def test_convolutions_on_a_vector_are_refused():
+def test_cnn_for_vector_observations_is_rejected():
     with pytest.raises(ValueError, match=r'"cnn" needs one image .* the observation is \(1,\): use network = "mlp"'):
         jppo.make_anakin(Probe(), jppo.PPOConfig(network="cnn"))
 
 
 @pytest.mark.parametrize("total_steps", [0, -1, 1.5, float("nan"), "1000", True])
-def test_bad_total_steps_are_refused(total_steps):
+def test_invalid_total_steps_are_rejected(total_steps):
     with pytest.raises(ValueError, match=r"total_steps = .* must be a whole number of at least 1"):
         jppo.make_anakin(Probe(), total_steps=total_steps)
 

@@ -1,4 +1,4 @@
-"""The rollout's contract, against what is known about the environment and NumPy recounts."""
+"""Tests rollouts against known environments and NumPy computations."""
 
 import functools
 
@@ -38,7 +38,7 @@ def start(env, index=range(N), seed=0):
 
 @pytest.fixture(scope="module")
 def counting():
-    """Two consecutive fragments of Counting, in whose first every kind of ending occurs."""
+    """Two consecutive fragments of Counting; every kind of ending occurs in the first."""
     env, policy, policy_state, run = collector(Counting())
     state, first, _ = run(start(env))
     _, second, _ = run(state)
@@ -132,7 +132,7 @@ def test_next_value_where_the_fragment_ends_with_an_episode(length):
     np.testing.assert_allclose(rollout.next_value[-1], policy.apply(policy_state, successor)[1], rtol=1e-5)
 
 
-def test_observations_are_recorded_unnormalised():
+def test_observations_are_recorded_without_normalization():
     agent = jppo.make_anakin(Counting(), jppo.PPOConfig(num_envs=N, num_steps=T, hidden_sizes=(8,), normalize_obs=True))
     state, _ = jit(agent.step)(agent.init(jax.random.key(0)))
     policy_state = state.train.policy
@@ -189,7 +189,7 @@ def test_no_statistics_where_no_episode_ended():
 
 
 def noise_env() -> Environment:
-    """Every reset and step shows three normal draws of its own key."""
+    """Every reset and step shows three normal draws from its key."""
 
     def draw(key):
         return jax.random.normal(key, (3,))
@@ -206,7 +206,7 @@ def noise_env() -> Environment:
 
 
 class StandardNormal:
-    """A policy whose actions are its noise."""
+    """A policy with actions equal to its noise."""
 
     def init(self, key, obs):
         return {}
@@ -215,7 +215,7 @@ class StandardNormal:
         return DiagGaussian(jnp.zeros_like(obs), jnp.zeros_like(obs)), jnp.zeros(obs.shape[0])
 
 
-def test_every_draw_has_a_key_of_its_own():
+def test_every_draw_has_a_separate_key():
     """Resets, steps and actions all draw normal(key, (3,)), so that one key used twice would show as equal draws."""
     env, _, _, run = collector(noise_env(), StandardNormal())
     state, first, _ = run(start(env))

@@ -1,4 +1,4 @@
-"""Action distributions against scipy.stats, their samples, and what extreme logits do to them."""
+"""Tests action distributions against scipy.stats, also with extreme logits."""
 
 import functools
 
@@ -92,7 +92,7 @@ def test_masked_actions_are_never_taken_and_cost_no_gradient():
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, 3e38, -3e38])
-def test_samples_and_modes_stay_in_range_whatever_the_logits(value):
+def test_samples_and_modes_stay_in_range_for_any_logits(value):
     broken = jnp.stack([jnp.full(4, value), jnp.asarray([0.0, value, 1.0, value])])
     samples = np.asarray(draw(Categorical(broken), 500))
     assert samples.min() >= 0

@@ -42,7 +42,7 @@ def loss_of(network, obs):
 
 
 @pytest.mark.parametrize(("name", "rows"), [("CartPole-v1", 200), ("Pendulum-v1", 64)])
-def test_a_kernel_computes_what_the_network_does(name, rows):
+def test_kernel_equals_the_network(name, rows):
     network, params, obs = made(name, rows)
     want = jax.value_and_grad(loss_of(network, obs))(params)
     got = jax.value_and_grad(loss_of(fused_mlp.FusedActorCritic(network), obs))(params)
@@ -57,7 +57,7 @@ def test_a_gpu_gets_kernels(monkeypatch):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("__gpu$xla.gpu.triton") == 2
 
 
-def test_what_a_kernel_cannot_hold_is_refused():
+def test_unsupported_networks_are_rejected():
     network, params, obs = made("Breakout-MinAtar", 2)
     with pytest.raises(ValueError, match="400 numbers are too wide"):
         fused_mlp.FusedActorCritic(network).apply(params, obs)

@@ -51,7 +51,7 @@ def test_weights_are_orthogonal_with_the_gains_of_the_flax_module(shape, action,
 
 
 @pytest.mark.parametrize("sizes", [(64, 64), (300, 64), (300, 300)], ids=["together", "apart", "two large"])
-def test_every_layer_has_weights_of_its_own(sizes):
+def test_layers_have_different_weights(sizes):
     (one, _), (same, _) = initial((600,), DISCRETE, hidden_sizes=sizes), initial((600,), DISCRETE, hidden_sizes=sizes)
     layers = [layer["kernel"] for torso in ("actor", "critic") for layer in one["params"][torso].values()]
     corners = [kernel[:64, :64] / np.linalg.norm(kernel[:64, :64]) for kernel in layers]

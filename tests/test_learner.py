@@ -1,4 +1,4 @@
-"""The update against a second implementation in float64 NumPy, and what must hold whatever the numbers."""
+"""Tests the update against an independent implementation in float64 NumPy, and its invariants."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ def policy_of(config, kind="discrete"):
 
 @jax.jit
 def stats_of(rollout):
-    """Made-up episodes; what they are does not matter to an update, except `discounted`, which scales rewards."""
+    """Random episode statistics; an update uses only `discounted`, to scale rewards."""
     return EpisodeStats(
         returns=moments_of(rollout.reward, rollout.done),
         lengths=moments_of(jnp.abs(rollout.value), rollout.done),
@@ -314,7 +314,7 @@ def test_updates_match_a_numpy_implementation(kind, config):
 
 
 def test_first_minibatch_has_ratio_one_and_kl_zero():
-    """Normalisers move only after the epochs, so that the learner sees what the policy saw."""
+    """Normalizers change only after the epochs, so that learner and policy see the same observations."""
     config = variant(num_epochs=1, num_minibatches=1, normalize_obs=True, normalize_advantage=False)
     init, update = compiled(config)
     state, policy = init(), policy_of(config)
@@ -425,7 +425,7 @@ def test_overflow_of_the_gradient_norm_is_reported():
 
 
 def test_return_that_is_not_finite_does_not_change_the_reward_scale():
-    """An episode that once had a NaN reward has a NaN return for as long as it goes on, with finite rewards."""
+    """An episode that once had a NaN reward has a NaN return until it ends, even with finite rewards."""
     config, kind = NORMALISED, "continuous"
     init, update = compiled(config, kind)
     state = init()
@@ -468,7 +468,7 @@ def test_sharded_update_equals_update_on_one_device(num_devices):
 
 
 def num_microbatches(rows, policy=None, loss=ppo_loss, config=BASE):
-    """Into how many pieces a minibatch of so many rows would be cut."""
+    """The number of microbatches for a minibatch of `rows` rows."""
     policy, found = policy or policy_of(config), []
 
     def cut(gradient, samples, pieces, *_):
@@ -501,7 +501,7 @@ def test_large_minibatches_are_split_evenly(monkeypatch):
 
 @pytest.mark.parametrize(("rows", "alone", "of_each"), [(16_384, 4, 4), (8192, 2, 1)])
 def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
-    """And cut nothing in two, which pays for a device alone, since it computes both at once."""
+    """Two microbatches are faster only on a single device, which computes both at once."""
     found = []
 
     def cut(gradient, samples, pieces, *_):

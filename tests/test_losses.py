@@ -1,4 +1,4 @@
-"""PPO's terms against float64 loops and scipy, and where their gradients must vanish."""
+"""Tests the loss terms against float64 loops and scipy, and their zero gradients."""
 
 import math
 
@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jppo.ppo import losses
+from jppo.ppo.advantages import gae
+from jppo.ppo.distributions import Categorical, DiagGaussian
 from jppo.ppo.normalization import moments_of
 
 EPS = 0.2
@@ -187,3 +189,24 @@ def test_bounds(new, old, advantage, eps):
 def _terms(new, old, advantage, eps):
     surrogate = losses.clipped_surrogate_loss(new, old, advantage, eps)
     return surrogate, losses.approx_kl(new, old), losses.clip_fraction(new, old, eps)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, column: losses.clipped_surrogate_loss(x, x, column, 0.2),
+        losses.value_loss,
+        lambda x, column: losses.clipped_value_loss(column, x, x, 0.2),
+        lambda x, column: losses.approx_kl(column, x),
+        lambda x, column: losses.clip_fraction(x, column, 0.2),
+        lambda x, column: losses.standardize(column, x[0], x[0]),
+        lambda x, column: losses.standardize(x, x, x),
+        lambda x, column: Categorical(jnp.zeros((4, 3))).log_prob(column.astype(jnp.int32)),
+        lambda x, column: DiagGaussian(jnp.zeros((4, 3)), jnp.zeros((4, 3))).log_prob(column),
+        lambda x, column: gae(column, column, x, column > 0, column > 0, 0.9, 0.9),
+        lambda x, column: gae(x, x, x, x > 0, x > 0, 0.9, 0.9),
+    ],
+)
+def test_arrays_of_another_shape_raise_instead_of_broadcasting(loss):
+    with pytest.raises(AssertionError, match="Assertion assert_"):
+        loss(jnp.ones(4), jnp.ones((4, 1)))

@@ -1,4 +1,4 @@
-"""Pieces of a minibatch: how much one keeps for its backward pass, and what all of them give together."""
+"""Tests the memory estimate of microbatches, and that their mean is the minibatch's gradient."""
 
 import re
 
@@ -24,7 +24,7 @@ ACTIONS = [ActionSpec((), "int32", num_actions=2), ActionSpec((), "int32", num_a
 @pytest.mark.parametrize("activation", ["tanh", "relu", "swish"])
 @pytest.mark.parametrize(("inputs", "sizes"), [(4, (64, 64)), (400, (64, 64)), (17, (256, 32, 64)), (17, (8,))])
 @pytest.mark.parametrize("action", ACTIONS, ids=["2", "18", "box"])
-def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, sizes, activation, shared):
+def test_memory_estimate_of_dense_layers_equals_the_traced_one(action, inputs, sizes, activation, shared):
     config, obs_spec = (
         jppo.PPOConfig(hidden_sizes=sizes, activation=activation, shared_torso=shared),
         ObsSpec((inputs,), "float32"),
@@ -44,7 +44,7 @@ def test_what_is_said_of_dense_layers_is_what_tracing_counts(action, inputs, siz
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5])
-def test_pieces_give_the_mean_over_all_rows_once_each(pieces):
+def test_microbatches_give_the_mean_over_all_rows(pieces):
     rows = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 
     def gradient(rows):
@@ -56,7 +56,7 @@ def test_pieces_give_the_mean_over_all_rows_once_each(pieces):
 
 
 @pytest.mark.parametrize(("num_devices", "pieces", "at_once"), [(None, 4, 2), (None, 3, 1), (1, 2, 2), (2, 4, 1)])
-def test_two_pieces_are_computed_at_once_where_no_other_device_computes_one(num_devices, pieces, at_once):
+def test_a_single_device_computes_two_microbatches_at_once(num_devices, pieces, at_once):
     axis_name = num_devices and "devices"
 
     def mean(rows):

@@ -1,4 +1,4 @@
-"""What a network must return, and the small convolution."""
+"""Tests networks, their validation, and the validation of optimizers."""
 
 import functools
 import re
@@ -276,7 +276,7 @@ def mixed(dtype):
 
 
 def test_parameters_with_different_dtypes():
-    """One step of Adam, of the learning rate's size, goes the same way whatever the dtype."""
+    """One step of Adam has the size of the learning rate and the same direction for all dtypes."""
     config = SMALL(num_epochs=1, num_minibatches=1, anneal_learning_rate=False)
     after = []
     for dtype in (jnp.bfloat16, jnp.float32):

@@ -1,4 +1,4 @@
-"""PPO solves each probe; which of them fails says what is broken."""
+"""Tests that PPO solves each probe environment; each probe isolates one part of the algorithm."""
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ def test_the_actor_finds_real_valued_actions(bounds):
 
 @pytest.mark.parametrize("env", [TimeLimit(), BoxTimeLimit()], ids=["discrete", "box"])
 @pytest.mark.parametrize("normalize_obs", [False, True])
-def test_a_time_limit_is_no_end_of_the_world(env, normalize_obs):
+def test_time_limit_does_not_end_the_value(env, normalize_obs):
     """V = r / (1 - gamma); truncation taken for termination would give 1 / (1 - 0.9 * 0.8) = 3.6 or less."""
     config = jppo.PPOConfig(
         num_envs=8, num_steps=16, num_minibatches=2, hidden_sizes=(16,), clip_value=False, normalize_obs=normalize_obs

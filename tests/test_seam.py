@@ -113,7 +113,7 @@ class OnHost(gymnasium.Env):
 
 
 def policy_states(policy, obs_spec, normalize, num):
-    """Policies whose actions depend much on the observation."""
+    """Policies with actions that depend strongly on the observation."""
     rng = np.random.default_rng(0)
     obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), obs_spec)
     shapes = jax.eval_shape(policy.init, jax.random.key(0), obs)

@@ -110,7 +110,7 @@ def test_without_a_network_both_words_of_a_key_count():
 
 
 @pytest.mark.parametrize("size", [96, 97])
-def test_an_index_goes_where_it_goes_whichever_are_asked_with_it(size):
+def test_image_of_an_index_does_not_depend_on_the_other_indices(size):
     index = jnp.asarray([[5, 95], [0, 5]], jnp.int32)
     np.testing.assert_array_equal(permuted(jax.random.key(0), index, size), whole(size)[np.asarray(index)])
 
@@ -289,7 +289,7 @@ def samples_on(num_devices, seed=0):
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-def test_devices_see_the_minibatches_of_one(num_devices):
+def test_minibatches_do_not_depend_on_the_number_of_devices(num_devices):
     one, many = samples_on(1), samples_on(num_devices)
     assert one == many
     assert all(len(minibatch) == NUM_STEPS * NUM_ENVS // NUM_MINIBATCHES for minibatch in one)
@@ -302,7 +302,7 @@ def test_every_minibatch_takes_as_much_of_every_stratum():
         np.testing.assert_array_equal(shares, NUM_STEPS * NUM_ENVS // NUM_MINIBATCHES // NUM_STRATA)
 
 
-def test_every_epoch_and_stratum_has_keys_of_its_own_wherever_it_is():
+def test_every_epoch_and_stratum_has_separate_keys_on_any_device():
     config = PPOConfig(num_envs=NUM_ENVS, num_steps=NUM_STEPS, num_epochs=3)
     key, count = jax.random.key(0), config.effective_strata
     whole = np.asarray(epoch_keys(key, config, config.batch_size, jnp.arange(count)))

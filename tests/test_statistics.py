@@ -1,4 +1,4 @@
-"""Running moments: exact in parts, merged, masked, offset and spread over devices."""
+"""Tests running moments: merged, masked, with large offsets, and over several devices."""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def test_moments_of_other_dtypes(dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(moments)} == {jnp.dtype("float32")}
 
 
-def test_masked_moments_see_only_what_counts():
+def test_masked_moments_ignore_masked_samples():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(9, 6, 3)).astype(np.float32)
     where = rng.random((9, 6)) < 0.3
@@ -200,7 +200,7 @@ def test_without_samples_nothing_is_scaled():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_pool_moments_sets_are_the_whole(offset):
+def test_pooled_sets_equal_the_union(offset):
     """Of unequal sizes, one of them empty."""
     x = np.random.default_rng(2).normal(offset, 2.0, (5, 40, 3)).astype(np.float32)
     where = np.arange(40) < np.array([40, 1, 0, 17, 33])[:, None]

@@ -25,7 +25,7 @@ class Categorical(struct.PyTreeNode):
     logits: Array
 
     def sample(self, *, seed: Array) -> Array:
-        """Returns samples [...] i32 by the Gumbel-max trick; always in range, whatever the logits."""
+        """Returns samples [...] i32 by the Gumbel-max trick; they are in range even for NaN logits."""
         noise = jax.random.gumbel(seed, self.logits.shape, self.logits.dtype)
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 

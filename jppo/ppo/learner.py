@@ -98,7 +98,7 @@ def make_learner(
     """Returns the learner of a policy.
 
     Args:
-      optimizer: a function of the hyperparameters that returns an optax transformation, whose output is multiplied by
+      optimizer: a function of the hyperparameters that returns an optax transformation; its output is multiplied by
         -learning_rate.
       loss: a function with the arguments and results of `ppo_loss` (the default); its metrics are logged. Large
         minibatches are split for speed only if the loss is declared with `mean_over_rows`.

@@ -41,7 +41,7 @@ def ppo_loss(
 
     Args:
       distribution, value: the network's outputs for batch.obs; value [B].
-      batch: a minibatch; its advantages are standardized if the config says so.
+      batch: a minibatch; its advantages are standardized if config.normalize_advantage.
     """
     log_prob = distribution.log_prob(batch.action)
     policy_loss = clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps)
@@ -102,7 +102,7 @@ def approx_kl(log_prob: Array, old_log_prob: Array) -> Array:
 
 
 def clip_fraction(log_prob: Array, old_log_prob: Array, clip_eps: Array | float) -> Array:
-    """Returns the share of samples whose ratio lies outside 1 +- eps; a scalar in [0, 1]."""
+    """Returns the share of samples with a ratio outside 1 +- eps; a scalar in [0, 1]."""
     _check_batch(log_prob, old_log_prob)
     return jnp.mean(jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps, dtype=jnp.float32)
 

@@ -118,7 +118,7 @@ def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Arr
 
 
 def _num_rounds(a: int, b: int) -> int:
-    """Returns the number of double rounds that mix an a x b grid; 1 if there is no network.
+    """Returns the number of double rounds that mix an a x b grid; 1 for sizes without a network.
 
     After n rounds, neighbours in a row are still neighbours with probability a^-n, so narrow grids need more than the
     four rounds that suffice for square ones (chi-square tests over 400,000 keys).

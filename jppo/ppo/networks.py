@@ -26,7 +26,8 @@ _LARGE_IMAGE = 10_000  # numbers in an observation
 class Network(Protocol):
     """Policy and value function of an agent: any object with these two methods, such as a flax.linen module.
 
-    Observations are pytrees of float32 leaves [B, *obs]: one-hot for discrete spaces, normalized if the config says so.
+    Observations are pytrees of float32 leaves [B, *obs]: one-hot for discrete spaces, and normalized if
+    config.normalize_obs.
     Each row of the outputs depends on the same row of the observations only, because rollouts, minibatches and
     evaluations split the rows differently.
     """
@@ -166,7 +167,7 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action: ActionSpec) -> Net
 
 
 def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
-    """Returns a message if another network suits the observations better, else None."""
+    """Returns a message if another network suits the observations better; None otherwise."""
     shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec, is_leaf=_is_spec)]
     if config.network == "cnn" or len(shapes) != 1 or not _is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
         return None

@@ -95,7 +95,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
     if total < -0.5 * size:
         raise ValueError(
             "optimizer goes uphill: the learner subtracts learning_rate times the optimizer's output. Pass "
-            "optax.scale_by_adam(), for example, instead of optax.adam(...), whose output is meant to be added"
+            "optax.scale_by_adam(), for example, instead of optax.adam(...), which returns updates to be added"
         )
 
 

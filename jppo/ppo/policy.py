@@ -155,7 +155,7 @@ def _check_outputs(distribution: Any, value: Any, batch: int, action: ActionSpec
 
 
 def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any:
-    """Returns the shapes of what a network's function returns. Raises ValueError if it fails."""
+    """Returns the output shapes of a network's function. Raises ValueError if it fails."""
     try:
         return jax.eval_shape(function, first, features)
     except Exception as error:

@@ -24,7 +24,7 @@ def pack(tree: PyTree) -> PyTree:
 
 
 def unpack(packed: PyTree, like: PyTree) -> PyTree:
-    """Returns what `pack` was given, in float32.
+    """Reverses `pack`: returns the float32 pytree of a packed gradient.
 
     Args:
       like: a pytree with the same structure and shapes.
@@ -33,7 +33,7 @@ def unpack(packed: PyTree, like: PyTree) -> PyTree:
 
 
 def flatten(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns an optimizer whose state belongs to one float32 vector. Plain form: `inner` itself.
+    """Returns an optimizer that keeps its state for one float32 vector. Plain form: `inner` itself.
 
     Unlike with `optax.flatten`, the vector is float32 for all dtypes, and a network may have no parameters.
     """

@@ -25,7 +25,7 @@ def make_init(init: Init, gains: Mapping[str, float] | None, shapes: PyTree | No
 
     Args:
       init: the network's own function, and the plain form.
-      gains: gain of each named layer, see `orthogonal_params`; None for a user's network, whose `init` is called.
+      gains: gain of each named layer, see `orthogonal_params`; None to call `init` of a user's network.
       shapes: the parameters' shapes, to avoid tracing `init` for them.
     """
     if gains is not None and kernels.ENABLED:
@@ -101,5 +101,5 @@ def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _group(matrix: tuple[int, int]) -> tuple[int, int] | None:
-    """Returns the group whose kernels are made in one loop: None for all small ones."""
+    """Returns the key of the kernel's group: None for all small kernels, which are made in one loop."""
     return None if matrix[0] <= _SMALL[0] and matrix[1] <= _SMALL[1] else matrix
