@@ -1,8 +1,8 @@
-"""One environment written for both collectors: their rollouts are equal, leaf by leaf.
+"""Tests that both collectors return equal rollouts of the same environment, leaf by leaf.
 
-What the environment says, discrete actions, shapes and dtypes are compared exactly. What a network computes in real
-numbers (values, log-probabilities, continuous actions and what the environment makes of those) may differ in the last
-digits: the two collectors compile it in other batches.
+Observations, rewards, discrete actions, shapes and dtypes are compared exactly. Real-valued outputs of the network
+(values, log-probabilities, continuous actions and their consequences) may differ in the last digits, because the two
+collectors compile the network for different batch sizes.
 """
 
 import dataclasses

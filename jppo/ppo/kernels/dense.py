@@ -28,8 +28,8 @@ def affine_tuned(x: Array, kernel: Array, bias: Array) -> Array:
     """Tuned form of `affine`, with JAX's derivatives written so that their transposes are fast.
 
     XLA's CPU backend is slow if it reads the left side of a product transposed, and at sums over rows. Here the
-    kernel's gradient is a product of a transposed copy of x (for x narrower than WIDE), and the bias's gradient is a product
-    with a row of ones.
+    kernel's gradient is a product of a transposed copy of x (for x narrower than WIDE), and the bias's gradient is a
+    product with a row of ones.
     """
     return affine_plain(x, kernel, bias)
 
