@@ -88,7 +88,12 @@ def test_runs_with_different_settings_differ(population_runs):
 
 @pytest.mark.parametrize(
     ("options", "programs"),
-    [({"num_devices": 2}, 1), ({"num_devices": 4}, 1), ({"max_parallel_runs": 2}, 1), ({"max_parallel_runs": 4}, 1)],
+    [
+        pytest.param({"num_devices": 2}, 1, marks=pytest.mark.slow),
+        ({"num_devices": 4}, 1),
+        pytest.param({"max_parallel_runs": 2}, 1, marks=pytest.mark.slow),
+        ({"max_parallel_runs": 4}, 1),
+    ],
     ids=["2 devices", "4 devices, 2 padding runs", "3 slices", "slices of 3"],
 )
 def test_result_is_independent_of_devices_and_parallel_runs(population_runs, options, programs):
@@ -214,6 +219,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.slow
 def test_initial_weights_of_many_runs_do_not_deadlock():
     """Batched QR decompositions of jaxlib deadlock in the second or third call."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

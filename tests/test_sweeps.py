@@ -38,7 +38,7 @@ class Cued(ObsActionReward):
 
 
 class Endless(Probe):
-    """An environment whose episodes never end."""
+    """An environment without an end of episodes."""
 
     length = limit = NO_LIMIT
 
@@ -159,11 +159,11 @@ def test_saved_runs_are_not_trained_again(grid):
 
 def test_only_missing_runs_are_trained(grid, tmp_path):
     result = grid[0]
-    for run in (result.run(2), result.run(5)):
-        assert len(sweep(seeds=[run.seed], sweep_dir=tmp_path / "some", **run.settings).runs) == 1
+    run = result.run(5)
+    assert len(sweep(seeds=[run.seed], sweep_dir=tmp_path / "some", **run.settings).runs) == 1
     messages = Messages()
     both = sweep(learning_rate=[1e-9, 1e-2], num_envs=[4, 8], sweep_dir=tmp_path / "some", progress=lambda _: messages)
-    assert messages.texts[0] == "6 runs in 2 programs; 2 runs already saved"
+    assert messages.texts[0] == "7 runs in 2 programs; 1 run already saved"
     assert [run.status for run in both.runs] == ["finished"] * 8
     np.testing.assert_allclose(both.table["return_mean"], result.table["return_mean"], rtol=0.05)
 
@@ -202,15 +202,11 @@ def test_run_directories_are_written_on_demand(grid):
         load_run(path / "run_dirs" / result.run(6).name)
 
 
-@pytest.mark.parametrize("halve", [True, False])
-def test_successive_halving_stops_the_worse_half(halve):
+def test_successive_halving_stops_the_worse_half():
     """The learning rates range from useless to good; a good one survives."""
     rates, messages = [1e-9, 1e-8, 1e-7, 3e-3, 1e-2, 3e-2, 1e-6, 1e-5], Messages()
     with compiled_programs("run_chunk") as names:
-        result = sweep(seeds=1, learning_rate=rates, successive_halving=halve, progress=lambda _: messages)
-    if not halve:
-        assert {run.updates for run in result.runs} == {UPDATES}
-        return
+        result = sweep(seeds=1, learning_rate=rates, successive_halving=True, progress=lambda _: messages)
     updates = sorted(run.updates for run in result.runs)
     assert updates == [2, 2, 2, 2, 4, 4, 8, 16]
     assert len(names) == 4, "8, 4, 2 and 1 runs"

@@ -293,7 +293,7 @@ def test_population_trial_reports_every_run(ray_of_two, tmp_path):
     options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "ent_coef": [0.0, 0.1]}
     results = ray_tune.Tuner(
         tune.population("CartPole-v1", **options),
-        param_space={"learning_rate": ray_tune.grid_search([1e-3, 1e-2])},
+        param_space={"learning_rate": ray_tune.grid_search([1e-2])},
         run_config=ray_tune.RunConfig(storage_path=str(tmp_path), verbose=0),
     ).fit()
     assert not results.errors

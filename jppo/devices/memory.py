@@ -40,7 +40,7 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
     """Replaces XLA's RESOURCE_EXHAUSTED error with a ValueError that names a remedy.
 
     Args:
-      remedy: what the user can change, for example "lower num_envs = 4096".
+      remedy: advice to the user, for example "lower num_envs = 4096".
     """
     try:
         yield

@@ -1,7 +1,6 @@
 """Expands the settings and seeds of a sweep into runs, and groups the runs by compiled program."""
 
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import json
@@ -13,14 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jppo.config.checks import check_int, did_you_mean
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_seed, check_total_steps
-from jppo.config.presets import PRESETS, preset_for
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, make_anakin
 from jppo.runs.files import jsonable
 from jppo.runs.run_dir import safe_name
-from jppo.training.settings import check_preset, check_sizes, own_parts
+from jppo.training.settings import check_sizes, own_parts, resolve_preset
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
@@ -116,7 +115,7 @@ def make_groups(
         raise ValueError(f"env = {', '.join(one.name for one in made)} must name each environment once")
     groups, index = [], itertools.count()
     for given_env, one in zip(envs, made, strict=True):
-        chosen = PRESETS[check_preset(preset_for(one.name) if preset == "auto" else preset)]
+        chosen = resolve_preset(preset, one.name)
         steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
         for structure in _combinations(values, CONFIG_NAMES):
             group_config = dataclasses.replace(chosen.config if config is None else config, **structure)
@@ -171,8 +170,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for name, value in settings.items():
         if name not in names:
-            near = difflib.get_close_matches("learning_rate" if name == "lr" else name, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+            hint = did_you_mean("learning_rate" if name == "lr" else name, names)
             raise ValueError(f"unknown setting {name!r}; {hint}")
         if name == "hidden_sizes":
             several = isinstance(value, list | tuple) and all(isinstance(x, tuple) for x in value)
@@ -205,16 +203,9 @@ def check_num_devices(num_devices: int | None) -> int:
     available = len(jax.local_devices())
     if num_devices is None:
         return available
-    if check_count("num_devices", num_devices) > available:
+    if check_int("num_devices", num_devices, 1) > available:
         raise ValueError(f"num_devices = {num_devices}; JAX has {available} here ({jax.devices()[0].platform})")
     return num_devices
-
-
-def check_count(name: str, value: Any) -> int:
-    """Returns the number. Raises ValueError if it is not an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} = {value!r} must be an integer of at least 1")
-    return value
 
 
 def format_value(value: Any) -> str:

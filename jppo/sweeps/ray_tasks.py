@@ -25,13 +25,13 @@ def run_tasks(
 
     Args:
       address: see RayConfig, or "local".
-      resources: what Ray reserves for each process.
+      resources: CPUs and GPUs that Ray reserves for each process.
 
     Yields:
       (key, result or exception) of each item, in the order in which they end.
 
     Raises:
-      ValueError: there is no cluster at the address, or it has too few GPUs.
+      ValueError: no cluster is running at the address, or it has too few GPUs.
     """
     cpus, gpus = resources.cpus, resources.gpus
     owns_cluster = connect(RayConfig(num_actors=1, actor_cpus=cpus, actor_gpus=gpus, address=address))

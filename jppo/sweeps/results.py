@@ -77,7 +77,7 @@ class SweepResult:
         return f"SweepResult(status={self.status!r}, runs={len(self.runs)}, settings={len(self.settings)})"
 
     def run(self, number: int) -> SweepRun:
-        """Returns the run with this number. Raises ValueError if there is none."""
+        """Returns the run with this number. Raises ValueError if it does not exist."""
         for run in self.runs:
             if run.number == number:
                 return run

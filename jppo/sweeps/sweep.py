@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
+from jppo.config.checks import check_int
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.resources import Resources
 from jppo.devices.memory import explain_out_of_memory
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.sweeps.grid import ProgramGroup, check_count, check_num_devices, check_seeds, check_settings, make_groups
+from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer, RunOutcome
 from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.results import SweepResult
@@ -57,8 +58,8 @@ def sweep(
         Talwalkar (2016), "Non-stochastic best arm identification and hyperparameter optimization".
       max_parallel_runs: maximum number of runs in one program. Default: as many as the devices' memory holds.
       num_devices: number of devices that share the runs. Default: all devices of this process.
-      sweep_dir: directory for the result of each run, a table (runs.csv) and pictures. Runs whose result it already
-        contains are not trained again.
+      sweep_dir: directory for the result of each run, a table (runs.csv) and pictures. Runs that it already contains
+        are not trained again.
       address: run the programs in parallel as Ray tasks instead of one after the other: auto, host:port,
         ray://host:port, or "local" for a new Ray on this machine.
       resources: CPUs and GPUs that Ray reserves for each program. Default: one CPU.
@@ -83,7 +84,7 @@ def sweep(
         preset=preset,
         parts={"network": network, "optimizer": optimizer, "loss": loss},
         successive_halving=successive_halving,
-        max_parallel_runs=None if max_parallel_runs is None else check_count("max_parallel_runs", max_parallel_runs),
+        max_parallel_runs=None if max_parallel_runs is None else check_int("max_parallel_runs", max_parallel_runs, 1),
         num_devices=check_num_devices(num_devices),
     )
     store = SweepStore(sweep_dir, groups, values)

@@ -100,7 +100,7 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     """Writes the result of a run as an .npz file: "about" (JSON), "metrics/NAME" and "policy/NUMBER" (a leaf).
 
     Args:
-      description: what identifies the run, from `describe_run`.
+      description: the result of `describe_run`.
     """
     about = description | {name: getattr(outcome, name) for name in _SUMMARY}
     arrays = {f"policy/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(outcome.policy_state))}

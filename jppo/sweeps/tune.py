@@ -9,6 +9,7 @@ import ray as ray_core
 from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
+from jppo.config.checks import check_int
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
 from jppo.config.resources import Resources
 from jppo.envs.backends import BACKENDS
@@ -69,8 +70,7 @@ def trainable(
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if preset != "auto":
         check_preset(preset)
-    if isinstance(checkpoint_updates, bool) or not isinstance(checkpoint_updates, int) or checkpoint_updates < 0:
-        raise ValueError(f"checkpoint_updates = {checkpoint_updates!r} must be an integer of at least 0")
+    check_int("checkpoint_updates", checkpoint_updates, 0)
     if ray is not None and ray.num_actors is None:
         raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")
     settings = RunSettings(

@@ -1,7 +1,6 @@
 """A trial of Ray Tune: an ordinary run that reports its updates and saves its run directory as Tune's checkpoint."""
 
 import dataclasses
-import difflib
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from ray import tune
 
+from jppo.config.checks import did_you_mean
 from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, check_seed
 from jppo.config.run import RunConfig
 from jppo.envs.backends import choose_backend
@@ -108,9 +108,7 @@ def apply_space(
         if name == "seed":
             seed = check_seed(value)
         elif name not in kinds:
-            names = sorted({*kinds, "seed"})
-            near = difflib.get_close_matches(name, names, 1)
-            hint = _HINTS.get(name) or (f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}")
+            hint = _HINTS.get(name) or did_you_mean(name, sorted({*kinds, "seed"}))
             raise ValueError(f"the search space has an unknown setting {name!r}; {hint}")
         elif kinds[name] is PPOConfig:
             structure[name] = tuple(value) if isinstance(value, list) else value

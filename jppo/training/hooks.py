@@ -11,7 +11,7 @@ from jppo.runs.checkpoints import Checkpoints
 class RunHooks:
     """Adjusts and follows a run. The methods of this base class change nothing.
 
-    A run with hooks may resume a run directory whose hyperparameters, seed or total_steps differ.
+    A run with hooks may resume a run directory with other hyperparameters, another seed or other total_steps.
     """
 
     checkpoint_updates: int = 0
