@@ -1,4 +1,4 @@
-"""Pong from its pixels, preprocessed as usual: 84x84 grey, every fourth frame, four frames on top of each other."""
+"""Trains Pong from pixels with the usual preprocessing: 84x84 grey images, every fourth frame, four stacked frames."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import jppo
 
 
 def make_env(render_mode: str | None = None) -> gymnasium.Env:
-    """Called in every actor; `jppo play` asks for pictures."""
+    """Makes the environment; every actor calls it, and `jppo play` passes a render_mode."""
     gymnasium.register_envs(ale_py)
     env = gymnasium.make("ALE/Pong-v5", frameskip=1, render_mode=render_mode)  # the preprocessing skips frames itself
     return FrameStackObservation(AtariPreprocessing(env), 4)
@@ -29,7 +29,7 @@ def main(total_steps: int = 10_000_000, num_actors: int = 8, num_steps: int = 12
         ray=jppo.RayConfig(policy_lag=1),  # the actors collect while the learner learns
         **options,
     )
-    seconds = {name: result.metrics[f"time/{name}"].sum() for name in ("wait", "transfer", "update")}
+    seconds = {name: result.metrics[f"time/{name}"].sum() for name in ("wait_rollouts", "host_to_device", "update")}
     where = ", ".join(f"{value:.0f} s {name}" for name, value in seconds.items())
     print(f"mean return {result.summary['return_mean']:.1f} of at most 21 after {total_steps} steps; {where}")
     return result

@@ -1,4 +1,4 @@
-"""An environment of your own in gymnax's API: a point that must learn to stop on its target."""
+"""Trains on a custom environment with gymnax's interface: a point must stop at position 0."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jppo
 
 @struct.dataclass
 class State:
-    """Where the point is, how fast, and since when."""
+    """Position, velocity and number of steps."""
 
     position: jax.Array
     velocity: jax.Array
@@ -18,7 +18,7 @@ class State:
 
 
 class Docking(environment.Environment):
-    """The action pushes the point; it pays for its distance to 0. Only the time limit ends an episode."""
+    """The action accelerates the point; the reward is minus its distance to 0. Only the time limit ends an episode."""
 
     @property
     def default_params(self) -> environment.EnvParams:
@@ -45,7 +45,7 @@ class Docking(environment.Environment):
 
 
 def main(total_steps: int = 400_000) -> tuple[float, float]:
-    """The mean return of the first and of the last update in which episodes ended."""
+    """Returns the mean returns of the first and of the last update."""
     agent = jppo.make_anakin(Docking(), jppo.PPOConfig(num_envs=64, num_steps=50), total_steps=total_steps)
     hyperparams = jppo.Hyperparams(learning_rate=3e-3, gamma=0.95, ent_coef=0.0)
     _, metrics = jppo.jit(agent.train)(jax.random.key(0), hyperparams)

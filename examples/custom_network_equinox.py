@@ -1,4 +1,4 @@
-"""A network of your own in equinox: an adapter of a dozen lines sets its arrays apart and batches it."""
+"""Trains an equinox network. An adapter separates its arrays from its structure and adds the batch dimension."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import jppo
 
 
 class EquinoxNetwork:
-    """The protocol of `jppo.ppo.networks.Network` around equinox modules, which take single observations."""
+    """Adapts an equinox module, which takes single observations, to `jppo.Network`."""
 
     def __init__(self, make: Callable[[jax.Array], eqx.Module]) -> None:
         self.make = make
@@ -25,7 +25,7 @@ class EquinoxNetwork:
 
 
 class ActorCritic(eqx.Module):
-    """Two networks, one per head."""
+    """One network for the policy and one for the value."""
 
     policy: eqx.nn.MLP
     value: eqx.nn.MLP
@@ -40,7 +40,7 @@ class ActorCritic(eqx.Module):
 
 
 def main(total_steps: int = 200_000) -> float:
-    """The mean return of the last update."""
+    """Returns the mean return of the last update."""
     network = EquinoxNetwork(lambda key: ActorCritic(4, 2, key))
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=network)

@@ -1,4 +1,4 @@
-"""A network of your own in flax linen: any module that returns (distribution, value) will do."""
+"""Trains a flax linen network. Any module that returns (distribution, value) can be used."""
 
 import flax.linen as nn
 import jax
@@ -7,7 +7,7 @@ import jppo
 
 
 class Residual(nn.Module):
-    """A normalised residual torso under both heads."""
+    """A residual torso with layer normalization and two heads."""
 
     num_actions: int
     width: int = 64
@@ -24,7 +24,7 @@ class Residual(nn.Module):
 
 
 def main(total_steps: int = 200_000) -> float:
-    """The mean return of the last update."""
+    """Returns the mean return of the last update."""
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=Residual(num_actions=2))
     state, metrics = jppo.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))

@@ -1,4 +1,4 @@
-"""A network of your own in flax nnx: an adapter of a dozen lines makes it pure."""
+"""Trains a flax nnx network. An adapter separates its parameters from its structure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import jppo
 
 
 class NNXNetwork:
-    """The protocol of `jppo.ppo.networks.Network` around nnx modules: parameters outside, structure inside."""
+    """Adapts an nnx module to `jppo.Network`."""
 
     def __init__(self, make: Callable[[nnx.Rngs], nnx.Module]) -> None:
         self.make = make
@@ -24,7 +24,7 @@ class NNXNetwork:
 
 
 class ActorCritic(nnx.Module):
-    """A torso under two heads."""
+    """A torso with two heads."""
 
     def __init__(self, obs_size: int, num_actions: int, rngs: nnx.Rngs) -> None:
         self.torso = nnx.Linear(obs_size, 64, rngs=rngs)
@@ -37,7 +37,7 @@ class ActorCritic(nnx.Module):
 
 
 def main(total_steps: int = 200_000) -> float:
-    """The mean return of the last update."""
+    """Returns the mean return of the last update."""
     network = NNXNetwork(lambda rngs: ActorCritic(4, 2, rngs))
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=network)

@@ -1,4 +1,4 @@
-"""Trains CartPole, writes the policy as one file, and balances the pole in Gymnasium with NumPy alone."""
+"""Exports a trained CartPole policy to a file and plays it in Gymnasium with NumPy only."""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +10,7 @@ import jppo
 
 
 def play(policy: jppo.numpy_policy.NumpyPolicy, episodes: int) -> float:
-    """The mean return of greedy actions."""
+    """Returns the mean return of greedy actions."""
     env, total = gymnasium.make("CartPole-v1"), 0.0
     for seed in range(episodes):
         obs, _ = env.reset(seed=seed)
@@ -23,7 +23,7 @@ def play(policy: jppo.numpy_policy.NumpyPolicy, episodes: int) -> float:
 
 
 def main(total_steps: int = 200_000, episodes: int = 10) -> tuple[np.ndarray, np.ndarray, float]:
-    """Actions of the trained and of the exported policy, and what the latter scores."""
+    """Returns actions of the trained and of the exported policy, and the mean return of the exported one."""
     result = jppo.train("CartPole-v1", total_steps=total_steps)
     observations = np.random.default_rng(0).uniform(-0.2, 0.2, (100, 4)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:

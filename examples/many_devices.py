@@ -1,6 +1,6 @@
-"""One run over all devices, and the same run over one: what they learn is equal up to the order of sums.
+"""Trains the same run on one device and on all devices; the results agree up to floating-point rounding.
 
-On a CPU, say how many devices it is to be before JAX starts:
+On a CPU, set the number of devices before JAX starts:
     XLA_FLAGS=--xla_force_host_platform_device_count=2 python examples/many_devices.py
 """
 
@@ -11,7 +11,7 @@ import jppo
 
 
 def main(total_steps: int = 200_000, num_envs: int = 512) -> tuple[jppo.PPOConfig, list[np.ndarray]]:
-    """The configuration, and mean returns by update on one device and on all."""
+    """Returns the configuration, and the mean returns of all updates on one device and on all devices."""
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=32)
     rate = jppo.Hyperparams(learning_rate=1e-3)
     needs = jppo.plan("CartPole-v1", config=config)

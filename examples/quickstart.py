@@ -1,4 +1,4 @@
-"""Trains CartPole and balances the pole with what was learnt."""
+"""Trains CartPole and uses the trained policy."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import jppo
 
 
 def main(total_steps: int = 200_000, seed: int = 0) -> tuple[float, np.ndarray]:
-    """The mean return of the last tenth of the run, and the actions for two observations."""
+    """Returns the mean return of the last tenth of the run, and the actions for two observations."""
     result = jppo.train("CartPole-v1", total_steps=total_steps, seed=seed)
     returns = result.metrics["episode/return_mean"]  # one entry per update, NaN where no episode ended
     score = float(np.nanmean(returns[-len(returns) // 10 :]))

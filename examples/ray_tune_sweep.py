@@ -1,4 +1,4 @@
-"""Learning rates and batch sizes swept with Ray Tune: every pair of a grid, then pairs that Optuna proposes."""
+"""Searches learning rates and batch sizes with Ray Tune: first a grid, then values that Optuna proposes."""
 
 import os
 from collections.abc import Sequence

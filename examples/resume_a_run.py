@@ -1,4 +1,4 @@
-"""A run that is stopped, goes on, and is the one that was never stopped."""
+"""Interrupts a run, resumes it, and compares it with an uninterrupted run."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A sweep: every learning rate with every seed as one compiled program, halved on the way, and what came out."""
+"""Sweeps learning rates and seeds in one compiled program, with successive halving."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import jppo
 
 
 def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path("runs/sweep")) -> jppo.SweepResult:
-    """Its result; run again, it reads what is there."""
+    """Returns the result; a second call reads it from `sweep_dir`."""
     result = jppo.sweep(
         "CartPole-v1",
         seeds=num_seeds,

@@ -1,4 +1,4 @@
-"""Ray Tune over populations: a trial is eight seeds in one program, so that no learning rate wins by one lucky seed."""
+"""Searches learning rates with Ray Tune; each trial trains eight seeds in one program and reports their mean."""
 
 import os
 from collections.abc import Sequence

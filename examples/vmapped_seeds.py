@@ -1,4 +1,4 @@
-"""A sweep in one program: every learning rate with every seed, compiled once and run side by side."""
+"""Trains every learning rate with every seed in one program, with `jax.vmap`."""
 
 import jax
 import jax.numpy as jnp
