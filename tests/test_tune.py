@@ -19,9 +19,8 @@ from lenient import lenient, lenient_env
 from ray import tune as ray_tune
 
 import jppo
-from jppo.runs.checkpoints import newest
+from jppo.runs.checkpoints import latest_checkpoint
 from jppo.runs.load import load_run
-from jppo.runs.run_dir import read_config
 from jppo.sweeps import tune, tune_trial
 from jppo.training import ray_loop
 
@@ -125,7 +124,7 @@ def on_device(**options):
 
 def state_at(path):
     """Returns every leaf of a checkpoint as a NumPy array, by name."""
-    return newest(path, read_config(path), warnings.warn).leaves
+    return latest_checkpoint(path, warnings.warn).leaves
 
 
 def same(path, other):
@@ -177,9 +176,13 @@ def test_restored_trial_may_change_hyperparameters(interrupted, tmp_path, monkey
     """Population-based training does this."""
     taker = FakeTune(tmp_path, monkeypatch, start=interrupted.checkpoints[4], last=5)
     with pytest.raises(SystemExit):
-        on_device()(SPACE | {"learning_rate": 3 * SPACE["learning_rate"]})
+        on_device(checkpoint_updates=5)(SPACE | {"learning_rate": 3 * SPACE["learning_rate"]})
     before, after = (report["learning_rate"] for report in (interrupted.reports[3], taker.reports[0]))
-    assert after == pytest.approx(3 * before * 4 / 5)  # annealed on
+    assert after == pytest.approx(3 * before * 4 / 5)  # the annealing continues
+    for path in (interrupted.checkpoints[4], taker.checkpoints[5]):  # also usable before the end of a run
+        with lenient():
+            action = jppo.load_policy(path, env=lenient_env("CartPole-v1")).act(np.zeros(4, np.float32))
+        assert action in (0, 1)
 
 
 def test_diverging_trial_fails(tmp_path, monkeypatch):
