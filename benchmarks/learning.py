@@ -79,7 +79,7 @@ def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, A
     measured = (run_with_ray if backend == "ray" else run_on_device)(env, task, num_seeds, total_steps)
     return {
         "env": env,
-        "backend": backend or "anakin",
+        "backend": backend or "device",
         "preset": task.preset,
         "seeds": num_seeds,
         **measured,

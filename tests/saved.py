@@ -16,7 +16,7 @@ def save_run(path, env="CartPole-v1", config=jppo.PPOConfig(num_envs=4, num_step
     with lenient():
         agent = jppo.make_anakin(env, config)
         policy = quick_jit(agent.init)(jax.random.key(0)).train.policy
-    settings = run_config(env, "anakin", 0, 1000, config, jppo.Hyperparams(), **more)
+    settings = run_config(env, "device", 0, 1000, config, jppo.Hyperparams(), **more)
     writer = RunWriter(path, settings)
     writer.write_updates([ROW])
     writer.close(policy, {"status": "finished"})

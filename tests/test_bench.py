@@ -25,7 +25,7 @@ from jppo.cli.main import main
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 SIZES = ["--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2", "--seconds", "0.05"]
 PARTS_WITH_ACTORS = ["environment", "policy", "other", "update", "waiting", "transfer"]
-DEVICE = "anakin"
+DEVICE = "device"
 
 
 @pytest.fixture(scope="module", autouse=True)

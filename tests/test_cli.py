@@ -302,7 +302,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["check-env", "CartPole-v1", "--steps", "0"], "jppo: steps = 0 must be a whole number of at least 1"),
         (["check-env", "CartPole-v1", "--num-envs", "0"], "jppo: num_envs = 0 must be a whole number of at least 1"),
         (["check-env", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
-        (["check-env", "Taxi-v4", "--backend", "anakin"], "jppo: Taxi-v4 is an environment of Gymnasium's; it runs"),
+        (["check-env", "Taxi-v4", "--backend", "device"], "jppo: Taxi-v4 is an environment of Gymnasium's; it runs"),
         (["check-env", "nowhere:Env"], "jppo: nowhere:Env: there is no module nowhere"),
         (["eval"], "Run directory written by `jppo train`"),
         (["eval", "nowhere"], "jppo: nowhere is not a run directory: it has no config.json"),
@@ -327,7 +327,7 @@ def test_training_ends_standard_output_with_json(trained):
     assert code == 0
     summary = json.loads(out)
     assert set(summary) == SUMMARY
-    assert (summary["env"], summary["backend"], summary["num_devices"]) == ("CartPole-v1", "anakin", 1)
+    assert (summary["env"], summary["backend"], summary["num_devices"]) == ("CartPole-v1", "device", 1)
     assert (summary["steps"], summary["updates"], summary["status"]) == (2048, 16, "finished")
     assert summary["run_dir"] == str(path)
     assert {"python", "jppo", "jax", "gymnax"} <= set(summary["versions"])
@@ -648,7 +648,7 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
             process.kill()
             process.communicate()
     assert (process.returncode, err) == (130, "")
-    assert "stopping: " in out
+    assert "stopping and saving" in out
     assert "interrupted: " in out
     summary = read_summary(path)
     assert summary["status"] == "interrupted"

@@ -69,10 +69,10 @@ CASES = [
     ("jppo train HalfCheeta-v5", "unknown environment 'HalfCheeta-v5'; did you mean HalfCheetah-v5?"),
     ("jppo train nothing:Env", "nothing:Env: there is no module nothing (searched as Python does)"),
     ("jppo train math:pi", "math:pi is a float, not a class or function that makes a gymnasium.Env"),
-    ("jppo train Taxi-v4 --backend anakin", "Taxi-v4 is an environment of Gymnasium's; it runs with backend = 'ray'"),
+    ("jppo train Taxi-v4 --backend device", "Taxi-v4 is an environment of Gymnasium's; it runs with backend = 'ray'"),
     (
         "jppo train Breakout-MinAtar --backend ray",
-        "Breakout-MinAtar is an environment of gymnax's; it runs on the device, with backend = 'anakin'",
+        "Breakout-MinAtar is an environment of gymnax's; it runs on the device, with backend = 'device'",
     ),
     ("jppo plan Taxi-v4", "Taxi-v4 is a Gymnasium environment; plan supports on-device (JAX) environments only"),
     (
@@ -102,7 +102,7 @@ CASES = [
     ('jppo.train("CartPole-v1", seed="zero")', "seed = 'zero' must be a whole number from 0 to 2**32 - 1"),
     ('jppo.train("CartPole-v1", total_steps=0)', "total_steps = 0 must be a whole number of at least 1"),
     ('jppo.train("CartPole-v1", hyperparams=jppo.Hyperparams(gamma=2.0))', "gamma = 2 is outside [0, 1]"),
-    ('jppo.train("CartPole-v1", backend="gpu")', "backend = 'gpu' is not one of auto, anakin, ray"),
+    ('jppo.train("CartPole-v1", backend="gpu")', "backend = 'gpu' is not one of auto, device, ray"),
     ('jppo.train("CartPole-v1", progress=False)', "progress = False must be 'auto', 'none' or a jppo.Reporter"),
     ('jppo.train("CartPole-v1", run=jppo.RunConfig(wandb=True))', "wandb needs a run_dir"),
     (

@@ -11,7 +11,7 @@ from jppo.runs.files import write_json
 from jppo.runs.plots import learning_curves, plot
 from jppo.runs.run_dir import run_config
 
-SETTINGS = run_config("CartPole-v1", "anakin", 0, 1000, jppo.PPOConfig(), jppo.Hyperparams())
+SETTINGS = run_config("CartPole-v1", "device", 0, 1000, jppo.PPOConfig(), jppo.Hyperparams())
 
 
 def write_run(path, returns, counts=None, stds=None, pace=1.0, **settings):

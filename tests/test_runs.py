@@ -128,7 +128,7 @@ def test_json_has_null_for_nan_and_plain_numbers_for_numpys():
 
 def test_a_config_of_numpy_numbers_is_saved(tmp_path):
     config = jppo.PPOConfig(num_envs=np.int64(8), hidden_sizes=(np.int32(16),))
-    settings = run_config("CartPole-v1", "anakin", 0, 10, config, jppo.Hyperparams(gamma=np.float32(0.5)))
+    settings = run_config("CartPole-v1", "device", 0, 10, config, jppo.Hyperparams(gamma=np.float32(0.5)))
     write_json(tmp_path / "config.json", settings)
     saved = read_config(tmp_path)
     assert saved["hyperparams"]["gamma"] == 0.5

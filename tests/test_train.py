@@ -167,7 +167,7 @@ def test_run_directory_content(run):
 
 def test_summary_content(run):
     summary = run.summary
-    assert (summary["status"], summary["env"], summary["backend"]) == ("finished", "Cued", "anakin")
+    assert (summary["status"], summary["env"], summary["backend"]) == ("finished", "Cued", "device")
     assert (summary["updates"], summary["steps"]) == (UPDATES, UPDATES * BATCH)
     assert summary["episodes"] == run.metrics["episode/count"].sum() == 8 * (4 * UPDATES // 5)
     last = np.flatnonzero(run.metrics["episode/count"])[-13:]  # of 8 episodes each: the fewest that make 100

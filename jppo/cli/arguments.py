@@ -15,7 +15,7 @@ from jppo.config.presets import PRESETS, Preset, preset_for
 EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
 
-Backend = Literal["auto", "anakin", "ray"]
+Backend = Literal["auto", "device", "ray"]
 Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 

@@ -6,20 +6,20 @@ from typing import Any
 from jppo.envs.gymnasium import is_host_env, nearest_host_envs
 from jppo.envs.gymnax import available
 
-BACKENDS = ("auto", "anakin", "ray")
+BACKENDS = ("auto", "device", "ray")
 
 
 def choose_backend(env: Any, backend: str = "auto") -> str:
-    """ "anakin" or "ray". Raises ValueError where neither knows the environment."""
+    """Returns "device" or "ray". Raises ValueError where neither knows the environment."""
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend != "auto":
         _check_backend(env, backend)
         return backend
     if not isinstance(env, str):
-        return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "anakin"
+        return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "device"
     if ":" not in env and env in available():
-        return "anakin"
+        return "device"
     if is_host_env(env):
         return "ray"
     near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
@@ -31,7 +31,7 @@ def _check_backend(env: Any, backend: str) -> None:
     """Raises ValueError where only the other one knows the name."""
     if not isinstance(env, str) or ":" in env:
         return
-    if backend == "anakin" and env not in available() and is_host_env(env):
+    if backend == "device" and env not in available() and is_host_env(env):
         raise ValueError(f"{env} is an environment of Gymnasium's; it runs with backend = 'ray'")
     if backend == "ray" and not is_host_env(env) and env in available():
-        raise ValueError(f"{env} is an environment of gymnax's; it runs on the device, with backend = 'anakin'")
+        raise ValueError(f"{env} is an environment of gymnax's; it runs on the device, with backend = 'device'")

@@ -75,10 +75,10 @@ class SweepRun(NamedTuple):
           ValueError: a file cannot be written.
         """
         run_dir, config = Path(run_dir), self.agent.config
-        summary = {"env": self.env, "backend": "anakin", "steps": self.env_steps}
+        summary = {"env": self.env, "backend": "device", "steps": self.env_steps}
         summary |= {name: getattr(self, name) for name in _SUMMARY}
         settings = runs.run_config(
-            self.env, "anakin", self.seed, self.agent.num_updates * config.batch_size, config, self.hyperparams
+            self.env, "device", self.seed, self.agent.num_updates * config.batch_size, config, self.hyperparams
         )
         writer = RunWriter(run_dir, settings | dict.fromkeys(self.custom_parts, "custom"))
         values = zip(*(column.tolist() for column in self.metrics.values()), strict=True)

@@ -19,7 +19,7 @@ def check_env(
     Args:
       env: as for `jppo.train`; or one Gymnasium environment, which is then played alone (and closed).
       params: of an environment on the device; its default_params when None.
-      backend: "anakin" (on the device), "ray" (Gymnasium's) or "auto".
+      backend: "device" (on the device), "ray" (Gymnasium's) or "auto".
       steps: of each environment.
       num_envs: environments, with the seeds seed, seed + 1, ...
 
@@ -34,7 +34,7 @@ def check_env(
         raise ValueError(f"steps*num_envs = {steps * num_envs:,} must be at most {_MOST_STEPS:,}: all are kept")
     seed = check_seed(seed)
     backend = choose_backend(env, backend)
-    if backend == "anakin":
+    if backend == "device":
         from jppo.envs.checks import check_gymnax
 
         found, names = check_gymnax.check(env, params, steps, seed, num_envs), check_gymnax.NAMES

@@ -44,7 +44,7 @@ class Report:
     """What was found in an environment."""
 
     env: str
-    backend: str  # anakin or ray
+    backend: str  # device or ray
     seed: int
     steps: int  # of each environment
     num_envs: int
