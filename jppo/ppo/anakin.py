@@ -87,13 +87,7 @@ def make_anakin(
     """
     env = make_env(env)
     policy, learner, mesh, num_updates = build_learner(
-        env,
-        config,
-        total_steps=total_steps,
-        network=network,
-        optimizer=optimizer,
-        loss=loss,
-        num_devices=num_devices,
+        env, config, total_steps=total_steps, network=network, optimizer=optimizer, loss=loss, num_devices=num_devices
     )
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:

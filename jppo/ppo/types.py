@@ -31,9 +31,7 @@ class Moments(struct.PyTreeNode, kw_only=True):
         share = other.count / jnp.maximum(count, 1.0)
         delta = other.mean - self.mean
         return Moments(
-            count=count,
-            mean=self.mean + delta * share,
-            m2=self.m2 + other.m2 + delta * delta * (self.count * share),
+            count=count, mean=self.mean + delta * share, m2=self.m2 + other.m2 + delta * delta * (self.count * share)
         )
 
     @property
