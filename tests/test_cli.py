@@ -489,7 +489,7 @@ def test_play(env):
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        ("DeepSea-bsuite", [], "DeepSea-bsuite cannot be drawn; these can: Acrobot-v1, "),
+        ("DeepSea-bsuite", [], "DeepSea-bsuite cannot be drawn; supported environments: Acrobot-v1, "),
         ("CartPole-v1", ["--output", "a.png"], "output a.png must end in .gif"),
         ("CartPole-v1", ["--output", "no/a.gif"], "there is no directory no"),
         ("CartPole-v1", ["--max-steps", "0"], "max_steps = 0 must be at least 1"),

@@ -456,7 +456,8 @@ class Fixed:
 def evaluate(source, network, **options):
     env = make_host_env(source)
     state = PolicyState(params={}, obs_stats=())
-    return jppo.evaluate(env, make_policy(network, env.obs_spec, env.action_spec), state, **options)
+    policy = TrainedPolicy(make_policy(network, env.obs_spec, env.action_spec), state)
+    return jppo.evaluate(env, policy, **options)
 
 
 def lengths_of(seed, count):

@@ -28,16 +28,14 @@ class Eval:
         from jppo.runs.load import load_run
 
         check_seed(self.seed)
-        agent, state, settings = load_run(self.run_dir)
-        result = evaluate(
-            agent.env, agent.policy, state, num_episodes=self.episodes, seed=self.seed, sampled=self.sampled
-        )
+        run = load_run(self.run_dir)
+        result = evaluate(run.agent.env, run.policy, num_episodes=self.episodes, seed=self.seed, sampled=self.sampled)
         summary = result.summary()
         if self.json:
-            print(json.dumps({"env": settings["env"], "sampled": self.sampled} | summary))
+            print(json.dumps({"env": run.settings["env"], "sampled": self.sampled} | summary))
             return 0
         print(
-            f"{settings['env']}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
+            f"{run.settings['env']}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
             f"{summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
             f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), "
             f"length {summary['length_mean']:.1f}"

@@ -27,11 +27,10 @@ class Play:
         from jppo.runs.render import play_gif
 
         check_seed(self.seed)
-        agent, state, _ = load_run(self.run_dir)
+        run = load_run(self.run_dir)
         length, episode_return = play_gif(
-            agent.env,
-            agent.policy,
-            state,
+            run.agent.env,
+            run.policy,
             self.output,
             seed=self.seed,
             sampled=self.sampled,

@@ -1,4 +1,4 @@
-"""Scores of a fixed policy."""
+"""Evaluates a policy over whole episodes."""
 
 from typing import Any, NamedTuple
 
@@ -11,20 +11,21 @@ from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.runs.policy import TrainedPolicy
 
 _MAX_EPISODES = 1_000_000
-_HOST_ENVS = 16  # that play at once
+_HOST_ENVS = 16  # environments that run side by side on the host
 
 
 class Evaluation(NamedTuple):
-    """One entry per episode, in NumPy."""
+    """Results of the evaluated episodes, NumPy arrays over E episodes."""
 
     returns: np.ndarray  # [E] f32, undiscounted
     lengths: np.ndarray  # [E] i32, steps
-    finished: np.ndarray  # [E] bool; False where max_steps came first
+    finished: np.ndarray  # [E] bool; False if the episode was cut at max_steps
 
     def summary(self) -> dict[str, Any]:
-        """Mean, std, min and max of the returns, mean length, and how many episodes did not finish."""
+        """Returns mean, std, min and max of the returns, the mean length, and the number of unfinished episodes."""
         return {
             "episodes": len(self.returns),
             "return_mean": float(self.returns.mean()),
@@ -38,31 +39,36 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     env: Environment | HostEnvironment,
-    policy: Policy,
-    state: PolicyState,
+    policy: TrainedPolicy,
     *,
     num_episodes: int = 100,
     seed: int = 0,
     sampled: bool = False,
     max_steps: int = 100_000,
 ) -> Evaluation:
-    """Plays `num_episodes` episodes, each from its own reset to its own end, so that short ones count no more than long
-    ones: all side by side, or on the host a few.
+    """Plays `num_episodes` whole episodes, each from its own reset, so that short episodes are not over-represented.
+
+    On-device environments play all episodes in parallel; on the host, at most 16 environments run side by side.
 
     Args:
-      sampled: draw actions instead of taking the most likely ones.
-      max_steps: episodes longer than this are reported as unfinished. On the host, the environment whose episode it was
-        then plays no more of its share, so that there may be fewer than num_episodes.
+      policy: the trained policy, for example `result.policy`.
+      sampled: sample actions instead of taking the most likely ones.
+      max_steps: episodes longer than this are cut and reported as unfinished. A host environment stops after such an
+        episode, so that the result may have fewer than num_episodes.
+
+    Raises:
+      ValueError: num_episodes is outside 1 to 1,000,000.
     """
     if not 1 <= num_episodes <= _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
     if isinstance(env, HostEnvironment):
-        return _evaluate_host(env, policy, state, num_episodes, seed, sampled, max_steps)
+        return _evaluate_host(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
+    fixed = policy.policy
 
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
-            env_action = act(policy, state, loop.obs, keys[:, 0] if sampled else None).env_action
+            env_action = act(fixed, state, loop.obs, keys[:, 0] if sampled else None).env_action
             after = jax.vmap(env.step)(keys[:, 1], loop.env_state, env_action)
             return _Loop(
                 env_state=after.state,
@@ -80,7 +86,7 @@ def evaluate(
         return end.returns, end.lengths, end.done
 
     episode_keys = jax.random.split(jax.random.key(seed), num_episodes)
-    return Evaluation(*map(np.asarray, jit(play)(state, episode_keys)))
+    return Evaluation(*map(np.asarray, jit(play)(policy.state, episode_keys)))
 
 
 def _evaluate_host(
@@ -92,8 +98,8 @@ def _evaluate_host(
     sampled: bool,
     max_steps: int,
 ) -> Evaluation:
-    """The same on the host: each of a few environments plays its share of the episodes, fixed beforehand, one after
-    the other; after one that max_steps cut short, it plays no more."""
+    """Evaluates on the host. Each environment plays a fixed number of episodes, one after the other, and stops after an
+    episode that max_steps cuts."""
 
     def select_action(state: PolicyState, obs: PyTree, key: Array) -> Array:
         return act(policy, state, obs, key if sampled else None).env_action
@@ -118,7 +124,7 @@ def _evaluate_host(
 
 
 def _seeds(seed: int, count: int) -> list[int]:
-    """Of 31 bits, unlike those of neighbouring seeds."""
+    """Returns independent 31-bit seeds of the environments."""
     return (np.random.SeedSequence(seed).generate_state(count) >> 1).tolist()
 
 

@@ -1,4 +1,4 @@
-"""A run directory made whole again."""
+"""Loads the policy of a run from its directory."""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ from jppo.runs.policy import TrainedPolicy
 
 
 class LoadedRun(NamedTuple):
-    """What a run trained, and in what."""
+    """The agent and the trained policy of a run."""
 
     agent: Any  # Anakin, or Sebulba if the run used actors
     policy_state: PolicyState
@@ -24,15 +24,15 @@ class LoadedRun(NamedTuple):
 
     @property
     def policy(self) -> TrainedPolicy:
-        """Acts on NumPy observations."""
+        """Returns the policy with its NumPy interface."""
         return TrainedPolicy(self.agent.policy, self.policy_state)
 
 
 def load_policy(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> TrainedPolicy:
-    """What a run has learnt: its final policy or, where it did not come to its end, that of its newest checkpoint.
+    """Loads the final policy of a run or, if the run did not finish, the policy of its newest checkpoint.
 
     Args:
-      network, env: those of the run, where they were its own and cannot be named.
+      network, env: the network and environment of the run, if they are the user's own objects.
 
     Raises:
       ValueError: see `load_run`.
@@ -41,14 +41,14 @@ def load_policy(run_dir: str | Path, *, network: Network | None = None, env: Any
 
 
 def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> LoadedRun:
-    """Rebuilds a run's environment and network from config.json and reads its policy, or its newest checkpoint's.
+    """Rebuilds the agent of a run from config.json and loads its policy, or that of its newest checkpoint.
 
     Args:
-      network, env: those of the run, where they were its own and cannot be named.
+      network, env: the network and environment of the run, if they are the user's own objects.
 
     Raises:
-      ValueError: no run there, one without policy and checkpoints, a damaged one, or one whose own network or
-        environment is missing here.
+      ValueError: the directory contains no run, no policy and no checkpoint, or damaged files; or the run's own network
+        or environment is not passed.
     """
     run_dir = Path(run_dir)
     settings = runs.read_config(run_dir)
@@ -97,7 +97,7 @@ def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyS
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """summary.json of a finished run; {} where there is none, or it is damaged."""
+    """Returns summary.json of a finished run; {} if the file is missing or damaged."""
     try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A trained policy for NumPy callers."""
+"""The trained policy with a NumPy interface."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from jppo.ppo.types import Array, PolicyState, PyTree
 
 
 class TrainedPolicy:
-    """Acts on observations as NumPy arrays.
+    """Selects actions for NumPy observations.
 
     Attributes:
-      policy: the network, and what prepares observations for it.
+      policy: the network with its observation preprocessing.
       state: the network's parameters and the observation statistics.
       obs_spec, action_spec: the environment's spaces.
     """
@@ -31,15 +31,15 @@ class TrainedPolicy:
         self._value = jit(lambda state, obs: policy.apply(state, obs)[1])
 
     def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
-        """The actions that the environment takes: most likely ones, or samples.
+        """Returns actions for the environment: the most likely ones, or samples.
 
         Args:
-          obs: one observation [*obs] or a batch [B, *obs]; a pytree where the environment's is.
-          sampled: draw from the policy's distribution.
-          seed: of the draw; consecutive draws differ without one.
+          obs: one observation [*obs] or a batch [B, *obs]; a pytree if the environment's observations are.
+          sampled: sample from the policy's distribution.
+          seed: seed of the samples; without it, consecutive calls give different samples.
 
         Raises:
-          ValueError: the observation has another shape than the environment's.
+          ValueError: the observation does not have the environment's structure or shape.
         """
         batch, single = as_batch(self.obs_spec, obs)
         if seed is None:
@@ -50,16 +50,16 @@ class TrainedPolicy:
         return actions[0] if single else actions
 
     def value(self, obs: Any) -> np.ndarray:
-        """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
+        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward."""
         batch, single = as_batch(self.obs_spec, obs)
         values = np.asarray(self._value(self.state, batch))
         return values[0] if single else values
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
-    """Observations [B, *obs] in the dtypes of their specs, and whether there was but one, without B.
+    """Returns observations [B, *obs] in the dtypes of their specs, and whether the input was one observation without B.
 
-    Raises ValueError for another structure or shape.
+    Raises ValueError if the structure or a shape differs from the specs.
     """
     specs, structure = jax.tree.flatten(obs_spec)
     if jax.tree_util.treedef_is_leaf(structure) and isinstance(obs, list | tuple):

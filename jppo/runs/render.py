@@ -1,4 +1,4 @@
-"""Pictures of a policy at play."""
+"""Renders an episode as a GIF."""
 
 import contextlib
 import functools
@@ -15,6 +15,7 @@ from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import PolicyState, PyTree
+from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import check_output
 
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
@@ -35,29 +36,31 @@ DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
 
 def play_gif(
     env: Environment | HostEnvironment,
-    policy: Policy,
-    state: PolicyState,
+    policy: TrainedPolicy,
     output: Path,
     *,
     seed: int = 0,
     sampled: bool = False,
     max_steps: int = 500,
 ) -> tuple[int, float]:
-    """Plays one episode (at most max_steps) and writes it as a GIF; returns its length and return.
+    """Plays one episode of at most max_steps steps, writes it as a GIF, and returns its length and its return.
+
+    Args:
+      sampled: sample actions instead of taking the most likely ones.
 
     Raises:
-      ValueError: an environment that cannot be drawn, or an output that cannot be written.
+      ValueError: the environment cannot be drawn, or the output cannot be written.
     """
     if isinstance(env, Environment) and env.name not in DRAWABLE:
-        raise ValueError(f"{env.name} cannot be drawn; these can: {', '.join(DRAWABLE)}")
+        raise ValueError(f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}")
     check_output(output, ".gif")
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
     if isinstance(env, HostEnvironment):
-        frames, rewards = _host_episode(env, policy, state, seed, sampled, max_steps)
+        frames, rewards = _host_episode(env, policy.policy, policy.state, seed, sampled, max_steps)
         draw = functools.partial(_save, frames)
     else:
-        states, rewards = _episode(env, policy, state, seed, sampled, max_steps)
+        states, rewards = _episode(env, policy.policy, policy.state, seed, sampled, max_steps)
         draw = functools.partial(
             _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax, env, states, rewards
         )
@@ -71,7 +74,7 @@ def play_gif(
 def _episode(
     env: Environment, policy: Policy, state: PolicyState, seed: int, sampled: bool, max_steps: int
 ) -> tuple[list[PyTree], list[float]]:
-    """States before each step of one episode, and the rewards that followed."""
+    """Returns the environment states before each step of one episode, and the rewards."""
 
     def step(carry: tuple[PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree], Any]:
         obs, env_state = carry
@@ -99,8 +102,8 @@ def _draw_with_gymnax(env: Environment, states: list[PyTree], rewards: list[floa
 
 
 def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[float], output: Path) -> None:
-    """With Gymnasium's own renderer, one environment for all frames (gymnax's makes a new one for each)."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the renderer needs neither screen nor sound
+    """Draws with Gymnasium's renderer, because gymnax's makes a new environment for each frame."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # needs neither screen nor sound
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     import gymnasium
     from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
@@ -121,7 +124,7 @@ def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[
 def _host_episode(
     env: HostEnvironment, policy: Policy, state: PolicyState, seed: int, sampled: bool, max_steps: int
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Pictures before each step of one episode, and the rewards that followed."""
+    """Returns the images before each step of one episode, and the rewards."""
 
     def select_action(obs: PyTree, key: jax.Array) -> jax.Array:
         return act(policy, state, obs, key if sampled else None).env_action
@@ -143,7 +146,7 @@ def _host_episode(
 
 
 def _save(frames: list[np.ndarray], output: Path) -> None:
-    """As a GIF of 25 frames per second."""
+    """Writes a GIF with 25 frames per second."""
     from PIL import Image
 
     images = [Image.fromarray(frame).quantize(32) for frame in frames]
