@@ -4,6 +4,7 @@ Arguments: the coordinator's address, how many processes there are, this one's n
 runs.json: name of a run -> arguments of `jppo.train`. What came of each run is written into it.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -53,11 +54,12 @@ def main(coordinator, count, number, directory):
         path.with_suffix(".tmp").rename(path)
 
 
-def train(number, run_dir, interrupted=False, tired=False, seeds=(7, 7), **arguments):
+def train(number, run_dir, interrupted=False, tired=False, seeds=(7, 7), anneal=True, **arguments):
     if interrupted and number == 1:
         threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
     rate = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
+    config = dataclasses.replace(config, anneal_learning_rate=anneal)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
     return jppo.train(Tired if tired else "CartPole-v1", **group(arguments))
 

@@ -1,5 +1,6 @@
 """A run over several hosts is the run of one: plain processes, hosts that Ray starts, and how such runs end."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -33,6 +34,11 @@ RUNS = {
     "actors interrupted": IN_PROCESS | {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
     "tired": IN_PROCESS | {"total_steps": STEPS, "tired": True},
     "device again": {"run_dir_of": "device"},
+    "stopped": {"anneal": False, "total_steps": STEPS // 2, "num_devices": 4},
+    "resumed": {"anneal": False, "run_dir_of": "stopped", "total_steps": STEPS, "num_devices": 4},
+    "actors stopped": IN_PROCESS | {"anneal": False, "total_steps": STEPS // 2, "policy_lag": 1, "num_devices": 4},
+    "actors resumed": IN_PROCESS
+    | {"anneal": False, "run_dir_of": "actors stopped", "total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
     "seeds": {"total_steps": STEPS, "seeds": [1, 2]},
     "odd": {"total_steps": STEPS, "num_devices": 1},
 }
@@ -45,9 +51,9 @@ def quickly():
         yield
 
 
-def train(**arguments):
+def train(config=CONFIG, **arguments):
     """In this process."""
-    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=RATE, seed=7, **group(arguments))
+    return jppo.train("CartPole-v1", config=config, hyperparams=RATE, seed=7, **group(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +139,11 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
 @pytest.mark.parametrize(
     ("name", "messages"),
     [
-        (
-            "device again",
-            ("ValueError: run_dir .* already contains a run", "HostFailed: process 0 failed; its own error"),
-        ),
+        ("device again", ("ValueError: run_dir .* already contains a run.* finished; use another run_dir",) * 2),
         (
             "tired",
             (
-                "ActorsFailed: actors of process 1 failed; its own error says why",
+                "ActorsFailed: actors of process 1 failed; see the error of that process",
                 "ActorsFailed: the environments failed with:\nTraceback .*the pole is too heavy",
             ),
         ),
@@ -151,6 +154,25 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
 def test_what_cannot_be_ends_both_processes_in_words(processes, name, messages):
     for outcome, message in zip(outcomes(processes, name), messages, strict=True):
         assert re.match(message, outcome["error"], re.DOTALL)
+
+
+def test_a_resumed_run_in_two_processes_equals_an_uninterrupted_run(processes):
+    expected = train(dataclasses.replace(CONFIG, anneal_learning_rate=False), **RUNS["device"])
+    for number, outcome in enumerate(outcomes(processes, "resumed")):
+        assert (outcome["summary"]["status"], outcome["summary"]["updates"]) == ("finished", 6)
+        assert_same_settings(np.load(processes[0] / f"resumed-{number}.npz"), expected)
+    check_saved(processes[0] / "stopped", expected)
+
+
+def test_a_run_with_actors_in_two_processes_resumes(processes):
+    first, second = (
+        np.load(processes[0] / f"actors resumed-{n}.npz") for n, _ in enumerate(outcomes(processes, "actors resumed"))
+    )
+    assert first["update"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert first["actors/policy_lag"].tolist() == [0, 1, 1, 1, 1, 1], "the lag continues after the checkpoint"
+    for name in first.files:
+        if not name.startswith(("time/", "actors/")):
+            np.testing.assert_array_equal(first[name], second[name], name)
 
 
 def test_what_was_reached_is_saved_where_actors_of_another_process_fail(processes):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import time
 import zlib
@@ -316,9 +317,11 @@ def _place(array: np.ndarray | None, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return array
     if _is_key(like):
-        return jax.device_put(
-            jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like)), like.sharding
-        )
+        wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(like))
+        if like.sharding.is_fully_addressable:
+            return jax.device_put(wrap(jnp.asarray(array)), like.sharding)
+        data = jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+        return jax.jit(wrap, out_shardings=like.sharding)(data)
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
 
 

@@ -59,7 +59,7 @@ class ChunkLoop:
         while True:
             remaining = self._num_updates - launched
             following = None
-            due = remaining > 0 and self._is_due(first + launched)
+            due = remaining > 0 and self._is_checkpoint_due(first + launched)
             if due and pending is None:
                 self.save()
             ahead = pace < _SLOW_UPDATE and not self._shared and not due
@@ -84,11 +84,15 @@ class ChunkLoop:
         if self._checkpoints is not None:
             self._checkpoints.save(self._log.updates, self._log.seconds, {}, self.state)
 
-    def _is_due(self, update: int) -> bool:
-        """Returns whether to save a checkpoint before more updates than `update` are launched."""
+    def _is_checkpoint_due(self, update: int) -> bool:
+        """Returns whether to save a checkpoint before more updates than `update` are launched.
+
+        The first process decides for all.
+        """
         if self._checkpoints is None:
             return False
-        return self._checkpoints.due(update if self._checkpoints.every_updates else self._log.updates)
+        due = self._checkpoints.due(update if self._checkpoints.every_updates else self._log.updates)
+        return bool(allgather_ints([due])[0, 0]) if self._shared else due
 
     def _updates_until_save(self, update: int) -> int:
         """Returns the number of updates until the next checkpoint if it follows a fixed number of updates."""

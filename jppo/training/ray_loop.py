@@ -1,4 +1,4 @@
-"""The Ray mode's loop: actors beside a learner."""
+"""The training loop of the Ray mode: actors collect rollouts, the learner updates the policy."""
 
 import math
 import time
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jppo.actors.env_runner import RunnerSpec, blank_fragment
 from jppo.actors.local import LocalRunner
@@ -19,25 +20,28 @@ from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
 from jppo.training.logger import Logger, LoopResult
 
-_LOG_SECONDS = 0.4  # between two writes
-_WAIT_SECONDS = 0.2  # for fragments, between two looks at Ctrl-C
-_SHORT_SECONDS = 0.1  # an update that Ctrl-C may wait for
-_ONWARD, _STOP, _FAILED = 0, 1, 2  # what a process says to the others before each update
+_LOG_SECONDS = 0.4  # between two writes of metrics
+_WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
+_SHORT_SECONDS = 0.1  # Ctrl-C may wait for an update of this duration
+_CONTINUE, _STOP, _FAILED = 0, 1, 2  # codes that the processes exchange before each update
 
 
 class ActorState(NamedTuple):
-    """Of a run in the Ray mode, all that can be had: Gymnasium's environments keep their states to themselves."""
+    """The saved state of a run in the Ray mode. It excludes the environments, because Gymnasium cannot save them."""
 
     train: TrainState
-    streams: np.ndarray  # [N, ...] key data of what the environments draw from next
-    behaviour: PolicyState | tuple[()]  # that collects the next rollout, where it is not the newest: with policy_lag 1
+    streams: np.ndarray  # [N, ...] key data of the environments' streams
+    behaviour: PolicyState | tuple[()]  # policy of the next rollout, with policy_lag 1
 
 
 class RayLoop:
-    """The Ray mode: with policy_lag 0, collect and learn in turn; with 1, the actors collect the next rollout while
-    the learner learns from the last, so that from the second update on the samples' policy is one update old.
+    """Trains with actors.
 
-    Where several processes learn together, each has its own share of the actors, whose fragments go to its devices."""
+    With policy_lag 0, rollouts and updates alternate. With policy_lag 1, the actors collect the next rollout during the
+    update. From the second update on, the policy of the samples is then one update old.
+
+    If JAX runs in several processes, each has an equal share of the actors, and their fragments go to its devices.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class RayLoop:
         config: RayConfig,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        """Starts the actors and compiles beside them.
+        """Starts the actors and compiles the update meanwhile.
 
         Args:
           config: with num_actors and envs_per_actor filled in.
@@ -61,17 +65,17 @@ class RayLoop:
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
         self._behaviour: Any = ()  # see ActorState
-        # Where a run goes on, its environments are new ones, and must not begin as the first ones did.
+        # A resumed run has new environments. They must not start like the first ones.
         spec = agent.runner_spec(jax.random.fold_in(key, log.updates) if log.updates else key)
         if checkpoints is not None and checkpoints.start is not None:
-            spec = self._go_on_from(checkpoints.start, spec)
+            spec = self._restore(checkpoints.start, spec)
         processes = max(config.num_actors or 0, jax.process_count())
         log.info(
             f"num_envs = {agent.config.num_envs}: {processes} x {config.envs_per_actor}; num_steps = "
             f"{agent.config.num_steps}: batches of {agent.config.batch_size:,}"
         )
         self._actors = _make_actors(spec, config, log.reporter.message)
-        self._counts = self._actors.counts() | self._counts_before  # of all processes, and of the whole run
+        self._counts = self._actors.counts() | self._counts_before  # of all processes, since the start of the run
         try:
             blank = blank_fragment(spec, config.envs_per_actor or 1)
             self.update = agent.update.lower(
@@ -86,11 +90,11 @@ class RayLoop:
 
     @property
     def policy_state(self) -> PolicyState:
-        """The policy as it is now."""
+        """The newest policy."""
         return self.state.policy
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
-        """Trains to the end, or to an interrupt, a NaN, or an actor that fails too often."""
+        """Trains until total_steps, an interrupt, a non-finite update, or an actor that fails too often."""
         try:
             status = self._run(stop_requested)
         except ActorsFailed as error:
@@ -99,7 +103,7 @@ class RayLoop:
         return LoopResult(status)
 
     def summary(self) -> dict[str, Any]:
-        """What this mode adds to summary.json."""
+        """Returns the entries of summary.json that are specific to this mode."""
         config = self._config
         return {
             "num_devices": len(self.state.update.sharding.device_set),
@@ -110,16 +114,19 @@ class RayLoop:
         }
 
     def close(self) -> None:
-        """Ends the actors."""
+        """Closes the actors."""
         self._actors.close()
 
     def save(self) -> None:
-        """Has the state saved as it is after the last update logged."""
+        """Starts to write a checkpoint of the state after the last logged update. All processes must call this."""
         if self._checkpoints is not None:
-            state = ActorState(self.state, self._streams, self._behaviour)
+            streams = self._streams
+            if jax.process_count() > 1:
+                streams = multihost_utils.process_allgather(streams, tiled=True)
+            state = ActorState(train=self.state, streams=streams, behaviour=self._behaviour)
             self._checkpoints.save(self._log.updates, self._log.seconds, self._counts, state)
 
-    def _go_on_from(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
+    def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
         behaviour = jax.device_get(self.state.policy) if self._config.policy_lag else ()
         numbers = {"num_updates": self.state.num_updates, "hyperparams": self.state.hyperparams}
@@ -164,8 +171,9 @@ class RayLoop:
                 "time/host_to_device": placed - arrived,
                 "time/update": learnt - placed,
             }
-            self._rows.append(metrics | times | self._of_actors(fragments, bool(lag) and (behind or number > first)))
-            save = number < num_updates and self._checkpoints is not None and self._checkpoints.due(number)
+            lagging = bool(lag) and (behind or number > first)
+            self._rows.append(metrics | times | self._actor_metrics(fragments, lagging))
+            save = number < num_updates and self._is_checkpoint_due(number)
             due = save or number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
             if (due or not metrics["finite"]) and not self._flush():
                 return "diverged"
@@ -173,11 +181,22 @@ class RayLoop:
                 self.save()
         return "finished"
 
+    def _is_checkpoint_due(self, update: int) -> bool:
+        """Returns whether to save a checkpoint after this update. The first process decides for all."""
+        if self._checkpoints is None:
+            return False
+        due = self._checkpoints.due(update)
+        return bool(allgather_ints([due])[0, 0]) if jax.process_count() > 1 else due
+
     def _launch(self, policy_state: PolicyState) -> None:
         self._actors.start(policy_state, self._gamma)
 
     def _await(self, poll: Callable[[float], Any], stop_requested: Callable[[], bool]) -> Any:
-        """What poll returns in the end; None when a stop comes first, here or in another process."""
+        """Returns the result of `poll`, or None if a stop was requested in any process.
+
+        Raises:
+          ActorsFailed: an actor of any process failed too often.
+        """
         result, error = None, None
         try:
             while result is None and not stop_requested():
@@ -185,7 +204,7 @@ class RayLoop:
                 self._log.reporter.tick()
         except ActorsFailed as failure:
             error = failure
-        own = _FAILED if error is not None else _STOP if result is None else _ONWARD
+        own = _FAILED if error is not None else _STOP if result is None else _CONTINUE
         counts = self._actors.counts()
         rows = allgather_ints([own, *counts.values()])
         totals = zip(counts, rows[:, 1:].sum(axis=0).tolist(), strict=True)
@@ -193,24 +212,25 @@ class RayLoop:
         if error is not None:
             raise error
         if (rows[:, 0] == _FAILED).any():
-            raise ActorsFailed(f"actors of process {int(np.argmax(rows[:, 0]))} failed; its own error says why")
+            raise ActorsFailed(f"actors of process {int(np.argmax(rows[:, 0]))} failed; see the error of that process")
         return None if rows[:, 0].any() else result
 
     def _await_update(self, finished: Any, last: float) -> None:
-        """By looking, since a blocking fetch would keep Ctrl-C waiting, unless the last one was short."""
+        """Waits for the update. It polls if the last update was long, because blocking would delay Ctrl-C."""
         while last > _SHORT_SECONDS and not finished.is_ready():
             time.sleep(POLL_SECONDS)
             self._log.reporter.tick()
         jax.block_until_ready(finished)
 
-    def _of_actors(self, fragments: list[Any], behind: bool) -> dict[str, float]:
+    def _actor_metrics(self, fragments: list[Any], behind: bool) -> dict[str, float]:
+        """Returns the metrics actors/*: counts of failures, mean durations and the policy lag."""
         seconds = {name: float(np.mean([f.seconds[name] for f in fragments])) for name in fragments[0].seconds}
         counts = {f"actors/{name}": float(count) for name, count in self._counts.items()}
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
         return counts | times | {"actors/policy_lag": float(behind)}
 
     def _flush(self) -> bool:
-        """Logs what has come up since the last time; False when an update diverged."""
+        """Logs the updates since the last call. Returns False if one diverged."""
         if not self._rows:
             return True
         columns = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
@@ -219,10 +239,10 @@ class RayLoop:
 
 
 def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:
-    """This process's share."""
-    host, envs = jax.process_index(), config.envs_per_actor or 1
+    """Returns this process's share of the actors, or a LocalRunner if num_actors is 0."""
+    process, envs = jax.process_index(), config.envs_per_actor or 1
     if config.num_actors:
         from jppo.actors.actor_pool import ActorPool  # ray takes a second to import
 
-        return ActorPool(spec, config, message, host, jax.process_count())
-    return LocalRunner(spec, host * envs + np.arange(envs))
+        return ActorPool(spec, config, message, process, jax.process_count())
+    return LocalRunner(spec, process * envs + np.arange(envs))

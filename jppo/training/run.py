@@ -82,7 +82,8 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
             finished = summary.get("status") == "finished" and "failed_writes" not in summary
             check_same_run(settings.run_dir, previous, prepared.config_json, finished)
         reporter = make_reporter(progress, prepared.total_steps)
-    assert_same_settings(json.dumps(prepared.config_json | {"xla_flags": None}, default=str))
+    same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": previous is not None}
+    assert_same_settings(json.dumps(prepared.config_json | same, default=str))
     if number := jax.process_index():
         reporter = WorkerReporter(reporter, number)
     files = _Files(settings, prepared, previous, hooks)
@@ -97,21 +98,22 @@ class _Files:
     def __init__(
         self, settings: RunSettings, prepared: PreparedRun, previous: dict[str, Any] | None, hooks: RunHooks | None
     ) -> None:
-        self._run_dir = settings.run_dir if jax.process_index() == 0 else None
+        self._run_dir = settings.run_dir
         self._run, self._config_json, self._previous = settings.run, prepared.config_json, previous
         self._num_updates, self.hooks = prepared.agent.num_updates, hooks
 
     def open_writer(self, reporter: Reporter) -> RunWriter | None:
-        if self._run_dir is None:
+        """Opens the writer in the first process."""
+        if self._run_dir is None or jax.process_index():
             return None
         return RunWriter(self._run_dir, self._config_json, self._run.wandb, bool(self._previous), _warn_with(reporter))
 
     def open_checkpoints(self, log: Logger) -> Checkpoints | None:
-        """Opens the checkpoints and, if a run is resumed, restores the log up to the newest one."""
+        """Opens the checkpoints and, if a run is resumed, restores the log up to the newest one.
+
+        All processes of a run read and write the checkpoints, so the run directory must be on a shared disk.
+        """
         if self._run_dir is None:
-            return None
-        if jax.process_count() > 1:
-            log.info("a run in several processes writes no checkpoints and cannot be resumed; it saves its policy")
             return None
         arguments = (
             self._run_dir,
@@ -149,6 +151,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
         with stop_on_interrupt(reporter) as stop_requested:
             with raise_on_all_processes():
                 writer = files.open_writer(reporter)
+            with raise_on_all_processes():
                 reporter.start()
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)

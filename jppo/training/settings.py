@@ -155,17 +155,14 @@ def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
     """Returns config.json of the run to resume; None for a new run.
 
     Raises:
-      ValueError: there is no run to resume, config.json is damaged, or JAX runs in several processes.
+      ValueError: there is no run to resume, or config.json is damaged.
     """
-    several = jax.distributed.is_initialized() and jax.process_count() > 1
-    if settings.run.resume and several:
-        raise ValueError("a run in several processes writes no checkpoints and cannot be resumed")
     if settings.run_dir is None:
         for name in ("resume", "wandb"):
             if getattr(settings.run, name):
                 raise ValueError(f"{name} needs a run_dir")
         return None
-    if several or not (settings.run.resume or (settings.run_dir / "config.json").exists()):
+    if not (settings.run.resume or (settings.run_dir / "config.json").exists()):
         return None
     return runs.read_config(settings.run_dir)
 
