@@ -26,7 +26,7 @@ from rich.table import Table
 from throughput import RESULTS, hardware
 
 import jppo
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 NUM_ENVS = 8
 HYPERPARAMS = jppo.Hyperparams(learning_rate=1e-3)

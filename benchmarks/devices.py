@@ -25,7 +25,7 @@ from throughput import RESULTS, WORKLOADS, hardware
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 from jppo.sweeps.population import compile_population, init_population
 
 

@@ -30,7 +30,7 @@ import jppo
 from jppo.devices.jit import jit
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import Array, PyTree
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 _TIMES = 16  # that a rate's program does its work, so that neither starting it nor new memory takes the time
 _SCALARS = 5  # of a sample in a batch, besides observation and action: log-probability, value, advantage, target, row

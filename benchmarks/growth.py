@@ -21,7 +21,7 @@ from rich.table import Table
 from throughput import RESULTS, Updates, hardware, interleaved
 
 import jppo
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 BASE = jppo.PPOConfig(num_envs=1024, num_steps=32)
 KNOBS: dict[str, tuple[int, ...]] = {

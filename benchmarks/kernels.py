@@ -21,7 +21,7 @@ from throughput import RESULTS, Updates, hardware
 from versus_jax_peers import ALL
 
 import jppo
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 _NO_KERNELS = (
     "ThunkExecutor",

@@ -25,7 +25,7 @@ from throughput import RESULTS, hardware
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 DOCS = Path(__file__).parents[1] / "docs" / "learning.md"
 BEGIN, END = "<!-- learning table: begin -->", "<!-- learning table: end -->"

@@ -22,7 +22,7 @@ from rich.table import Table
 from throughput import RESULTS, hardware
 from worker import Worker
 
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 NUM_ENVS, NUM_STEPS = 16, 128
 LANE_UPDATES = 256  # lanes x updates of a repetition, so that each takes about as long; at least 2 updates

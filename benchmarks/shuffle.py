@@ -21,7 +21,7 @@ from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.types import Array
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
 

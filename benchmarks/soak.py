@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from throughput import RESULTS, hardware
 
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 COMMANDS = {
     "on device": ("train", "CartPole-v1", "--num-envs", "64", "--num-steps", "32", "--total-steps", "1e12"),

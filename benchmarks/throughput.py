@@ -39,7 +39,8 @@ from jppo.ppo.losses import ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.rollout import collect
 from jppo.ppo.types import Array, Batch, PyTree, Rollout, TrainState
-from jppo.runs.run_dir import versions, write_json
+from jppo.runs.files import write_json
+from jppo.runs.run_dir import versions
 
 RESULTS = Path(__file__).parent / "results"
 Program = Callable[[], Any]

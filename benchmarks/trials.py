@@ -24,7 +24,7 @@ from throughput import RESULTS, hardware
 from versus_jax_peers import ALL, in_rounds, updates_of
 from worker import Worker
 
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 
 class Trial(NamedTuple):

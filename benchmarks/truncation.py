@@ -33,7 +33,7 @@ from jppo.ppo.anakin import Anakin
 from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import _split, _values_where, collect
 from jppo.ppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 NUM_SEEDS = 4
 TRAINED_UPDATES = 40

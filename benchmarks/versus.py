@@ -24,7 +24,8 @@ from rich.table import Table
 from throughput import cores_busy, hardware
 
 import jppo
-from jppo.runs.run_dir import versions, write_json
+from jppo.runs.files import write_json
+from jppo.runs.run_dir import versions
 
 HERE = Path(__file__).parent
 _LEARNING_RULE = {

@@ -28,7 +28,7 @@ from throughput import RESULTS, WORKLOADS, Workload, cores_busy, hardware
 from worker import Worker
 
 from jppo.config.ppo import num_cores
-from jppo.runs.run_dir import write_json
+from jppo.runs.files import write_json
 
 LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}
 LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
