@@ -157,6 +157,7 @@ def test_every_example_is_tested_and_short():
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks only to become another program at once
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray Train imports deprecated settings of Ray Data
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CLAIMS])
 def test_example(name, as_shipped, capsys, monkeypatch, tmp_path):
     for package in NEEDS.get(name, ()):
