@@ -1,7 +1,7 @@
-"""A trained policy as one file, for use without training: .npz for NumPy alone, .stablehlo for JAX or any XLA.
+"""Exports a trained policy as one file: .npz for NumPy, .stablehlo for JAX or any XLA runtime.
 
-The .npz is data, arrays and a description, which `jppo.actors.numpy_policy` knows how to apply. The .stablehlo is the
-policy as a program, so that it can hold any network.
+An .npz file contains arrays and a description, which `jppo.actors.numpy_policy` applies. A .stablehlo file contains the
+compiled program of the policy, so that it supports any network.
 """
 
 import hashlib
@@ -38,16 +38,16 @@ _DIGEST_SIZE = 32
 def export_policy(
     policy: TrainedPolicy | str | Path, path: str | Path, *, platforms: Sequence[str] = PLATFORMS
 ) -> Path:
-    """Writes a policy as one file, whole or not at all; returns its path.
+    """Writes a policy atomically as one file and returns its path.
 
     Args:
-      policy: `result.policy`, or the run directory of one.
-      path: what it ends in says what it becomes: .npz, for `jppo.actors.numpy_policy.load`, or .stablehlo, for
-        `load_exported`.
-      platforms: what a .stablehlo can run on.
+      policy: `result.policy`, or a run directory.
+      path: its ending selects the format: .npz for `jppo.actors.numpy_policy.load`, .stablehlo for `load_exported`.
+      platforms: platforms that a .stablehlo file can run on.
 
     Raises:
-      ValueError: another ending, a path that cannot be written, no run there, or a network of the user's own as .npz.
+      ValueError: the ending is unknown, the path cannot be written, the run directory has no policy, or the network
+        is the user's own and the format is .npz.
     """
     path = Path(path)
     runs.check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
@@ -64,10 +64,10 @@ def export_policy(
 
 
 def load_exported(path: str | Path) -> "ExportedPolicy":
-    """The policy of a .stablehlo file. It is a program, which XLA will run: load what you trust.
+    """Loads the policy of a .stablehlo file. The file is a program that XLA runs: load only trusted files.
 
     Raises:
-      ValueError: there is none, or it is damaged or of another version.
+      ValueError: the file is missing, damaged or of another version.
     """
     try:
         content = Path(path).read_bytes()
@@ -92,7 +92,7 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
 
 
 class ExportedPolicy:
-    """Acts on observations as `TrainedPolicy` does, and with the same seed draws the same.
+    """Selects actions like `TrainedPolicy`; the same seed gives the same samples.
 
     Attributes:
       exported: the program, (obs [B, *obs], seed [] uint32) -> {"greedy", "sampled": [B, *act], "value": [B] f32}.
@@ -105,11 +105,11 @@ class ExportedPolicy:
         self._call, self._seeds = jit(exported.call), itertools.count()
 
     def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
-        """The actions that the environment takes: most likely ones, or samples. See `TrainedPolicy.act`."""
+        """Returns actions for the environment: the most likely ones, or samples. See `TrainedPolicy.act`."""
         return self._outputs(obs, next(self._seeds) if seed is None else seed)["sampled" if sampled else "greedy"]
 
     def value(self, obs: Any) -> np.ndarray:
-        """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
+        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward."""
         return self._outputs(obs, 0)["value"]
 
     def _outputs(self, obs: Any, seed: int) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Learning curves."""
+"""Plots learning curves, heat maps and bar charts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
 
 def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
-    """Groups runs that differ only in their seed. Raises ValueError where one is no run or has no finished episode."""
+    """Returns one curve per setting. Raises ValueError if a run is missing or finished no episode."""
     configs = [read_config(path) for path in run_dirs]
     settings = [_settings(config) for config in configs]
     keys = {key: None for setting in settings for key in setting}
@@ -62,7 +62,7 @@ def plot(run_dirs: Sequence[Path], output: Path) -> None:
 
 
 class SettingCurves(NamedTuple):
-    """The runs of one setting, for a picture."""
+    """The metrics of the runs with one setting."""
 
     label: str
     metrics: list[dict[str, np.ndarray]]  # of each run, [updates] each
@@ -161,7 +161,7 @@ def bootstrap_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
-    """What tells two settings apart: everything but the seed and the versions."""
+    """Returns all settings of a run but its seed and its versions."""
     nested = config["config"] | config["hyperparams"]
     return nested | {k: v for k, v in config.items() if k not in ("config", "hyperparams", "seed", "versions")}
 
@@ -174,7 +174,7 @@ def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.n
 
 
 def _ended(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The updates in which episodes ended."""
+    """Returns the metrics of the updates in which episodes ended."""
     ended = metrics["episode/count"] > 0
     return {name: column[ended] for name, column in metrics.items()}
 

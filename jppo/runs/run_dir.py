@@ -1,4 +1,4 @@
-"""Run directories: what is written while training, and how it is read back."""
+"""Reads and writes the files of a run directory: config.json, metrics.jsonl and the policy."""
 
 import contextlib
 import dataclasses
@@ -23,14 +23,14 @@ from jppo.ppo.types import PolicyState
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 POLICY = "policy"
-_BLOCK = 4096  # rows of metrics read at once
-UNFINISHED = ".orbax-checkpoint-tmp*"  # what follows the name of a directory that orbax is writing
-_ROOM_BYTES = 1 << 18  # of what orbax writes besides
+_BLOCK = 4096  # rows of metrics per block
+UNFINISHED = ".orbax-checkpoint-tmp*"  # suffix of a directory that orbax is writing
+_ROOM_BYTES = 1 << 18  # for orbax's metadata
 _SETTINGS = {"env": str, "backend": str, "seed": int, "total_steps": int, "config": dict, "hyperparams": dict}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of what a run depends on, as far as it is installed."""
+    """Returns the versions of Python and of the installed packages that a run depends on."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -39,20 +39,20 @@ def versions() -> dict[str, str]:
 
 
 def default_run_dir(env_name: str, seed: int) -> Path:
-    """runs/<env>/<time>-<seed>, numbered on if that is taken."""
+    """Returns an unused path runs/<env>/<time>-<seed>."""
     base = Path("runs") / safe_name(env_name) / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
     return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
 
 
 def safe_name(name: str) -> str:
-    """The name as that of a file."""
+    """Returns the name with all characters replaced that a file name should not have."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def run_config(
     env: str, backend: str, seed: int, total_steps: int, config: PPOConfig, hyperparams: Hyperparams, **more: Any
 ) -> dict[str, Any]:
-    """Everything to repeat a run."""
+    """Returns the content of config.json: all settings that are needed to repeat a run."""
     return {
         "env": env,
         "backend": backend,
@@ -66,17 +66,17 @@ def run_config(
 
 
 def _number(value: float) -> float | str:
-    """JSON has no infinity: it is written as text."""
+    """Returns infinity as text, because JSON has no infinity."""
     return value if math.isfinite(value) else str(value)
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """config.json of a run. Raises ValueError where there is none or it is damaged."""
+    """Returns config.json of a run. Raises ValueError if it is missing or damaged."""
     try:
         config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
     except OSError:
         raise ValueError(f"{run_dir} is not a run directory: it has no config.json") from None
-    except ValueError as error:  # no JSON, or not even text
+    except ValueError as error:  # not JSON or not UTF-8
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
     missing = set(_SETTINGS) - (set(config) if isinstance(config, dict) else set())
     if missing:
@@ -88,7 +88,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyperparams]:
-    """What config.json says. Raises ValueError where this version of jppo cannot read it."""
+    """Returns the configuration in config.json. Raises ValueError if this version of jppo cannot read it."""
     try:
         fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}
         return PPOConfig(**fields), Hyperparams(**{name: float(x) for name, x in settings["hyperparams"].items()})
@@ -97,7 +97,7 @@ def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyper
 
 
 def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]:
-    """metrics.jsonl up to an update, as arrays over some thousand updates at a time, NaN where there is no number."""
+    """Yields metrics.jsonl up to an update in blocks of arrays [updates]; missing values are NaN."""
     rows = (row for _, _, row in rows_until(run_dir, update))
     while block := list(itertools.islice(rows, _BLOCK)):
         names = dict.fromkeys(name for row in block for name in row)
@@ -105,8 +105,10 @@ def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]
 
 
 def rows_until(run_dir: Path, update: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """The lines of metrics.jsonl up to an update: where each begins, what it is and what it says. Without those that
-    are damaged, or there already."""
+    """Yields the offset, the bytes and the content of each line of metrics.jsonl up to an update.
+
+    Skips damaged lines and repeated updates.
+    """
     last = start = 0
     with open(run_dir / "metrics.jsonl", "rb") as lines:
         for line in lines:
@@ -123,7 +125,7 @@ def _or_nan(value: Any) -> Any:
 
 
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
-    """metrics.jsonl as arrays over updates, NaN where a value was null. A torn last line is left out."""
+    """Returns metrics.jsonl as arrays [updates]; null becomes NaN. Ignores an incomplete last line."""
     try:
         lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError:
@@ -140,16 +142,16 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
 
 
 def save_policy(path: Path, policy: PolicyState) -> None:
-    """Writes a policy, whole or not at all."""
+    """Writes a policy atomically with orbax."""
     if jax.process_count() > 1:  # orbax refuses arrays on devices that others do not see
         policy = jax.device_get(policy)
     save_arrays(path, policy)
 
 
 def save_arrays(path: Path, arrays: Any, **options: Any) -> None:
-    """Has orbax write a pytree: the directory appears when it is complete, and what was begun and failed is removed.
+    """Writes a pytree with orbax. The directory appears when it is complete; a failed write leaves nothing.
 
-    Raises OSError where the disk has no room, before orbax would say so in hundreds of lines.
+    Raises OSError if the disk is full, before orbax logs hundreds of lines.
     """
     import orbax.checkpoint as ocp
 
@@ -164,12 +166,12 @@ def save_arrays(path: Path, arrays: Any, **options: Any) -> None:
 
 
 def has_policy(run_dir: Path) -> bool:
-    """Whether a run came to its end, and so to its final policy."""
+    """Returns whether a run has a final policy."""
     return (run_dir / POLICY).exists()
 
 
 def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
-    """The policy of a run, in the structure, shapes and dtypes of `like`. Raises ValueError where it has others."""
+    """Loads the final policy of a run. Raises ValueError if its structure or shapes differ from `like`."""
     import orbax.checkpoint as ocp
 
     path = (run_dir / POLICY).absolute()
@@ -185,7 +187,7 @@ def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
 
 
 def single_process_options() -> Any:
-    """For orbax, which would wait for all processes of a run; files are for one of them."""
+    """Returns orbax options that do not wait for the other processes of a run."""
     import orbax.checkpoint as ocp
 
     number = jax.process_index()
@@ -195,17 +197,17 @@ def single_process_options() -> Any:
 def _check_room(folder: Path, num_bytes: int) -> None:
     try:
         usage = shutil.disk_usage(folder)
-    except OSError:  # a file system that does not say
+    except OSError:  # unknown on this file system
         return
     if usage.total and usage.free < num_bytes + _ROOM_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def check_output(path: Path, *endings: str) -> None:
-    """Raises ValueError where the file cannot be written, before any work is done for it.
+    """Checks that an output file can be written. Raises ValueError.
 
     Args:
-      endings: which it may have, each with what is to be said of it.
+      endings: accepted endings, each optionally followed by a description in the error message.
     """
     if path.suffix.lower() not in [ending.split()[0] for ending in endings]:
         raise ValueError(f"output {path} must end in {' or '.join(endings)}")
