@@ -154,7 +154,7 @@ def test_metrics_have_the_documented_values(run):
 
 
 def test_run_directory_content(run):
-    names = {"config.json", "metrics.jsonl", "summary.json", "policy", "tensorboard", "checkpoints"}
+    names = {".lock", "config.json", "metrics.jsonl", "summary.json", "policy", "tensorboard", "checkpoints"}
     assert {path.name for path in run.run_dir.iterdir()} == names
     saved = json.loads((run.run_dir / "config.json").read_text())
     assert saved["env"] == "Cued"
@@ -378,7 +378,7 @@ def test_repr_of_a_result_is_short(run):
 
 def test_run_dir_with_other_content_is_refused(run, tmp_path):
     before = (run.run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"already holds another run: .* env = Cued, given is Probe; "):
+    with pytest.raises(ValueError, match=r"with other settings: env is Cued in the run, but Probe now"):
         jppo.train(Probe(), config=CONFIG, run_dir=run.run_dir)
     assert (run.run_dir / "metrics.jsonl").read_bytes() == before
     (tmp_path / "thesis.tex").touch()

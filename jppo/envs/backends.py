@@ -3,23 +3,24 @@
 import difflib
 from typing import Any
 
-from jppo.envs.gymnasium import is_host_env, nearest_host_envs
 from jppo.envs.gymnax import available
 
 BACKENDS = ("auto", "device", "ray")
 
 
 def choose_backend(env: Any, backend: str = "auto") -> str:
-    """Returns "device" or "ray". Raises ValueError where neither knows the environment."""
+    """Returns "device" or "ray". Raises ValueError for an unknown backend or environment."""
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend != "auto":
         _check_backend(env, backend)
         return backend
+    if isinstance(env, str) and ":" not in env and env in available():
+        return "device"
+    from jppo.envs.gymnasium import is_host_env, nearest_host_envs  # an on-device run does not need it
+
     if not isinstance(env, str):
         return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "device"
-    if ":" not in env and env in available():
-        return "device"
     if is_host_env(env):
         return "ray"
     near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
@@ -28,9 +29,11 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
 
 
 def _check_backend(env: Any, backend: str) -> None:
-    """Raises ValueError where only the other one knows the name."""
+    """Raises ValueError if only the other backend has an environment of this name."""
     if not isinstance(env, str) or ":" in env:
         return
+    from jppo.envs.gymnasium import is_host_env
+
     if backend == "device" and env not in available() and is_host_env(env):
         raise ValueError(f"{env} is an environment of Gymnasium's; it runs with backend = 'ray'")
     if backend == "ray" and not is_host_env(env) and env in available():
