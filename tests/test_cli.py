@@ -231,7 +231,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
         (
             ["fly"],
-            "jppo: unknown command 'fly'; choose one of train, sweep, plan, bench, check-env, eval, plot, play, "
+            "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, plot, play, "
             "export, envs",
         ),
         (["train"], "Environment to train on"),
@@ -242,7 +242,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "../x"], "jppo: unknown environment '../x'; `jppo envs` lists what there is"),
         (["train", ""], "jppo: unknown environment ''"),
         (["train", "CartPole-v1", "--preset", "pendulm"], "jppo: unknown preset 'pendulm'; did you mean pendulum?"),
-        (["train", "CartPole-v1", "--preset", "x"], "jppo: unknown preset 'x'; choose one of default, cleanrl-classic"),
+        (["train", "CartPole-v1", "--preset", "x"], "jppo: unknown preset 'x'; choose from default, cleanrl-classic"),
         (["train", "CartPole-v1", "--total-steps", "many"], "could not convert string to float: 'many'"),
         (["train", "CartPole-v1", "--total-steps", "1.5"], "1.5 is not a whole number"),
         (["train", "CartPole-v1", "--total-steps", "nan"], "nan is not a whole number"),

@@ -26,7 +26,7 @@ CASES = [
     # Command line
     (
         "jppo fly",
-        "unknown command 'fly'; choose one of train, sweep, plan, bench, check-env, eval, plot, play, export, envs",
+        "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, plot, play, export, envs",
     ),
     ("jppo train", "Missing from jppo train"),
     ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1 or Acrobot-v1?"),
@@ -47,7 +47,7 @@ CASES = [
     ("jppo train CartPole-v1 --num-devices 0", "num_devices = 0 must be a whole number of at least 1"),
     ("jppo train CartPole-v1 --total-steps 1e30", "updates; there must be less than 2**31"),
     ("jppo train CartPole-v1 --seed -1", "seed = -1 must be a whole number from 0 to 2**32 - 1"),
-    ("jppo train CartPole-v1 --preset atary", "unknown preset 'atary'; choose one of default,"),
+    ("jppo train CartPole-v1 --preset atary", "unknown preset 'atary'; choose from default,"),
     ("jppo train CartPole-v1 --lerning-rate 1", "Perhaps you meant: --learning-rate"),
     (
         "jppo train CartPole-v1 --num-devices 3",

@@ -104,7 +104,7 @@ def print_bench(result: BenchResult) -> None:
 
 
 def bench_title(result: BenchResult) -> str:
-    """Returns what was measured: environment, sizes, actors and devices."""
+    """Returns a title with environment, sizes, actors and devices."""
     words = [f"{result.env}, {result.num_envs} x {result.num_steps}"]
     if result.num_actors is not None:
         words.append(

@@ -2,13 +2,12 @@
 
 import argparse
 import dataclasses
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from jppo.config.checks import did_you_mean
 from jppo.config.ppo import PPOConfig, RayConfig, num_cores, spread_envs
 from jppo.config.presets import PRESETS, Preset, preset_for
 
@@ -41,7 +40,7 @@ WholeNumber = Annotated[int, WHOLE_NUMBER]  # an int that may be written as 5e5 
 class PreParse:
     """The arguments that decide the default values of the other options."""
 
-    env: str  # the first word that names an environment with a preset of its own, or ""
+    env: str  # the first word that names an environment with its own preset, or ""
     preset: str
     run_dir: Path | None  # of --run-dir or --resume
     has_num_envs: bool
@@ -49,7 +48,7 @@ class PreParse:
 
     @property
     def chosen_preset(self) -> Preset:
-        """The preset whose values are the defaults. Raises ValueError for an unknown name."""
+        """The preset with the default values. Raises ValueError for an unknown name."""
         name = preset_for(self.env) if self.preset == "auto" else self.preset
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
@@ -83,10 +82,3 @@ def fit_sizes_to_actors(config: PPOConfig, ray: RayConfig, given: PreParse) -> t
         num_actors = num_cores() if ray.num_actors is None else ray.num_actors
         config = dataclasses.replace(config, num_envs=max(num_actors, 1) * ray.envs_per_actor)
     return spread_envs(config, ray, num_cores(), fixed=False)
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns the end of an error message: the most similar choice, or all choices if none is similar."""
-    choices = list(choices)
-    similar = difflib.get_close_matches(name, choices, 1)
-    return f"did you mean {similar[0]}?" if similar else f"choose one of {', '.join(choices)}"

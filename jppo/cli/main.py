@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jppo import __version__
-from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, did_you_mean, pre_parse
+from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, pre_parse
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
 from jppo.cli.envs import Envs
@@ -22,6 +22,7 @@ from jppo.cli.play import Play
 from jppo.cli.plot import Plot
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
+from jppo.config.checks import did_you_mean
 from jppo.config.ppo import DEFAULT_STRATA, num_cores
 
 COMMANDS: dict[str, Any] = {
@@ -123,7 +124,7 @@ def configure_jax(command: Any) -> None:
     """Sets the environment variables that JAX reads when it starts.
 
     On CPU, JAX gets one device per core, or --num-devices devices. --deterministic makes GPU kernels deterministic.
-    The programs of a sweep with --address run in processes of their own and need no devices here.
+    The programs of a sweep with --address run in separate processes and need no devices here.
     """
     count, flags = getattr(command, "num_devices", 1) or num_cores(), os.environ.get("XLA_FLAGS", "")
     num_strata = command.config.num_strata if hasattr(command, "config") else 1
@@ -138,7 +139,7 @@ def configure_jax(command: Any) -> None:
 
 
 def _import_training() -> None:
-    """Imports what training needs and excludes it from garbage collection, which shortens the start by a tenth."""
+    """Imports the training modules and excludes them from garbage collection, which shortens the start by a tenth."""
     import jppo.training.train  # noqa: F401
 
     gc.freeze()
