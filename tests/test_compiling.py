@@ -37,7 +37,7 @@ def no_cache(monkeypatch):
 
 def kept_in() -> str | None:
     """Where a process like this one would keep its programs."""
-    compiling._keep_programs.__wrapped__()
+    compiling._enable_cache.__wrapped__()
     return jax.config.jax_compilation_cache_dir
 
 

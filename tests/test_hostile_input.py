@@ -128,10 +128,10 @@ CASES = [
     ('numpy_policy.load("nowhere.npz")', "nowhere.npz cannot be read: No such file or directory"),
     (
         'numpy_policy.load("text.npz")',
-        "text.npz is no policy that jppo exported for NumPy, or damaged: File is not a zip file",
+        "text.npz is damaged or not a policy that jppo exported for NumPy",
     ),
-    ('numpy_policy.load("other.npz")', "other.npz is no policy that jppo exported for NumPy, or damaged"),
-    ('numpy_policy.load("pickle.npz")', "pickle.npz is no policy that jppo exported for NumPy, or damaged"),
+    ('numpy_policy.load("other.npz")', "other.npz is damaged or not a policy that jppo exported for NumPy"),
+    ('numpy_policy.load("pickle.npz")', "pickle.npz is damaged or not a policy that jppo exported for NumPy"),
     # Ray
     (
         "jppo train CartPole-v1 --num-actors 2",

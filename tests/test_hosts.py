@@ -147,7 +147,7 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
                 "ActorsFailed: the environments failed with:\nTraceback .*the pole is too heavy",
             ),
         ),
-        ("seeds", ("ValueError: process 1 was given other settings than process 0;",) * 2),
+        ("seeds", ("ValueError: the settings of process 1 differ from those of process 0;",) * 2),
         ("odd", ("ValueError: num_devices = 1 cannot be spread evenly over 2 processes",) * 2),
     ],
 )

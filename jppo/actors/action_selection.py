@@ -1,7 +1,7 @@
 """Selects the actors' actions: with NumPy for jppo's own dense networks, otherwise with a compiled program.
 
-A compiled call for a few rows takes 15 us on an idle core, but up to 140 us between the steps of an environment. NumPy
-is much faster there (docs/performance.md).
+For a few rows, a compiled call takes 15 us on an idle core but up to 140 us between the steps of an environment, where
+NumPy is much faster (docs/notes/actor-step.md).
 """
 
 import functools
@@ -27,7 +27,7 @@ class ActionSelection(NamedTuple):
     """One implementation of action selection. Both implementations select the same actions, up to rounding."""
 
     sample_noise: Callable[[Array], Array]  # keys [T, n] -> noise [T, n, ...] that the actions are sampled with
-    compile: Callable[[PolicyState, PyTree, Any], Callable[[PolicyState], Act]]  # (shapes of: policy, obs, noise)
+    compile: Callable[[PolicyState, PyTree, Any], Callable[[PolicyState], Act]]  # from shapes of policy, obs, noise
 
 
 def make_action_selection(policy: Policy) -> ActionSelection:
@@ -46,7 +46,7 @@ def _select_with_numpy(policy: Policy) -> ActionSelection:
             noise, size = jax.random.gumbel, action_spec.num_actions
         return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
 
-    leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # any containers
+    leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # because actors support any container
 
     def prepare(policy_state: PolicyState) -> Act:
         network: Any = policy.network

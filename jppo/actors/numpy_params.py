@@ -1,4 +1,4 @@
-"""Policies with jppo's own networks as arrays that `jppo.actors.numpy_policy` can apply."""
+"""Converts policies with jppo's networks to the arrays that `jppo.actors.numpy_policy` applies."""
 
 import dataclasses
 import functools
@@ -18,15 +18,16 @@ from jppo.ppo.types import Moments, PolicyState, PyTree
 
 @functools.cache
 def _center_and_scale() -> Callable:
-    return jit(center_and_scale)  # not when this is imported: it starts JAX's backend
+    return jit(center_and_scale)  # not at import, because it starts JAX's backend
 
 
 def to_numpy_params(
     network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Description and arrays for `numpy_policy.NumpyPolicy`.
+    """Returns the description and the arrays for `numpy_policy.NumpyPolicy`.
 
-    Raises ValueError where observations come in containers of other types than dict, tuple and list.
+    Raises:
+      ValueError: observations are in containers other than dict, tuple and list.
     """
     params = state.params["params"]
     arrays = {f"{head}/{name}": array for head in ("policy", "value") for name, array in params[head].items()}
@@ -56,7 +57,7 @@ def to_numpy_params(
 
 
 def _torso_arrays(torso: str, network: ActorCritic, params: PyTree) -> dict[str, Any]:
-    """A torso's weights by `numpy_policy`'s names."""
+    """Returns a torso's weights by the names that `numpy_policy` uses."""
     arrays: dict[str, Any] = {}
     if network.kind == "cnn":
         convolutions = params[f"{torso}_conv"]
@@ -91,7 +92,7 @@ def _describe_network(network: ActorCritic, params: PyTree, obs_spec: PyTree) ->
 
 
 def describe_obs(obs_spec: PyTree) -> dict[str, Any]:
-    """As JSON. Raises ValueError where observations come in containers of other types than dict, tuple and list."""
+    """Returns the spec as JSON. Raises ValueError if observations are in containers other than dict, tuple and list."""
     if isinstance(obs_spec, ObsSpec):
         return dataclasses.asdict(obs_spec)
     if type(obs_spec) is dict and all(isinstance(name, str) for name in obs_spec):
@@ -99,5 +100,5 @@ def describe_obs(obs_spec: PyTree) -> dict[str, Any]:
     if type(obs_spec) in (tuple, list):
         return {"tuple": [describe_obs(part) for part in obs_spec]}
     raise ValueError(
-        f"observations come as {type(obs_spec).__name__}; what is exported takes arrays, dicts by name, and tuples"
+        f"observations come as {type(obs_spec).__name__}; an exported policy takes arrays, dicts with names, and tuples"
     )

@@ -1,18 +1,18 @@
-"""A policy that `jppo.export_policy` wrote as .npz, with NumPy alone. This file may be copied, and used without jppo:
+"""Applies a policy that `jppo.export_policy` wrote as .npz. This file needs only NumPy: it can be copied and used
+without jppo.
 
     policy = numpy_policy.load("policy.npz")
     policy.act(obs)  # the most likely actions
-    policy.act(obs, rng=np.random.default_rng(0))  # drawn from the policy's distribution
+    policy.act(obs, rng=np.random.default_rng(0))  # samples
 
-The file has a JSON description and float32 arrays. Reading one executes nothing that is in it, and takes no more memory
-than the file has bytes, a few times over: whatever the description claims is checked against the arrays first.
+The .npz file contains a JSON description and float32 arrays. Loading it executes no code from the file.
 """
 
 import json
 import math
 import os
-import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -25,43 +25,43 @@ _ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0.0),
     "swish": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x * sigmoid(x), without overflow
 }
-_FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)  # found in less time than from np.float32
-_DTYPES = {"bool"} | {f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)} - {"float8"}
-_KEYS = ("format", "version", "observation", "normalized", "action", "network")
+_FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)  # dtype objects are faster than np.float32 in calls
 
 
 def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
-    """The policy of an .npz file. Raises ValueError where there is none, or it is damaged or of another version."""
+    """Loads the policy of an .npz file. Raises ValueError if the file is missing, damaged or of another version."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                raise ValueError("it is compressed")
-            if sum(member.file_size for member in members) > os.path.getsize(path):
-                raise ValueError("its arrays are larger than the file")
-            arrays = {name.removesuffix(".npy"): _read(archive, name) for name in archive.namelist()}
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        description = json.loads(str(arrays.pop("description")))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, tokenize.TokenError, SyntaxError) as error:
-        raise ValueError(f"{path} is no policy that jppo exported for NumPy, or damaged: {error}") from None
-    description = _read_description(path, arrays.pop("description", None))
+    except (zipfile.BadZipFile, zlib.error, LookupError, TypeError, ValueError, EOFError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged or not a policy that jppo exported for NumPy") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a policy that jppo exported for NumPy")
+    if description.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has format version {description.get('version')!r}, but this numpy_policy reads version {VERSION}; "
+            "use the jppo version that exported the file"
+        )
     try:
         return NumpyPolicy(description, arrays)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        said = f"there is no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {said}") from None
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is damaged: {problem}") from None
 
 
 class NumpyPolicy:
-    """Acts on observations as `jppo.runs.policy.TrainedPolicy` does.
+    """Selects actions like `jppo.TrainedPolicy`.
 
     Attributes:
-      description: what the file says of spaces and network.
-      noise_size: numbers that one draw takes: the number of actions, or of an action's dimensions.
+      description: the file's description of spaces and network.
+      noise_size: random numbers per sampled action: the number of actions, or of an action's dimensions.
     """
 
     def __init__(self, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Raises ValueError, KeyError or TypeError where the two do not fit."""
+        """Raises ValueError, KeyError or TypeError if the arrays do not fit the description."""
         self.description = description
         action, network = description["action"], description["network"]
         self._tree, self._specs = description["observation"], list(_specs_of(description["observation"]))
@@ -74,8 +74,8 @@ class NumpyPolicy:
         ]
         self._actor = _torso(arrays, "shared" if network["shared_torso"] else "actor", network, features)
         self._critic = self._actor if network["shared_torso"] else _torso(arrays, "critic", network, features)
-        self._shape, self._dtype = _shape(action["shape"]), _dtype(action["dtype"])
-        self._num_actions, self._start = _whole(action["num_actions"]), _whole(action["start"], -(2**63))
+        self._shape, self._dtype = tuple(action["shape"]), np.dtype(action["dtype"])
+        self._num_actions, self._start = int(action["num_actions"]), int(action["start"])
         self.noise_size = outputs = self._num_actions or math.prod(self._shape)
         self._policy = _layer(arrays, "policy", self._actor.size, outputs)
         self._value = _layer(arrays, "value", self._critic.size, 1)
@@ -91,14 +91,14 @@ class NumpyPolicy:
                 raise ValueError(f"unknown action bounds {self._bounds!r}")
 
     def act(self, obs: Any, *, rng: np.random.Generator | None = None) -> np.ndarray:
-        """The actions that the environment takes: the most likely ones, or samples.
+        """Returns actions for the environment: the most likely ones, or samples.
 
         Args:
-          obs: one observation [*obs] or a batch [B, *obs]; in dicts and tuples where the environment's is.
-          rng: draws from the policy's distribution.
+          obs: one observation [*obs] or a batch [B, *obs], in the environment's dicts and tuples.
+          rng: samples from the policy's distribution.
 
         Raises:
-          ValueError: the observation has another shape than the environment's.
+          ValueError: the observation's shape differs from the environment's.
         """
         leaves, single = self._leaves(obs)
         noise: Any = None
@@ -109,12 +109,12 @@ class NumpyPolicy:
         return actions[0] if single else actions
 
     def select_action(self, leaves: list[np.ndarray], noise: np.ndarray | None) -> np.ndarray:
-        """The policy's own actions, [B] numbers from 0 on or [B, A]: what `act` has the environment's actions from.
+        """Returns the policy's actions, [B] numbers from 0 on or [B, A]. `to_env` converts them for the environment.
 
         Args:
-          leaves: the arrays of a batch of observations, [B, *obs] in JAX's order, which are not checked.
-          noise: [B, noise_size], from Gumbel's distribution for numbered actions, else from the normal one; None takes
-            the most likely actions.
+          leaves: a batch of observations, arrays [B, *obs] in JAX's order. They are not checked.
+          noise: [B, noise_size]: Gumbel noise for discrete actions, normal noise for continuous ones. None selects the
+            most likely actions.
         """
         kernel, bias = self._policy
         outputs = self._actor(self._features(leaves)).dot(kernel) + bias  # logits, or means [B, A]
@@ -123,7 +123,7 @@ class NumpyPolicy:
         return outputs.argmax(axis=-1) if self._num_actions else outputs
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Like `jppo.envs.spaces.to_env_action`, for actions [B, *shape]."""
+        """Converts the policy's actions to the environment's [B, *shape], like `jppo.envs.spaces.to_env_action`."""
         if self._num_actions:
             action = action.astype(self._dtype, copy=False)
             return action + self._start if self._start else action
@@ -133,16 +133,16 @@ class NumpyPolicy:
         return edge.reshape(-1, *self._shape).astype(self._dtype)
 
     def value(self, obs: Any) -> np.ndarray:
-        """V(obs): [] or [B] f32, in the units it was trained in (scaled rewards with normalize_reward)."""
+        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward."""
         leaves, single = self._leaves(obs)
         kernel, bias = self._value
         values = (self._critic(self._features(leaves)).dot(kernel) + bias)[:, 0]
         return values[0] if single else values
 
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
-        """The observation's arrays [B, ...], and whether there was but one observation."""
-        given = _leaves(self._tree, obs, "the observation")
-        leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(given, self._specs, strict=True)]
+        """Returns the observation's arrays [B, ...], and whether `obs` is a single observation."""
+        found = _leaves(self._tree, obs, "the observation")
+        leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(found, self._specs, strict=True)]
         single = leaves[0].shape == self._specs[0].shape
         leaves = [leaf[None] for leaf in leaves] if single else leaves
         for leaf, spec in zip(leaves, self._specs, strict=True):
@@ -152,7 +152,7 @@ class NumpyPolicy:
         return leaves, single
 
     def _features(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
-        """What the network sees of each observation array, [B, ...] f32."""
+        """Returns the network's input for each observation array, [B, ...] f32."""
         features = [spec.features(leaf) for leaf, spec in zip(leaves, self._specs, strict=True)]
         for i, (mean, scale) in enumerate(self._normalizers):
             features[i] = np.clip((features[i] - mean) * scale, -_NORMALIZED_BOUND, _NORMALIZED_BOUND)
@@ -160,7 +160,7 @@ class NumpyPolicy:
 
 
 class _Spec(NamedTuple):
-    """One observation array."""
+    """One array of an observation."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -179,14 +179,14 @@ class _Spec(NamedTuple):
 
 
 class _Torso(NamedTuple):
-    """Convolutions, if any, and dense layers."""
+    """Convolutions (or none), then dense layers."""
 
     channels_first: bool
     strides: list[int]
     convolutions: list[tuple[np.ndarray, np.ndarray]]  # kernel [height, width, channels, features], bias [features]
     layers: list[tuple[np.ndarray, np.ndarray]]  # see _layer
     activation: Any
-    size: int  # of what comes out
+    size: int  # number of outputs
 
     def __call__(self, leaves: list[np.ndarray]) -> np.ndarray:
         if self.convolutions:
@@ -197,13 +197,15 @@ class _Torso(NamedTuple):
         flat = [x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:])) for x in leaves]
         x = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
         for kernel, bias in self.layers:
-            x = self.activation(x.dot(kernel) + bias)  # for one row faster than by @ or np.dot
+            x = self.activation(x.dot(kernel) + bias)  # for one row, dot is faster than @ and np.dot
         return x
 
 
 def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
-    """x [B, H, W, C] with kernel [h, w, C, F] inside its edges, and relu. A row of the kernel at a time, since patches
-    of whole kernels would be several times as large as the images."""
+    """Convolves x [B, H, W, C] with kernel [h, w, C, F] without padding and applies relu.
+
+    It processes one row of the kernel at a time, because patches of whole kernels would need several times the memory.
+    """
     height, width, channels, features = kernel.shape
     rows, columns = ((size - k) // stride + 1 for size, k in zip(x.shape[1:3], (height, width), strict=True))
     total = np.zeros((len(x) * rows * columns, features), np.float32)
@@ -216,8 +218,8 @@ def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) 
 
 
 def _torso(arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], features: list[tuple]) -> _Torso:
-    """The torso of that name, each array in the shape that the one before it asks for."""
-    strides, channels_first = [_whole(stride, 1) for stride in network["strides"]], bool(network["channels_first"])
+    """Returns the torso of that name. Checks that the shapes of its arrays fit each other."""
+    strides, channels_first = network["strides"], network["channels_first"]
     convolutions, size = [], sum(math.prod(shape) for shape in features)
     if strides:
         (image,) = features
@@ -231,57 +233,37 @@ def _torso(arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], fe
                 raise ValueError(f"{name}/conv/{i}/kernel is larger than the image")
         size = rows * columns * channels
     layers = []
-    for i in range(_whole(network["num_layers"])):
+    for i in range(network["num_layers"]):
         inputs, (size,) = size, arrays[f"{name}/dense/{i}/bias"].shape
         layers.append(_layer(arrays, f"{name}/dense/{i}", inputs, size))
     if network["activation"] not in _ACTIVATIONS:
         raise ValueError(f"unknown activation {network['activation']!r}")
-    return _Torso(channels_first, strides, convolutions, layers, _ACTIVATIONS[network["activation"]], size)
+    return _Torso(
+        channels_first=channels_first,
+        strides=strides,
+        convolutions=convolutions,
+        layers=layers,
+        activation=_ACTIVATIONS[network["activation"]],
+        size=size,
+    )
 
 
 def _layer(arrays: dict[str, np.ndarray], name: str, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """kernel [inputs, outputs], bias [1, outputs]: of as many dimensions as what it is added to, which is faster."""
+    """Returns kernel [inputs, outputs] and bias [1, outputs]. Adding the bias is faster with two dimensions."""
     return _take(arrays, f"{name}/kernel", (inputs, outputs)), _take(arrays, f"{name}/bias", (outputs,))[None]
 
 
 def _take(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an array. Raises ValueError if its shape or dtype is wrong, or if it contains NaN."""
     if arrays[name].shape != shape or arrays[name].dtype != np.float32:
         raise ValueError(f"{name} is {arrays[name].dtype}{list(arrays[name].shape)}; it must be float32{list(shape)}")
     if np.isnan(arrays[name]).any():
-        raise ValueError(f"{name} holds NaN")
+        raise ValueError(f"{name} contains NaN")
     return arrays[name]
 
 
-def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array, as `np.load` would, but without first making room for whatever its header claims."""
-    with archive.open(name) as file:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{name} is of another version of .npy")
-        shape, in_fortrans_order, dtype = np.lib.format.read_array_header_1_0(file)
-        if in_fortrans_order or (dtype != np.float32 and dtype.kind != "U"):
-            raise ValueError(f"{name} holds {dtype}")
-        return np.frombuffer(file.read(), dtype).reshape(shape)
-
-
-def _read_description(path: Any, array: np.ndarray | None) -> dict[str, Any]:
-    try:
-        found = None if array is None else json.loads(str(array))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: its description is no JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} is no policy that jppo exported for NumPy")
-    if found.get("version") != VERSION or isinstance(found["version"], bool | float):
-        raise ValueError(
-            f"{path} has version {found.get('version')!r} of the format; this numpy_policy reads {VERSION}: use that "
-            "of the jppo which exported it"
-        )
-    if missing := set(_KEYS) - set(found):
-        raise ValueError(f"{path} is damaged: its description has no {', '.join(sorted(missing))}")
-    return found
-
-
 def _specs_of(tree: Any) -> Iterable[_Spec]:
-    """Of the arrays of an observation, in JAX's order."""
+    """Yields the specs of an observation's arrays in JAX's order."""
     if "dict" in tree:
         for name in sorted(tree["dict"]):
             yield from _specs_of(tree["dict"][name])
@@ -289,12 +271,15 @@ def _specs_of(tree: Any) -> Iterable[_Spec]:
         for part in tree["tuple"]:
             yield from _specs_of(part)
     else:
-        spec = _Spec(_shape(tree["shape"]), _dtype(tree["dtype"]), _whole(tree["num_categories"]), 0)
-        yield spec._replace(start=_whole(tree["start"], -(2**63)))
+        dtype = np.dtype(tree["dtype"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"unknown dtype {tree['dtype']!r}")
+        categories, start = int(tree["num_categories"]), int(tree["start"])
+        yield _Spec(shape=tuple(tree["shape"]), dtype=dtype, num_categories=categories, start=start)
 
 
 def _leaves(tree: Any, obs: Any, name: str) -> Iterable[Any]:
-    """The arrays of an observation, in JAX's order."""
+    """Returns the arrays of an observation in JAX's order."""
     if "dict" in tree:
         if not isinstance(obs, dict) or set(obs) != set(tree["dict"]):
             raise ValueError(f"{name} must be a dict of {', '.join(sorted(tree['dict']))}")
@@ -307,19 +292,3 @@ def _leaves(tree: Any, obs: Any, name: str) -> Iterable[Any]:
     if isinstance(obs, dict):
         raise ValueError(f"{name} must be an array; it is a dict")
     return [obs]
-
-
-def _shape(sizes: Any) -> tuple[int, ...]:
-    return tuple(_whole(size, 1) for size in sizes)
-
-
-def _dtype(name: Any) -> np.dtype:
-    if name not in _DTYPES:
-        raise ValueError(f"unknown dtype {name!r}")
-    return np.dtype(name)
-
-
-def _whole(number: Any, least: int = 0) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < 2**63:
-        raise ValueError(f"{number!r} is no whole number of at least {least}")
-    return number

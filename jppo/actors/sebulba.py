@@ -1,6 +1,6 @@
-"""The Ray mode: actors collect on the host, one learner updates on the devices (the "Sebulba" architecture of Hessel et
-al. 2021, "Podracer architectures for scalable reinforcement learning").
+"""The agent of the Ray mode: actors collect on the host, one learner updates on the devices.
 
+This is the "Sebulba" architecture of Hessel et al. 2021, "Podracer architectures for scalable reinforcement learning".
 `jppo.actors.actor_pool` starts the processes.
 """
 
@@ -28,12 +28,14 @@ from jppo.ppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
 
 
 class Sebulba(NamedTuple):
-    """The learner's half of a run, and what the actors' half is made from."""
+    """The functions of the learner, and the specification of the actors."""
 
     init: Callable[[Array, Hyperparams], TrainState]  # (key, hyperparams)
-    place: Callable[[Sequence[Fragment]], tuple[Rollout, EpisodeStats]]  # this process's fragments, onto its devices
-    update: Any  # jitted: (TrainState, *what `place` returns) -> TrainState, metrics
-    runner_spec: Callable[[Array], RunnerSpec]  # (the key that was given to init)
+    place: Callable[
+        [Sequence[Fragment]], tuple[Rollout, EpisodeStats]
+    ]  # copies this process's fragments to its devices
+    update: Any  # jitted: (TrainState, Rollout, EpisodeStats) -> TrainState, metrics
+    runner_spec: Callable[[Array], RunnerSpec]  # (the same key as for init)
     env: HostEnvironment
     policy: Policy
     config: PPOConfig
@@ -50,17 +52,18 @@ def make_sebulba(
     loss: Loss | None = None,
     num_devices: int = 1,
 ) -> Sebulba:
-    """The Ray mode's agent. Its learner, and the learner's keys, are those of `make_anakin`.
+    """Makes the agent of the Ray mode. Its learner and the learner's keys are the same as in `make_anakin`.
 
     Args:
       env: see `make_host_env`.
       total_steps: environment steps of a run, rounded up to whole updates; also the end of annealing.
-      network: anything that fits `jppo.ppo.networks.Network`; by default what `config` names.
+      network: a `jppo.Network`. Default: the network that `config` describes.
       optimizer, loss: see `make_learner`.
-      num_devices: over which the environments' samples are spread, of each process as many; parameters are on each.
+      num_devices: devices that share the samples, an equal number from each process. Parameters are replicated.
 
     Raises:
-      ValueError: an unknown or unfit environment, a network or optimizer that cannot be, or devices there are not.
+      ValueError: the environment is unknown or unsuitable, the network or optimizer is invalid, or there are too few
+        devices.
     """
     env = make_host_env(env)
     policy, learner, mesh, num_updates = build_learner(
@@ -83,55 +86,78 @@ def make_sebulba(
         _, envs_key = jax.random.split(key)
         shapes = jax.eval_shape(init, key).policy
         return RunnerSpec(
-            env, policy.network, policy.action_spec, config.num_steps, np.asarray(jax.random.key_data(envs_key)), shapes
+            env=env,
+            network=policy.network,
+            action_spec=policy.action_spec,
+            num_steps=config.num_steps,
+            key_data=np.asarray(jax.random.key_data(envs_key)),
+            policy_shapes=shapes,
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        return learner.update(state, rollout, pool_moments(stats))  # which adds up those of all devices
+        return learner.update(state, rollout, pool_moments(stats))  # the learner adds up all devices
 
     split, whole = PartitionSpec(None, AXIS), PartitionSpec()
     update = shard_over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))
-    place = functools.partial(_place, mesh, make_device_put(replicated))
     return Sebulba(
-        jit(init, out_shardings=replicated), place, jit(update), runner_spec, env, policy, config, num_updates
+        init=jit(init, out_shardings=replicated),
+        place=functools.partial(_place, mesh, make_device_put(replicated)),
+        update=jit(update),
+        runner_spec=runner_spec,
+        env=env,
+        policy=policy,
+        config=config,
+        num_updates=num_updates,
     )
 
 
-def _place(mesh: Mesh, put_whole: Any, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
-    """Fragments [T, n, ...] of this process's K actors as its part of a rollout [T, N, ...] sharded over environments,
-    each device's shard put together from what it needs, and their statistics [D*K]: K on each device, those of each
-    process on its first one and zeros on its others. One device gets all of it by `put_whole`."""
-    hosts, host, num_actors = jax.process_count(), jax.process_index(), len(fragments)
-    rollouts, statistics = zip(*((fragment.rollout, fragment.stats) for fragment in fragments), strict=True)
+def _place(mesh: Mesh, put: Any, fragments: Sequence[Fragment]) -> tuple[Rollout, EpisodeStats]:
+    """Copies the fragments of this process's K actors to its devices.
+
+    Args:
+      put: copies to the only device, if there is one.
+
+    Returns:
+      The rollout [T, N, ...], sharded over environments, and the statistics [D*K] with K rows per device. Each
+      process's statistics are on its first device; the other devices have zeros.
+    """
+    rollouts, stats = zip(*((fragment.rollout, fragment.stats) for fragment in fragments), strict=True)
     if mesh.size == 1:
-        several = num_actors > 1
-        whole = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1) if several else parts[0], *rollouts)
-        return put_whole((whole, jax.tree.map(lambda *leaves: np.stack(leaves), *statistics)))
+        rollout = rollouts[0]
+        if len(rollouts) > 1:
+            rollout = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *rollouts)
+        return put((rollout, jax.tree.map(lambda *leaves: np.stack(leaves), *stats)))
+    join, stack = functools.partial(_join, mesh), functools.partial(_stack, mesh)
+    return jax.tree.map(join, *rollouts), jax.tree.map(stack, *stats)
 
-    def join(*parts: np.ndarray) -> Array:
-        starts = np.cumsum([0, *(part.shape[1] for part in parts)])
-        num_envs = int(starts[-1]) * hosts
-        starts += int(starts[-1]) * host
 
-        def shard(index: Any) -> np.ndarray:
-            first, last, _ = index[1].indices(num_envs)
-            inside = [
-                part[:, max(0, first - start) : last - start]
-                for part, start in zip(parts, starts, strict=False)
-                if start < last and start + part.shape[1] > first
-            ]
-            return inside[0] if len(inside) == 1 else np.concatenate(inside, axis=1)
+def _join(mesh: Mesh, *parts: np.ndarray) -> Array:
+    """Joins arrays [T, n, ...] to one [T, N, ...] that is sharded over environments, copying each shard once."""
+    starts = np.cumsum([0, *(part.shape[1] for part in parts)])
+    own_envs = int(starts[-1])
+    num_envs, offset = own_envs * jax.process_count(), own_envs * jax.process_index()
 
-        shape = (parts[0].shape[0], num_envs, *parts[0].shape[2:])
-        return jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec(None, AXIS)), shard)
+    def make_shard(index: Any) -> np.ndarray:
+        first, last, _ = index[1].indices(num_envs)
+        first, last = first - offset, last - offset
+        inside = [
+            part[:, max(0, first - start) : last - start]
+            for part, start in zip(parts, starts, strict=False)
+            if start < last and start + part.shape[1] > first
+        ]
+        return inside[0] if len(inside) == 1 else np.concatenate(inside, axis=1)
 
-    def stack(*leaves: np.ndarray) -> Array:
-        own, rows = np.stack(leaves), mesh.size * num_actors
+    shape = (parts[0].shape[0], num_envs, *parts[0].shape[2:])
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec(None, AXIS)), make_shard)
 
-        def shard(index: Any) -> np.ndarray:
-            device = index[0].indices(rows)[0] // num_actors
-            return own if device % (mesh.size // hosts) == 0 else np.zeros_like(own)
 
-        return jax.make_array_from_callback((rows, *own.shape[1:]), NamedSharding(mesh, PartitionSpec(AXIS)), shard)
+def _stack(mesh: Mesh, *leaves: np.ndarray) -> Array:
+    """Stacks the statistics of K actors to [D*K, ...]: K rows on the process's first device, zeros on the others."""
+    own, rows = np.stack(leaves), mesh.size * len(leaves)
+    local_devices = mesh.size // jax.process_count()
 
-    return jax.tree.map(join, *rollouts), jax.tree.map(stack, *statistics)
+    def make_shard(index: Any) -> np.ndarray:
+        device = index[0].indices(rows)[0] // len(leaves)
+        return own if device % local_devices == 0 else np.zeros_like(own)
+
+    return jax.make_array_from_callback((rows, *own.shape[1:]), NamedSharding(mesh, PartitionSpec(AXIS)), make_shard)

@@ -1,4 +1,4 @@
-"""The same run twice, bit for bit: what that takes, and how it is shown."""
+"""Bit-for-bit reproducible runs: the XLA flag that they need, and a hash to compare their results."""
 
 import hashlib
 import os
@@ -7,23 +7,23 @@ from typing import Any
 import jax
 import numpy as np
 
-GPU_FLAG = "--xla_gpu_deterministic_ops=true"  # neither atomics in sums, nor kernels chosen by a stopwatch
+GPU_FLAG = "--xla_gpu_deterministic_ops=true"  # no atomics in sums, and no kernels selected by timing
 
 
 def ask_for_determinism() -> None:
-    """Sets XLA_FLAGS, for this process and what it starts; without effect once JAX has started."""
+    """Sets XLA_FLAGS for this process and its children. Has no effect after JAX has started."""
     flags = os.environ.get("XLA_FLAGS", "")
     if GPU_FLAG not in flags.split():
         os.environ["XLA_FLAGS"] = f"{flags} {GPU_FLAG}".strip()
 
 
 def inherited_flags() -> str:
-    """What of XLA_FLAGS the processes that this one starts on other machines are to have too."""
+    """Returns the part of XLA_FLAGS that processes started on other machines need as well."""
     return GPU_FLAG if GPU_FLAG in os.environ.get("XLA_FLAGS", "").split() else ""
 
 
 def check_determinism() -> None:
-    """Raises ValueError where JAX computes on a GPU and was not asked for determinism when it started."""
+    """Raises ValueError if JAX uses a GPU and was started without the flag."""
     if jax.default_backend() == "gpu" and not inherited_flags():
         raise ValueError(
             f"deterministic = True needs XLA_FLAGS={GPU_FLAG} in the environment when JAX starts on a GPU (jppo train "
@@ -32,7 +32,7 @@ def check_determinism() -> None:
 
 
 def fingerprint(tree: Any) -> str:
-    """SHA-256 of the leaves' paths, dtypes, shapes and bytes, in hexadecimal: equal where all bits are."""
+    """Returns the SHA-256 of the leaves' paths, dtypes, shapes and bytes, in hexadecimal."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         array = np.asarray(leaf)

@@ -1,4 +1,4 @@
-"""How programs are compiled, and where they are kept."""
+"""Compiler options, the cache of compiled programs, and transfers to the device."""
 
 import functools
 import hashlib
@@ -10,41 +10,42 @@ from typing import Any
 
 import jax
 
-CACHE = "JPPO_COMPILATION_CACHE"  # the environment variable: a folder, or one of these
+CACHE = "JPPO_COMPILATION_CACHE"  # environment variable: a directory, or one of _OFF
 _OFF = ("off", "0", "false", "no", "none")
 _CPU_OPTIONS = {
-    "xla_cpu_prefer_vector_width": 512,  # bits; on processors with fewer it changes nothing
-    "xla_backend_optimization_level": 2,  # of LLVM: compiles a seventh faster than 3, to as fast a program
+    "xla_cpu_prefer_vector_width": 512,  # bits; no effect on processors with narrower vectors
+    "xla_backend_optimization_level": 2,  # LLVM's; compiles 14 % faster than level 3, programs are equally fast
 }
 _CACHE_BYTES = 2**30
 _SMALL_BYTES = 2**20
-_CACHED_SECONDS = 0.2  # what compiles faster is not kept
+_CACHED_SECONDS = 0.2  # programs that compile faster are not cached
 
 
 def jit(fun: Callable, **kwargs: Any) -> Any:
-    """`jax.jit` with the options that this library's programs want; for outermost functions.
+    """Compiles a function like `jax.jit`, with jppo's compiler options. For outermost functions only.
 
-    Compiled programs are kept from one process to the next, in a folder of the user's (`JPPO_COMPILATION_CACHE` names
-    another, or "off"), unless JAX has been given a compilation cache already.
-
-    By itself XLA does not use the whole width of a CPU's AVX-512, where there is one (docs/performance.md).
+    By default, XLA does not use the full width of AVX-512 on CPUs (docs/performance.md). Later processes load the
+    compiled programs from a cache in the user's home. The environment variable `JPPO_COMPILATION_CACHE` names another
+    directory or "off". If JAX already has a compilation cache, that one is used.
     """
-    _keep_programs()
+    _enable_cache()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
     return jax.jit(fun, compiler_options=options, **kwargs)
 
 
 def materialize_on_cpu(x: Any) -> Any:
-    """The same pytree; on CPU XLA is made to write it to memory as it is, transposed for instance, where it would
-    otherwise read another one at strides, and on one thread (docs/performance.md). Elsewhere a copy would only cost."""
+    """Returns the same pytree. On CPU, it forces XLA to write it to memory, for example a transpose.
+
+    Otherwise, XLA may fuse the operation into a slow strided read on one thread (docs/performance.md).
+    """
     return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
 
 
 def make_device_put(sharding: Any = None) -> Callable[[Any], Any]:
-    """What puts a pytree of NumPy arrays on the device.
+    """Returns a function that copies a pytree of NumPy arrays to the device.
 
-    Small ones in one call, which takes a third of `jax.device_put`'s time but makes a copy more (docs/performance.md),
-    and which `jax_debug_nans` checks.
+    Small pytrees take one compiled call, which needs a third of `jax.device_put`'s time but makes one more copy
+    (docs/performance.md). `jax_debug_nans` checks this call.
     """
 
     @functools.partial(jax.jit, out_shardings=sharding)
@@ -60,8 +61,8 @@ def make_device_put(sharding: Any = None) -> Callable[[Any], Any]:
 
 
 @functools.cache
-def _keep_programs() -> None:
-    """Gives JAX a compilation cache, once per process; does nothing where there is no place for one."""
+def _enable_cache() -> None:
+    """Enables JAX's compilation cache, once per process. Does nothing if the directory cannot be used."""
     general = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = os.environ.get(CACHE) or (general if general.is_absolute() else Path("~/.cache")) / "jppo"
     own: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
@@ -70,9 +71,9 @@ def _keep_programs() -> None:
     try:
         path = Path(folder).expanduser() / f"jax-{jax.__version__}-{_processor()}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK) or path.stat().st_uid != os.geteuid():  # what is in it gets run
+        if not os.access(path, os.W_OK) or path.stat().st_uid != os.geteuid():  # JAX executes its content
             return
-    except (OSError, RuntimeError):  # the latter: no home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return
     jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)  # also makes JAX lock it
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _CACHED_SECONDS)
@@ -80,7 +81,7 @@ def _keep_programs() -> None:
 
 
 def _processor() -> str:
-    """Tells processors with other instructions apart: programs for one can crash another, and homes are shared."""
+    """Returns a hash of the processor's instruction sets, because machines that share a home may differ in them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

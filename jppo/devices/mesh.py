@@ -1,7 +1,7 @@
-"""Data-parallel programs: one program, on every device its own part of the environments.
+"""The device mesh, and agreement between the processes of a run.
 
-Where JAX runs in several processes (`jax.distributed`), one per host, all run the same program; what only one of them
-knows, it tells the others with `gather`.
+Every device runs the same program on its shard of the environments. If JAX runs in several processes
+(`jax.distributed`), all of them launch the same programs and exchange decisions with `allgather_ints`.
 """
 
 import contextlib
@@ -20,33 +20,35 @@ from jppo.errors import HostFailed
 
 AXIS = "devices"
 _POLL_SECONDS = 5e-4
-_WELL, _FAILED, _INTERRUPTED = 0, 1, 2
+_OK, _FAILED, _INTERRUPTED = 0, 1, 2
 
 
 def max_usable_devices(config: PPOConfig) -> int:
-    """The largest number of devices over which the environments can be sharded, of each process as many; of a CPU's
-    devices no more than each have enough to do."""
-    hosts = _by_process()
-    most = len(hosts) * min(map(len, hosts))
+    """Returns the largest number of devices that the environments can be sharded over.
+
+    Every process has an equal number of them. On CPU, each device gets at least `LEAST_SHARE` samples.
+    """
+    hosts = _devices_by_process()
+    limit = len(hosts) * min(map(len, hosts))
     if jax.default_backend() == "cpu":
-        most = min(most, config.batch_size // LEAST_SHARE)
-    fitting = (d for d in range(len(hosts), most + 1, len(hosts)) if config.effective_strata % d == 0)
+        limit = min(limit, config.batch_size // LEAST_SHARE)
+    fitting = (d for d in range(len(hosts), limit + 1, len(hosts)) if config.effective_strata % d == 0)
     return max(fitting, default=len(hosts))
 
 
 def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
-    """A mesh of the first `num_devices` devices (of each process as many), its axis named `AXIS`.
+    """Returns a mesh of the first `num_devices` devices, an equal number from each process, with the axis `AXIS`.
 
     Raises:
-      ValueError: there are fewer, or the environments cannot be sharded so.
+      ValueError: JAX has fewer devices, or they cannot share the environments equally.
     """
-    hosts = _by_process()
+    hosts = _devices_by_process()
     share, platform = min(map(len, hosts)), hosts[0][0].platform
     if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
         raise ValueError(f"num_devices = {num_devices!r} must be a whole number of at least 1")
     if num_devices > share * len(hosts):
-        here = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
-        raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {here} ({platform})")
+        where = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
+        raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {where} ({platform})")
     if num_devices % len(hosts):
         raise ValueError(f"num_devices = {num_devices} cannot be spread evenly over {len(hosts)} processes")
     if config.effective_strata % num_devices:
@@ -58,17 +60,16 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
 
 
 def mesh_1d(devices: list[Any]) -> Mesh:
-    """The mesh of these devices."""
-    if jax.process_count() > 1:  # a process's devices stay together, as its environments do; make_mesh may part them
+    """Returns a mesh of these devices."""
+    if jax.process_count() > 1:  # keeps the devices of a process together, which make_mesh may not
         return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def shard_over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
-    """`jax.shard_map`, unless there is one device only.
+    """Applies `jax.shard_map` if the mesh has more than one device.
 
-    Which values differ between devices is not checked: environments of others loop and branch as they like, and would
-    have to be rewritten for it.
+    `check_vma` is off, because third-party environments would have to annotate their loops and branches for it.
     """
     if mesh.size == 1:
         return fun
@@ -76,56 +77,56 @@ def shard_over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any)
 
 
 def allgather_ints(values: Sequence[int]) -> np.ndarray:
-    """What each process gives, [processes, k] i32, on all of them. All must call it, at the same point of the run."""
+    """Returns the values of every process, [processes, k] i32. All processes must call it at the same point."""
     row = np.array([values], np.int32)
     if jax.process_count() == 1:
         return row
-    split, everywhere = _gathering()
+    split, replicate = _make_allgather()
     shape = (jax.process_count(), row.shape[1])
-    rows = everywhere(jax.make_array_from_callback(shape, split, lambda index: row))
-    while not rows.is_ready():  # a blocking fetch would keep Ctrl-C waiting
+    rows = replicate(jax.make_array_from_callback(shape, split, lambda index: row))
+    while not rows.is_ready():  # because a blocking fetch would delay Ctrl-C
         time.sleep(_POLL_SECONDS)
     return np.asarray(rows)
 
 
 @contextlib.contextmanager
 def raise_on_all_processes() -> Iterator[None]:
-    """For what each process does for itself: where it raises in one, it raises in all.
+    """Raises an exception in all processes if the block raises one in any process.
 
     Raises:
-      HostFailed: here all went well, but not in another process.
-      KeyboardInterrupt: that came in another process.
+      HostFailed: the block raised an exception in another process.
+      KeyboardInterrupt: another process was interrupted.
     """
     try:
         yield
     except BaseException as error:
         allgather_ints([_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED])
         raise
-    codes = allgather_ints([_WELL])[:, 0]
+    codes = allgather_ints([_OK])[:, 0]
     if (codes == _FAILED).any():
-        raise HostFailed(f"process {int(np.argmax(codes == _FAILED))} failed; its own error says why")
+        raise HostFailed(f"process {int(np.argmax(codes == _FAILED))} failed; see the error message of that process")
     if codes.any():
         raise KeyboardInterrupt
 
 
 def assert_same_settings(settings: str) -> None:
-    """Raises ValueError, in all processes, where they were not given the same."""
+    """Raises ValueError in all processes if their settings differ."""
     sums = allgather_ints([zlib.crc32(settings.encode()) >> 1])[:, 0]
     if (sums != sums[0]).any():
         raise ValueError(
-            f"process {int(np.argmax(sums != sums[0]))} was given other settings than process 0; give num_actors where "
-            "machines have different numbers of cores, and install the same packages on all"
+            f"the settings of process {int(np.argmax(sums != sums[0]))} differ from those of process 0; set num_actors "
+            "if machines have different numbers of cores, and install the same packages on all"
         )
 
 
-def _by_process() -> list[list[Any]]:
+def _devices_by_process() -> list[list[Any]]:
     return [[d for d in jax.devices() if d.process_index == number] for number in range(jax.process_count())]
 
 
 @functools.cache
-def _gathering() -> tuple[NamedSharding, Any]:
-    """How the rows of `allgather_ints` are spread over processes, and the program that puts them on all."""
-    mesh = Mesh(np.array([devices[0] for devices in _by_process()]), (AXIS,))
+def _make_allgather() -> tuple[NamedSharding, Any]:
+    """Returns the sharding of one row per process, and the program that copies all rows to all processes."""
+    mesh = Mesh(np.array([devices[0] for devices in _devices_by_process()]), (AXIS,))
     return NamedSharding(mesh, PartitionSpec(AXIS)), jax.jit(
         lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec())
     )
