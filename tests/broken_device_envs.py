@@ -1,4 +1,4 @@
-"""Environments in gymnax's API that are sound, and with one fault each."""
+"""A correct environment with gymnax's API, and variants of it with one fault each."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Array = jax.Array
 
 
 def draw(key: Array) -> Array:
-    """Between -0.5 and 0.5, by what compiles in no time."""
+    """Returns a number between -0.5 and 0.5. Compiles faster than jax.random.uniform."""
     return (jax.random.key_data(key)[-1] % 1024).astype(jnp.float32) / 1024.0 - 0.5
 
 
@@ -23,7 +23,7 @@ class State:
 
 
 class Sound(environment.Environment):
-    """A walk by steps of 0.1, up or down with some noise, that is over beyond 1; 12 steps at most."""
+    """A random walk with steps of 0.1 up or down plus noise. It terminates beyond 1 and is truncated after 12 steps."""
 
     @property
     def default_params(self) -> environment.EnvParams:
@@ -103,14 +103,14 @@ class Changing(Sound):
 
 
 class Alone(Sound):
-    """Calls the host in a way that vmap refuses."""
+    """Calls the host in a way that vmap does not support."""
 
     def reward(self, state):
         return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((), jnp.float32), state.place)
 
 
 class Batching(Sound):
-    """What it calls on the host mixes up what vmap puts together."""
+    """Its host function computes over all environments of the batch."""
 
     def reward(self, state):
         shape = jax.ShapeDtypeStruct((), jnp.float32)
@@ -148,7 +148,7 @@ class NaNReward(Sound):
 
 
 class Unseeded(Sound):
-    """Draws on the host."""
+    """Draws random numbers on the host, without the key."""
 
     def reward(self, state):
         shape = jax.ShapeDtypeStruct((), jnp.float32)
@@ -158,7 +158,7 @@ class Unseeded(Sound):
 
 
 class Certain(Sound):
-    """Draws nothing."""
+    """Does not use its keys."""
 
     def reset_env(self, key, params):
         return super().reset_env(jax.random.key(0), params)
@@ -168,7 +168,7 @@ class Certain(Sound):
 
 
 class OneStart(Sound):
-    """Starts anywhere at first, and then always in the same place."""
+    """Its automatic resets always start in the same state."""
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
@@ -179,7 +179,7 @@ class OneStart(Sound):
 
 
 class TerminatedByTime(Sound):
-    """As environments for gymnax 0.0.x do."""
+    """Terminates at the time limit, like environments for gymnax 0.0.x."""
 
     def is_terminated(self, state, params):
         return super().is_terminated(state, params) | (state.time >= params.max_steps_in_episode)
@@ -197,7 +197,7 @@ class FinalIsReset(Sound):
 
 
 class FinalIsEarlier(Sound):
-    """What the last step began with."""
+    """Returns the observation before the last step as the final observation."""
 
     def step(self, key, state, action, params=None):
         *rest, info = super().step(key, state, action, params)

@@ -1,4 +1,4 @@
-"""Gymnasium environments that are sound, and with one fault each."""
+"""A correct Gymnasium environment, and variants of it with one fault each."""
 
 import gymnasium
 import numpy as np
@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
 class Sound(gymnasium.Env):
-    """A walk by steps of 0.1, up or down with some noise, that is over beyond 0.5; 25 steps at most."""
+    """A random walk with steps of 0.1 up or down plus noise; terminates beyond 0.5, is truncated after 25 steps."""
 
     observation_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -84,7 +84,7 @@ class NoEnv:
 
 
 class OtherShape(Sound):
-    """In the midst of an episode."""
+    """The shape changes within an episode."""
 
     def see(self):
         return super().see() if self.age < 3 else np.zeros(3, np.float32)
@@ -100,7 +100,7 @@ class OtherDtype(Sound):
 
 
 class LostDigits(Sound):
-    """After the reset, which is all that is looked at when it is made."""
+    """Returns floats for an integer space, but only after the reset."""
 
     observation_space = spaces.Box(-2, 2, (2,), np.int32)
 
@@ -141,7 +141,7 @@ class Unseeded(Sound):
 
 
 class Leaking(Sound):
-    """Something of earlier episodes stays, whatever the seed."""
+    """Keeps a state from earlier episodes that does not depend on the seed."""
 
     wear = 0.0
 
@@ -167,7 +167,7 @@ class Certain(Sound):
 
 
 class OneStart(Sound):
-    """Seeds itself where no seed is given."""
+    """Uses seed 0 for resets without a seed."""
 
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=0 if seed is None else seed)
@@ -180,7 +180,7 @@ class TerminatedByTime(Sound):
 
 
 class ResetsItself(Sound):
-    """In the last step of an episode."""
+    """Resets itself in the last step of an episode."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
@@ -188,7 +188,7 @@ class ResetsItself(Sound):
 
 
 class FinalIsReset(Sound):
-    """Without calling reset."""
+    """Returns the first observation of the next episode as the final one, without a call of reset."""
 
     def step(self, action):
         _, reward, terminated, truncated, info = super().step(action)
@@ -201,7 +201,7 @@ class FinalIsReset(Sound):
 
 
 class HiddenReset(Sound):
-    """By its own reset."""
+    """Hides a termination by calling its reset."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
@@ -210,7 +210,7 @@ class HiddenReset(Sound):
 
 
 class HiddenCount(Sound):
-    """Known by a counter."""
+    """Hides a termination; a step counter shows it."""
 
     def begin(self):
         super().begin()
@@ -225,7 +225,7 @@ class HiddenCount(Sound):
 
 
 class HiddenJump(Sound):
-    """Known by observations alone."""
+    """Hides a termination; only the observations show it."""
 
     def step(self, action):
         _, reward, terminated, truncated, info = super().step(action)
@@ -235,7 +235,7 @@ class HiddenJump(Sound):
 
 
 class CountedJump(HiddenJump):
-    """With a count of all steps, which tells nothing."""
+    """Like HiddenJump, with a counter that is not reset."""
 
     steps = 0
 
@@ -245,7 +245,7 @@ class CountedJump(HiddenJump):
 
 
 class Restarting(gymnasium.Wrapper):
-    """Resets what it wraps, without a word."""
+    """Resets the wrapped environment without reporting the end of the episode."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -273,7 +273,7 @@ def next_step(num_envs):
 
 
 class Forgetful(SyncVectorEnv):
-    """Promises final observations."""
+    """Uses SAME_STEP but returns no final observations."""
 
     def step(self, actions):
         return *super().step(actions)[:4], {}

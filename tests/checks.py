@@ -1,4 +1,4 @@
-"""What several tests ask of a training run."""
+"""Small configs, fast compilation, and checks of training runs for several tests."""
 
 import contextlib
 import dataclasses
@@ -10,9 +10,9 @@ import numpy as np
 import jppo
 
 SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=(8,))
-# Compiles in a third of the time, to slower programs: XLA's older fusions, hardly optimised by LLVM.
+# Compiles three times faster, to slower programs: fewer optimizations of LLVM, and XLA's older fusions.
 QUICK: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):  # which has no others
+if jax.__version_info__ < (0, 11):  # later versions have no older fusions
     QUICK["xla_cpu_use_fusion_emitters"] = False
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
@@ -43,7 +43,7 @@ def check_two_updates(env, config):
 
 @contextlib.contextmanager
 def compiled_programs(name):
-    """Collects the names, with `name` in them, of the programs that XLA compiles meanwhile."""
+    """Collects the names of the programs that XLA compiles in this context, if they contain `name`."""
     names = []
 
     def listen(event, seconds, **info):

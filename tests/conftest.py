@@ -1,4 +1,4 @@
-"""Eight host devices, JAX's strict modes, and a cache of compiled programs for the run; set before JAX starts."""
+"""Sets eight host devices, JAX's strict modes, and a cache of compiled programs for the test run."""
 
 # ruff: noqa: E402
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 
-CACHE = "JAX_COMPILATION_CACHE_DIR"  # that of pytest's first process serves the others, and what they start
+CACHE = "JAX_COMPILATION_CACHE_DIR"  # shared by all workers of pytest and the processes that tests start
 OWNS_CACHE = CACHE not in os.environ
 if OWNS_CACHE:
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jppo-tests-")
@@ -25,23 +25,23 @@ from jppo.devices import jit as compiling
 from jppo.training import settings as run_settings
 
 assert len(jax.devices()) == 8
-os.environ["XLA_FLAGS"] = one_device  # of what tests start
+os.environ["XLA_FLAGS"] = one_device  # processes that tests start have one device
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # raises a float to an int32 count
+optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # computes float ** int32
 
 
-# Runs are on one of the eight unless a test says otherwise: collectives of eight on two cores take their time.
+# Runs use one device unless a test sets another number: collectives of eight devices on two cores are slow.
 run_settings.max_usable_devices = lambda config: 1
 
-AS_SHIPPED = compiling._CPU_OPTIONS  # as it still is in processes that tests start
+AS_SHIPPED = compiling._CPU_OPTIONS  # processes that tests start use these
 compiling._CPU_OPTIONS = QUICK
 
 
 @pytest.fixture
 def as_shipped(monkeypatch):
-    """For long runs: compiled as users have it."""
+    """Compiles with the options of users, which is faster for long runs."""
     monkeypatch.setattr(compiling, "_CPU_OPTIONS", AS_SHIPPED)
 
 

@@ -1,7 +1,7 @@
-"""Gymnasium environments that fail on cue, for actors. Their processes leave notes in a directory: an empty file per
-process ("pid-<pid>"), per process that closed ("closed-<pid>"), and the seeds of all resets.
+"""Gymnasium environments that fail at a chosen step, for tests of actors.
 
-The place is an argument, or the environment variable NOTES for those that are named on a command line.
+They leave notes in a directory: an empty file per process ("pid-<pid>"), per process that closed its environment
+("closed-<pid>"), and per seed of a reset. The directory is an argument, or the value of the environment variable NOTES.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ NOTES = "JPPO_TEST_NOTES"
 
 
 class Unpicklable(Exception):
-    """Cannot be made again from its args, as many libraries' exceptions cannot."""
+    """An exception that cannot be unpickled, as in many libraries."""
 
     def __init__(self, code, text):
         super().__init__(f"{text} (code {code})")
@@ -33,7 +33,7 @@ def hang():
 
 
 def hang_in_c():
-    """Holds Python's lock."""
+    """Sleeps in C while it holds the GIL."""
     ctypes.PyDLL(None).sleep(10_000)
 
 
@@ -83,7 +83,7 @@ class Healthy(gymnasium.Env):
 
 
 class Faulty(Healthy):
-    """Each of the first takes one of `faults` and shows it at its step number `at`; later ones are healthy."""
+    """The first instances fail in step `at`, each with another one of `faults`. Later instances are healthy."""
 
     def __init__(self, faults, at, **kwargs):
         super().__init__(**kwargs)
@@ -98,7 +98,7 @@ class Faulty(Healthy):
 
 
 class Broken(Healthy):
-    """Fails in actors only, each time: in its making, reset or step."""
+    """Always fails in actors, but not in the driver: in the constructor, reset or step."""
 
     def __init__(self, where, **kwargs):
         super().__init__(**kwargs)
@@ -119,7 +119,7 @@ class Broken(Healthy):
 
 
 class WearsOut(Healthy):
-    """Fails from its 100th step on, in all processes."""
+    """Fails in all processes after its 100th step."""
 
     steps = 0
 
@@ -133,7 +133,7 @@ class WearsOut(Healthy):
 
 
 class Telling(Healthy):
-    """Writes what its process is like, and has a child process."""
+    """Writes facts about its process to a file, and starts a child process."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -154,7 +154,7 @@ class Telling(Healthy):
 
 
 class Placed(Healthy):
-    """Notes its node."""
+    """Notes the id of its node."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -163,12 +163,12 @@ class Placed(Healthy):
 
 
 def in_actor():
-    """Whether this process is one of Ray's."""
+    """Returns whether this is a process of Ray."""
     return "RAY_RAYLET_PID" in os.environ
 
 
 def note(directory, name):
-    """Whether nobody had left that note before."""
+    """Leaves a note. Returns whether it is new."""
     try:
         (directory / name).touch(exist_ok=False)
     except FileExistsError:
@@ -177,5 +177,5 @@ def note(directory, name):
 
 
 def noted(directory, kind):
-    """What the notes of a kind say."""
+    """Returns the texts of the notes of a kind."""
     return [path.name.removeprefix(f"{kind}-") for path in Path(directory).glob(f"{kind}-*")]

@@ -1,5 +1,4 @@
-"""Gymnasium environments for tests, at the top of a module so that other processes can import them; and what makes
-their runners start sooner."""
+"""Gymnasium environments with known observations and rewards, which other processes can import."""
 
 import collections
 
@@ -12,10 +11,10 @@ from jppo.actors import env_runner
 
 
 class Counting(gymnasium.Env):
-    """Observations [seed, episode, time], scaled, that name themselves, so a successor is known: time + 1/4.
+    """Its scaled observations [seed, episode, time] identify each step, so tests know the true successor.
 
-    An episode takes 2 to 4 steps, by its seed. Kind seed % 4: 0 is truncated, 1 terminated, 2 both, 3 in turn. The
-    reward is the number of the step, from 0, plus half the action.
+    An episode has 2 to 4 steps, depending on the seed. seed % 4 selects its end: 0 truncated, 1 terminated, 2 both,
+    3 truncated and terminated alternately. The reward is the number of the step, from 0, plus half the action.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
@@ -52,7 +51,7 @@ class Counting(gymnasium.Env):
 
 
 class Reusing(Counting):
-    """Shows everything in one array, which it overwrites."""
+    """Returns the same array at each step and overwrites it."""
 
     def see(self):
         self.shown = getattr(self, "shown", np.zeros(3))
@@ -61,7 +60,7 @@ class Reusing(Counting):
 
 
 class Chatty(Counting):
-    """Tells things of other shapes, types and names from step to step, and from seed to seed."""
+    """Its info has other names, types and shapes at each step and for each seed."""
 
     def info(self):
         return {
@@ -71,14 +70,14 @@ class Chatty(Counting):
 
 
 class Listing(Counting):
-    """Shows lists where its space has arrays."""
+    """Returns observations as lists instead of arrays."""
 
     def see(self):
         return super().see().tolist()
 
 
 class Parts(Counting):
-    """Shows a Dict, in another order than its keys', with a Tuple and values that do not count from 0."""
+    """Has a Dict of observations in unsorted order, with a Tuple, and discrete spaces that do not start at 0."""
 
     observation_space = spaces.Dict(
         where=spaces.Box(0, np.inf, (1,), np.float64),
@@ -97,7 +96,7 @@ class Parts(Counting):
 
 
 class Continuous(Counting):
-    """A box of actions, bounded."""
+    """Has bounded continuous actions."""
 
     action_space = spaces.Box(np.array([-2.0, 0.5]), np.array([2.0, 3.0]), dtype=np.float64)
 
@@ -112,7 +111,7 @@ class Failing(Counting):
 
 
 class NaNReward(Counting):
-    """Never ends; every reward is 1, the one of step 20 NaN."""
+    """Never ends. The reward is 1, but NaN in step 20."""
 
     def step(self, action):
         self.time += 1
@@ -120,27 +119,27 @@ class NaNReward(Counting):
 
 
 def same_step(num_envs):
-    """A vector of Counting that resets in the step that ends an episode."""
+    """Returns a vector of Counting with SAME_STEP resets."""
     return SyncVectorEnv([Counting] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def disabled(num_envs):
-    """A vector of Counting that resets what it is told to."""
+    """Returns a vector of Counting without automatic resets."""
     return SyncVectorEnv([Counting] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def disabled_parts(num_envs):
-    """A vector of Parts that resets what it is told to."""
+    """Returns a vector of Parts without automatic resets."""
     return SyncVectorEnv([Parts] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def next_step(num_envs):
-    """A vector of Counting with Gymnasium's own default."""
+    """Returns a vector of Counting with NEXT_STEP resets, Gymnasium's default."""
     return SyncVectorEnv([Counting] * num_envs)
 
 
 def two_whatever(num_envs):
-    """A vector that is not as wide as it is asked to be."""
+    """Returns two environments instead of num_envs."""
     return same_step(2)
 
 
@@ -148,20 +147,20 @@ INSTANCE = Counting()
 
 
 def share_programs(patch):
-    """Has runners with equal programs compile them once."""
+    """Makes runners with equal programs share the compiled programs."""
     compiled, compile_programs = {}, env_runner._compile
 
     def once(spec, num_envs):
-        what = (spec.env.name, spec.network, spec.action_spec, spec.num_steps, str(spec.policy_shapes), num_envs)
-        if what not in compiled:
-            compiled[what] = compile_programs(spec, num_envs)
-        return compiled[what]
+        key = (spec.env.name, spec.network, spec.action_spec, spec.num_steps, str(spec.policy_shapes), num_envs)
+        if key not in compiled:
+            compiled[key] = compile_programs(spec, num_envs)
+        return compiled[key]
 
     patch.setattr(env_runner, "_compile", once)
 
 
 class Guessing(gymnasium.Env):
-    """Episodes of one step that all begin alike, so that no reset can be told from another."""
+    """Episodes of one step with equal first observations. The reward is the action."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)

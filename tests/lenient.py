@@ -1,4 +1,4 @@
-"""Other people's code that breaks JAX's strict modes, with those relaxed for that code alone."""
+"""Relaxes JAX's strict modes for code of other libraries that does not support them."""
 
 import contextlib
 import functools
@@ -12,13 +12,13 @@ from jppo.envs import Environment, make_env
 
 @contextlib.contextmanager
 def lenient() -> Iterator[None]:
-    """Lets ranks and dtypes promote."""
+    """Allows promotion of ranks and dtypes."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
 def leniently(fun: Callable) -> Callable:
-    """`fun`, lenient whenever it is called or traced."""
+    """Returns `fun` with promotion allowed during its calls and traces."""
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -29,6 +29,6 @@ def leniently(fun: Callable) -> Callable:
 
 
 def lenient_env(env: Any, **overrides: Any) -> Environment:
-    """`make_env`, with reset and step traced leniently."""
+    """Returns `make_env(env)` with promotion allowed in reset and step."""
     made = leniently(make_env)(env, **overrides)
     return made._replace(reset=leniently(made.reset), step=leniently(made.step))

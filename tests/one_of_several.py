@@ -1,7 +1,7 @@
-"""One of several processes that train together: a program, not a test.
+"""A program for tests/test_hosts.py: one of several processes that train together.
 
-Arguments: the coordinator's address, how many processes there are, this one's number, and a directory that holds
-runs.json: name of a run -> arguments of `jppo.train`. What came of each run is written into it.
+Arguments: the coordinator's address, the number of processes, the index of this process, and a directory with
+runs.json, which maps the names of runs to arguments of `jppo.train`. The results are written to that directory.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import jppo
 
 
 class Tired(gymnasium.Wrapper):
-    """Fails in the second process, in its third rollout."""
+    """Fails in the third rollout of the second process."""
 
     def __init__(self):
         super().__init__(CartPoleEnv())

@@ -1,4 +1,4 @@
-"""A run, and a process of its own for it that comes to a bad end: python one_run.py RUN_DIR HOW."""
+"""A program for tests of checkpoints: trains and ends early: python one_run.py RUN_DIR HOW."""
 
 import os
 import signal
@@ -16,18 +16,18 @@ from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 BATCH, UPDATES = CONFIG.batch_size, 12
-END = 5  # updates after which the process is ended
+END = 5  # updates until the process is ended
 
 
 class Cued(ObsActionReward):
-    """Episodes of five steps, so that none of them ends with an update of four."""
+    """Has episodes of five steps, which are not aligned with updates of four steps."""
 
     length = NO_LIMIT
     limit = 5
 
 
 class Ending(NullReporter):
-    """Ends the process once there is a checkpoint."""
+    """Ends the process after update END and the first checkpoint."""
 
     def __init__(self, run_dir: Path, number: int | None) -> None:
         self._checkpoints, self._number = run_dir / "checkpoints", number
@@ -42,7 +42,7 @@ class Ending(NullReporter):
 
 
 def kill_while_saving() -> None:
-    """SIGKILL when the second checkpoint is written, but not complete."""
+    """Kills the process while the second checkpoint is incomplete."""
     from orbax.checkpoint._src.path.atomicity import AtomicRenameTemporaryPath
 
     finalize, saves = AtomicRenameTemporaryPath.finalize, []
@@ -57,12 +57,12 @@ def kill_while_saving() -> None:
 
 
 def main(run_dir: Path, how: str) -> None:
-    compiling._CPU_OPTIONS, device_loop._CHUNK_SECONDS = QUICK, 0.0  # chunks of one
+    compiling._CPU_OPTIONS, device_loop._CHUNK_SECONDS = QUICK, 0.0  # chunks of one update
     if how == "kill while saving":
         kill_while_saving()
     reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))
-    given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "num_devices": 1}
-    jppo.train(Cued(), run_dir=run_dir, run=jppo.RunConfig(checkpoint_seconds=0), progress=reporter, **given)
+    arguments = {"config": CONFIG, "total_steps": UPDATES * BATCH, "num_devices": 1}
+    jppo.train(Cued(), run_dir=run_dir, run=jppo.RunConfig(checkpoint_seconds=0), progress=reporter, **arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Environments in gymnax's API that each need one part of PPO, so that a failure says which part is broken."""
+"""Environments with gymnax's API that each test one part of PPO, so that a failure shows which part is broken."""
 
 from typing import Any
 
@@ -79,21 +79,21 @@ class DelayedReward(Probe):
 
 
 class ActionReward(Probe):
-    """Action 1 is rewarded, action 0 punished, whatever the (constant) observation."""
+    """The reward is 1 for action 1 and -1 for action 0; the observation is constant."""
 
     def reward(self, state: ProbeState, action: Array) -> Array:
         return jnp.where(action == 1, 1.0, -1.0)
 
 
 class ObsActionReward(ObsValue):
-    """The action that matches the cue is rewarded."""
+    """The reward is 1 if the action matches the cue, otherwise -1."""
 
     def reward(self, state: ProbeState, action: Array) -> Array:
         return jnp.where((action == 1) == (state.cue > 0.0), 1.0, -1.0)
 
 
 class BoxActionReward(ObsValue):
-    """Reward is highest, 0, where the first action is half the cue and the second minus that."""
+    """The reward is 0, its maximum, if the first action is half the cue and the second minus half the cue."""
 
     continuous = True
 
@@ -103,7 +103,7 @@ class BoxActionReward(ObsValue):
 
 
 class TimeLimit(Probe):
-    """Reward 1 forever, cut every 5 steps, never terminated: V = 1 / (1 - gamma)."""
+    """Reward 1 at each step; truncated every 5 steps, never terminated: V = 1 / (1 - gamma)."""
 
     length = NO_LIMIT
     limit = 5
@@ -116,7 +116,7 @@ class BoxTimeLimit(TimeLimit):
 
 
 class NaNReward(TimeLimit):
-    """Never ends; reward 1, but NaN at step 20."""
+    """Never ends. The reward is 1, but NaN in step 20."""
 
     limit = NO_LIMIT
 
@@ -125,9 +125,9 @@ class NaNReward(TimeLimit):
 
 
 class Counting(Probe):
-    """Observations [cue, kind, time] that name their episode and step, so a successor is known: time + 1.
+    """Observations [cue, kind, time] identify episode and step, so tests know the true successor.
 
-    Kind 0 is truncated at 5 steps, kind 1 terminated at 3, kind 2 both at 5.
+    Episodes of kind 0 are truncated after 5 steps, of kind 1 terminated after 3, of kind 2 both after 5.
     """
 
     limit = 5
@@ -147,7 +147,7 @@ class Counting(Probe):
 
 
 class DictCounting(Counting):
-    """Counting with a pytree of two dtypes for an observation."""
+    """Counting with a dict of two dtypes as observation."""
 
     def get_obs(self, state: ProbeState, params: Any = None, key: Any = None) -> dict[str, Array]:
         return {"cue": state.cue[None], "time": jnp.full((2, 2), state.time, jnp.uint8)}

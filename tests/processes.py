@@ -1,4 +1,4 @@
-"""Which processes there are, as Linux tells."""
+"""Lists processes through /proc."""
 
 import os
 import time
@@ -10,18 +10,18 @@ class Process(NamedTuple):
     pid: int
     parent: int
     session: int
-    started: int  # a process of the same pid that started at another time is another one
+    started: int  # tells processes with the same pid apart
     command: str
 
 
 def running():
-    """All that are no zombies."""
+    """Returns all processes except zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             stat = (path / "stat").read_text().rpartition(")")[2].split()
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:  # gone meanwhile
+        except OSError:  # the process has ended
             continue
         if stat[0] not in "ZX":
             found.append(Process(int(path.name), int(stat[1]), int(stat[3]), int(stat[19]), command))
@@ -29,12 +29,12 @@ def running():
 
 
 def of_session(session):
-    """Everything that a process started with start_new_session=True has started, itself included."""
+    """Returns a process that was started with start_new_session=True, and all processes of its session."""
     return [process for process in running() if process.session == session]
 
 
 def descendants(pid=None):
-    """Of a process, this one by default."""
+    """Returns the descendants of a process; by default of this process."""
     everything, found = running(), []
     parents = {os.getpid() if pid is None else pid}
     while parents:
@@ -45,7 +45,7 @@ def descendants(pid=None):
 
 
 def left_of(processes, seconds):
-    """Which of these are still there after that long; returns as soon as none is."""
+    """Waits until the processes have ended, but at most `seconds`. Returns those that still run."""
     end, meant = time.monotonic() + seconds, {(process.pid, process.started) for process in processes}
     while True:
         left = [process for process in running() if (process.pid, process.started) in meant]

@@ -1,4 +1,4 @@
-"""Run directories without training."""
+"""Writes run directories without training."""
 
 import jax
 from checks import quick_jit
@@ -12,7 +12,7 @@ ROW = {"update": 1, "env_steps": 32, "episode/count": 2.0, "episode/return_mean"
 
 
 def save_run(path, env="CartPole-v1", config=jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(8,)), **more):
-    """Writes the run directory of an untrained policy; returns its state."""
+    """Writes the run directory of an untrained policy. Returns the policy's state."""
     with lenient():
         agent = jppo.make_anakin(env, config)
         policy = quick_jit(agent.init)(jax.random.key(0)).train.policy
