@@ -1,0 +1,42 @@
+"""Tests evaluation with on-device environments; tests/test_host_envs.py tests it on the host."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import SMALL, quick_jit
+from probes import Counting
+
+import jppo
+
+
+class OnePerStep(Counting):
+    """Counting with a reward of 1 per step, so that an episode's return is its length: 3 or 5."""
+
+    def reward(self, state, action):
+        return jnp.ones(())
+
+
+@pytest.fixture(scope="module")
+def trained():
+    agent = jppo.make_anakin(OnePerStep(), SMALL())
+    state = quick_jit(agent.init)(jax.random.key(0)).train.policy
+    return agent.env, jppo.TrainedPolicy(agent.policy, state)
+
+
+def test_returns_and_lengths_stop_at_the_end_of_the_episode(trained):
+    result = jppo.evaluate(*trained, num_episodes=20)
+    assert set(result.lengths.tolist()) == {3, 5}
+    np.testing.assert_array_equal(result.returns, result.lengths)
+    assert result.finished.all()
+
+
+def test_episodes_longer_than_max_steps_are_reported_as_unfinished(trained):
+    result = jppo.evaluate(*trained, num_episodes=20, max_steps=4)
+    assert set(result.lengths.tolist()) == {3, 4}
+    np.testing.assert_array_equal(result.finished, result.lengths == 3)
+
+
+def test_the_seed_selects_the_episodes(trained):
+    lengths = [jppo.evaluate(*trained, num_episodes=40, seed=seed, sampled=True).lengths.tolist() for seed in (1, 1, 2)]
+    assert lengths[0] == lengths[1] != lengths[2]
