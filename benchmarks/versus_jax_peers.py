@@ -27,7 +27,7 @@ from rich.table import Table
 from throughput import RESULTS, WORKLOADS, Workload, cores_busy, hardware
 from worker import Worker
 
-from jppo.config.ppo import num_cores
+from jppo.config.ray import num_cores
 from jppo.runs.files import write_json
 
 LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}

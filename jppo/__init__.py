@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.benchmark.report import BenchResult as BenchResult
     from jppo.config.ppo import Hyperparams as Hyperparams
     from jppo.config.ppo import PPOConfig as PPOConfig
-    from jppo.config.ppo import RayConfig as RayConfig
     from jppo.config.presets import PRESETS as PRESETS
+    from jppo.config.ray import RayConfig as RayConfig
     from jppo.config.resources import Resources as Resources
     from jppo.config.run import RunConfig as RunConfig
     from jppo.devices.jit import jit as jit
@@ -58,8 +58,9 @@ _MODULES = {
     "jppo.benchmark.bench": ("bench",),
     "jppo.benchmark.plan": ("PlanResult", "plan"),
     "jppo.benchmark.report": ("BenchResult",),
-    "jppo.config.ppo": ("Hyperparams", "PPOConfig", "RayConfig"),
+    "jppo.config.ppo": ("Hyperparams", "PPOConfig"),
     "jppo.config.presets": ("PRESETS",),
+    "jppo.config.ray": ("RayConfig",),
     "jppo.config.resources": ("Resources",),
     "jppo.config.run": ("RunConfig",),
     "jppo.devices.jit": ("jit",),

@@ -27,7 +27,7 @@ from jppo.actors import actor_pool as actors
 from jppo.actors import ray_cluster
 from jppo.actors.actor_pool import ActorPool
 from jppo.cli.main import main
-from jppo.config.ppo import RayConfig
+from jppo.config.ray import RayConfig
 from jppo.errors import ActorsFailed
 from jppo.ppo.networks import make_network
 from jppo.runs.run_dir import load_policy_state, read_metrics

@@ -140,7 +140,7 @@ def test_options_start_from_the_preset_and_envs_per_actor_sets_num_envs(monkeypa
     assert (calls[0]["hyperparams"].gamma, calls[0]["ray"]) == (0.5, jppo.RayConfig())
     call("bench", "Taxi-v4", "--num-actors", 4, "--envs-per-actor", 2)
     config = calls[1]["config"]
-    assert (config.num_envs, config.num_steps) == (8, jppo.PRESETS["default"].config.batch_size // 8)
+    assert (config.num_envs, config.num_steps) == (8, jppo.PRESETS["default"].config.num_steps)
 
 
 def test_programs_run_in_rounds_until_the_time_is_over_or_a_stop():

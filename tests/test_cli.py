@@ -199,13 +199,11 @@ def test_every_option_of_the_actors_reaches_its_field(train_arguments):
     assert (given["num_devices"], given["backend"]) == (None, "auto")
 
 
-def test_envs_per_actor_changes_the_sizes_of_the_preset_only(train_arguments):
+def test_envs_per_actor_changes_num_envs_and_keeps_num_steps(train_arguments):
     actors = ["--backend", "ray", "--num-actors", "8", "--envs-per-actor", "4"]
     given = train_arguments("CartPole-v1", *actors)
-    assert (given["config"].num_envs, given["config"].num_steps) == (32, 16), "the preset's batch is 4 x 128"
+    assert (given["config"].num_envs, given["config"].num_steps) == (32, 128)
     assert given["ray"] == jppo.RayConfig(num_actors=8, envs_per_actor=4)
-    given = train_arguments("CartPole-v1", *actors, "--num-steps", "16")
-    assert (given["config"].num_envs, given["config"].num_steps) == (32, 16)
     given = train_arguments("CartPole-v1", *actors, "--num-steps", "64")
     assert (given["config"].num_envs, given["config"].num_steps) == (32, 64)
     given = train_arguments("CartPole-v1", *actors, "--num-envs", "32")

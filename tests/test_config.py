@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 from probes import BoxTimeLimit
 
 import jppo
-from jppo.config.ppo import (
-    Hyperparams,
-    PPOConfig,
-    RayConfig,
-    check_hyperparams,
-    check_total_steps,
-    spread_envs,
-)
+from jppo.config.checks import check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
+from jppo.config.ray import RayConfig, spread_envs
 
 FIELDS = [field.name for field in dataclasses.fields(PPOConfig)]
 NUMBERS = [field.name for field in dataclasses.fields(Hyperparams)]
@@ -47,7 +42,7 @@ def test_a_ragged_last_minibatch_is_refused_with_the_nearest_that_fit(num_miniba
     message = refusal(num_envs=8, num_steps=5, num_minibatches=num_minibatches)
     assert message == (
         f"num_envs*num_steps = 40 is not divisible by num_minibatches = {num_minibatches}; "
-        f"nearest that divide it: {nearest}"
+        f"nearest numbers that divide it: {nearest}"
     )
 
 
@@ -79,7 +74,19 @@ def test_flags(name, value):
     assert refusal(**{name: value}) == f"{name} = {value!r} must be True or False"
 
 
-@pytest.mark.parametrize("value", [[64, 64], 64, "64", (64, 0), (64, 2.5), None])
+def test_hidden_sizes_may_be_a_list():
+    assert PPOConfig(hidden_sizes=[32, 16]) == PPOConfig(hidden_sizes=(32, 16))
+    assert hash(PPOConfig(hidden_sizes=[32, 16])) == hash(PPOConfig(hidden_sizes=(32, 16)))
+
+
+def test_replace_returns_a_validated_copy():
+    assert PPOConfig(num_envs=8).replace(num_steps=16) == PPOConfig(num_envs=8, num_steps=16)
+    assert Hyperparams().replace(gamma=0.5) == Hyperparams(gamma=0.5)
+    with pytest.raises(ValueError, match="num_envs = 0 must be"):
+        PPOConfig().replace(num_envs=0)
+
+
+@pytest.mark.parametrize("value", [[64, 0], 64, "64", (64, 0), (64, 2.5), None])
 def test_hidden_sizes(value):
     assert refusal(hidden_sizes=value).startswith("hidden_sizes = ")
 
@@ -246,9 +253,10 @@ def test_environments_are_spread_over_actors():
     assert spread(cores=0) == (1, 64, 64, 128)
     assert spread(num_actors=0) == (0, 64, 64, 128)
     assert spread(num_actors=32, fixed=True) == (32, 2, 64, 128)
-    assert spread(num_actors=8, envs_per_actor=4) == (8, 4, 32, 256)
-    assert spread(num_actors=0, envs_per_actor=4) == (0, 4, 4, 2048)
-    assert spread(envs_per_actor=4) == (4, 4, 16, 512)
+    assert spread(num_actors=8, envs_per_actor=4) == (8, 4, 32, 128)
+    assert spread(num_actors=0, envs_per_actor=4) == (0, 4, 4, 128)
+    assert spread(envs_per_actor=4) == (4, 4, 16, 128)
+    assert spread(envs_per_actor=4, fixed=True) == (16, 4, 64, 128)
 
 
 @pytest.mark.parametrize(
@@ -256,17 +264,12 @@ def test_environments_are_spread_over_actors():
     [
         (
             {"num_actors": 6},
-            "num_envs = 64 cannot be spread evenly over num_actors = 6; nearest that divide it: 1, 2, 4, 8, 16; or "
-            "give envs_per_actor",
+            "num_envs = 64 cannot be spread evenly over num_actors = 6; nearest numbers that divide it: 1, 2, 4, "
+            "8, 16; or set envs_per_actor",
         ),
         (
             {"num_actors": 2, "envs_per_actor": 4, "fixed": True},
-            "2 actors of 4 environments make num_envs = 8; num_envs = 64 was given",
-        ),
-        (
-            {"num_actors": 3, "envs_per_actor": 4},
-            "3 actors of 4 make num_envs = 12, which does not divide the batch of num_envs*num_steps = 8192; give "
-            "num_envs = 12 and the num_steps you want",
+            "num_actors = 2 with envs_per_actor = 4 gives num_envs = 8, but num_envs = 64; set only two of the three",
         ),
     ],
 )
@@ -286,7 +289,7 @@ _COUNT = st.integers(1, 24)
     cores=st.integers(0, 24),
     fixed=st.booleans(),
 )
-def test_every_spread_fills_the_batch_or_is_refused_in_numbers(config, num_actors, envs_per_actor, cores, fixed):
+def test_every_spread_keeps_num_steps_or_is_refused_in_numbers(config, num_actors, envs_per_actor, cores, fixed):
     wanted = RayConfig(num_actors=num_actors, envs_per_actor=envs_per_actor, policy_lag=1)
     try:
         spread_config, actors = spread_envs(config, wanted, cores, fixed)
@@ -296,10 +299,10 @@ def test_every_spread_fills_the_batch_or_is_refused_in_numbers(config, num_actor
         assert {num_actors, envs_per_actor} - {None, 0} <= numbers
         return
     assert max(actors.num_actors, 1) * actors.envs_per_actor == spread_config.num_envs
-    assert spread_config.batch_size == config.batch_size
+    assert spread_config.num_steps == config.num_steps
     assert num_actors in (None, actors.num_actors)
     assert envs_per_actor in (None, actors.envs_per_actor)
-    assert num_actors is not None or actors.num_actors <= max(cores, 1)
+    assert num_actors is not None or (fixed and envs_per_actor is not None) or actors.num_actors <= max(cores, 1)
     assert spread_config == config or not (fixed or envs_per_actor is None)
     assert actors == dataclasses.replace(wanted, num_actors=actors.num_actors, envs_per_actor=actors.envs_per_actor)
     assert spread_envs(spread_config, actors, cores + 1, fixed=True) == (spread_config, actors)
@@ -311,7 +314,7 @@ GIVEN = {
     "num_epochs": st.sampled_from([0, 1, 2]),
     "num_minibatches": st.sampled_from([0, 1, 2, 3, 7]),
     "network": st.sampled_from(["mlp", "cnn", "rnn"]),
-    "hidden_sizes": st.sampled_from([(8,), (), (4, 8), (0,), [8], 8, (2.5,)]),
+    "hidden_sizes": st.sampled_from([(8,), (), (4, 8), (0,), [8], 8, [0], (2.5,)]),
     "activation": st.sampled_from(["tanh", "relu", "swish", "gelu", None]),
     **{
         name: st.sampled_from([True, False, True, False, 1, "yes"])

@@ -18,7 +18,8 @@ from checks import SMALL, group
 from lenient import lenient
 
 import jppo
-from jppo.config.ppo import PPOConfig, RayConfig, spread_envs
+from jppo.config.ppo import PPOConfig
+from jppo.config.ray import RayConfig, spread_envs
 from jppo.runs.run_dir import load_policy_state, read_metrics
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
@@ -193,10 +194,14 @@ def test_actors_are_spread_evenly_over_hosts():
     assert spread(64, 1) == (2, 32, 64)
     assert spread(64, 8, num_actors=0) == (0, 32, 64)
     assert spread(64, 8, num_actors=0, envs_per_actor=4) == (0, 4, 8)
-    assert spread(64, 7, envs_per_actor=4) == (4, 4, 16)
+    assert spread(64, 7, envs_per_actor=4) == (6, 4, 24)
     for num_envs, actors, message in (
         (64, {"num_actors": 3}, "num_actors = 3 cannot be spread evenly over 2 hosts"),
-        (7, {"num_actors": 0}, "num_envs = 7 cannot be spread evenly over 2 hosts; nearest that divide it: 1, 7"),
+        (
+            7,
+            {"num_actors": 0},
+            "num_envs = 7 cannot be spread evenly over 2 hosts; nearest numbers that divide it: 1, 7",
+        ),
         (7, {}, "num_envs = 7 cannot be spread evenly over num_actors = 2; nearest"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ from lenient import lenient
 from saved import save_run
 
 import jppo
-from jppo.config.ppo import check_seed
+from jppo.config.checks import check_seed
 from jppo.runs.files import jsonable, write_json
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import (

@@ -17,7 +17,7 @@ from processes import left_of, of_session, running
 
 import jppo
 from jppo.actors import ray_cluster
-from jppo.config.ppo import RayConfig
+from jppo.config.ray import RayConfig
 from jppo.runs.run_dir import read_metrics
 
 PATIENCE = 120.0  # seconds, for what a busy machine may delay

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from jppo.actors.actor import ONE_THREAD, ActorError, ActorProcess, make_actor_error
 from jppo.actors.env_runner import Fragment, RunnerSpec
 from jppo.actors.ray_cluster import connect, defer_signals, disconnect
-from jppo.config.ppo import RayConfig, num_cores
+from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.determinism import inherited_flags
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState

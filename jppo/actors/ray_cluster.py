@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import ray
 
-from jppo.config.ppo import RayConfig, num_cores
+from jppo.config.ray import RayConfig, num_cores
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms

@@ -15,7 +15,8 @@ from jppo.actors.sebulba import Sebulba
 from jppo.benchmark.memory import memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
 from jppo.benchmark.timing import HostStepper, Program, device_programs, repeat, sample_rollout, time_programs
-from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, num_cores
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import tyro
 
 from jppo.config.checks import did_you_mean
-from jppo.config.ppo import PPOConfig, RayConfig, num_cores, spread_envs
+from jppo.config.ppo import PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
+from jppo.config.ray import RayConfig, num_cores, spread_envs
 
 EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
@@ -44,7 +45,6 @@ class PreParse:
     preset: str
     run_dir: Path | None  # of --run-dir or --resume
     has_num_envs: bool
-    has_num_steps: bool
 
     @property
     def chosen_preset(self) -> Preset:
@@ -58,7 +58,7 @@ class PreParse:
 def pre_parse(argv: list[str]) -> PreParse:
     """Returns the arguments of a command line that decide the defaults of its options. Reports no errors."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("preset", "run_dir", "resume", "num_envs", "num_steps"):
+    for name in ("preset", "run_dir", "resume", "num_envs"):
         parser.add_argument(f"--{name.replace('_', '-')}", *({f"--{name}"} if "_" in name else ()), nargs="?")
     known, words = parser.parse_known_args(argv)
     run_dir = known.resume or known.run_dir
@@ -67,18 +67,11 @@ def pre_parse(argv: list[str]) -> PreParse:
         preset=known.preset or "auto",
         run_dir=Path(run_dir) if run_dir else None,
         has_num_envs=known.num_envs is not None,
-        has_num_steps=known.num_steps is not None,
     )
 
 
 def fit_sizes_to_actors(config: PPOConfig, ray: RayConfig, given: PreParse) -> tuple[PPOConfig, RayConfig]:
-    """Returns both with num_envs = num_actors*envs_per_actor if --envs-per-actor is given and --num-envs is not.
-
-    num_steps changes too, so that the batch size stays the same, unless --num-steps is given.
-    """
+    """Returns both with num_envs = num_actors*envs_per_actor if --envs-per-actor is set and --num-envs is not."""
     if ray.envs_per_actor is None or given.has_num_envs:
         return config, ray
-    if given.has_num_steps:
-        num_actors = num_cores() if ray.num_actors is None else ray.num_actors
-        config = dataclasses.replace(config, num_envs=max(num_actors, 1) * ray.envs_per_actor)
     return spread_envs(config, ray, num_cores(), fixed=False)

@@ -9,7 +9,8 @@ from typing import Annotated
 import tyro
 
 from jppo.cli.arguments import EXIT_FAILED, Backend, Environment, Inline, PreParse, fit_sizes_to_actors
-from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.ray import RayConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Eval:
     """Print one line of JSON instead of text."""
 
     def run(self) -> int:
-        from jppo.config.ppo import check_seed
+        from jppo.config.checks import check_seed
         from jppo.runs.evaluation import evaluate
         from jppo.runs.load import load_run
 

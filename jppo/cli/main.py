@@ -23,7 +23,8 @@ from jppo.cli.plot import Plot
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
 from jppo.config.checks import did_you_mean
-from jppo.config.ppo import DEFAULT_STRATA, num_cores
+from jppo.config.ppo import DEFAULT_STRATA
+from jppo.config.ray import num_cores
 
 COMMANDS: dict[str, Any] = {
     "train": Train,

@@ -22,7 +22,7 @@ class Play:
     """Maximum number of steps."""
 
     def run(self) -> int:
-        from jppo.config.ppo import check_seed
+        from jppo.config.checks import check_seed
         from jppo.runs.load import load_run
         from jppo.runs.render import play_gif
 

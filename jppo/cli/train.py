@@ -18,7 +18,8 @@ from jppo.cli.arguments import (
     WholeNumber,
     fit_sizes_to_actors,
 )
-from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
 
 

@@ -1,20 +1,93 @@
 """Checks of arguments that several modules share."""
 
 import difflib
+import math
 import numbers
 from collections.abc import Iterable
 from typing import Any
 
+_ALIASES = {  # names in other libraries
+    "lr": "learning_rate",
+    "steps": "total_steps",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "n_envs": "num_envs",
+    "n_steps": "num_steps",
+    "rollout_length": "num_steps",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "n_minibatches": "num_minibatches",
+    "clip_range": "clip_eps",
+    "clip_coef": "clip_eps",
+    "clip_range_vf": "vf_clip_eps",
+    "entropy_coef": "ent_coef",
+    "value_coef": "vf_coef",
+    "lam": "gae_lambda",
+    "net_arch": "hidden_sizes",
+    "workers": "num_actors",
+    "num_workers": "num_actors",
+    "verbose": "progress",
+}
 
-def check_int(name: str, value: Any, minimum: int) -> int:
+
+def check_int(name: str, value: Any, minimum: int = 1) -> int:
     """Returns the value as an int. Raises ValueError if it is not an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise ValueError(f"{name} = {value!r} must be an integer of at least {minimum}")
+        raise ValueError(f"{name} = {value!r} must be a whole number of at least {minimum}")
     return int(value)
+
+
+def check_non_negative(name: str, value: Any) -> None:
+    """Raises ValueError if the value is not a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < math.inf:
+        raise ValueError(f"{name} = {value!r} must be a number of at least 0")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raises ValueError if the value is not True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} = {value!r} must be True or False")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises ValueError if the value is not one of the choices."""
+    if value not in (choices := tuple(choices)):
+        raise ValueError(f"{name} = {value!r} is not one of {', '.join(map(str, choices))}")
+
+
+def check_total_steps(total_steps: Any) -> int:
+    """Returns `total_steps` as an int; whole floats such as 5e5 are accepted. Raises ValueError for other values."""
+    is_number = isinstance(total_steps, numbers.Real) and not isinstance(total_steps, bool)
+    if not is_number or not math.isfinite(total_steps) or total_steps != int(total_steps) or total_steps < 1:
+        raise ValueError(f"total_steps = {total_steps!r} must be a whole number of at least 1")
+    return int(total_steps)
+
+
+def check_seed(seed: Any) -> int:
+    """Returns the seed as an int. Raises ValueError if it is not an integer of 32 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**32:
+        raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
+    return int(seed)
+
+
+def nearest_divisors(n: int, wanted: int) -> str:
+    """Returns the five divisors of n that are nearest to `wanted`, in order, as text."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    divisors = {*small, *(n // d for d in small)}
+    return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:5])))
+
+
+def find_similar(name: str, choices: Iterable[str]) -> str | None:
+    """Returns the choice with the same meaning in another library, or the most similar choice, or None."""
+    names = list(choices)
+    plain = name.replace("-", "_")
+    if _ALIASES.get(plain) in names:
+        return _ALIASES[plain]
+    return next(iter(difflib.get_close_matches(name, names, 1)), None)
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Returns a hint for an unknown name: the most similar choice, or all choices if none is similar."""
     names = list(choices)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+    similar = find_similar(name, names)
+    return f"did you mean {similar}?" if similar else f"choose from {', '.join(names)}"

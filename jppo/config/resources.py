@@ -1,7 +1,8 @@
 """Resources that Ray reserves for the programs of a sweep and for trials of Ray Tune."""
 
 import dataclasses
-import math
+
+from jppo.config.checks import check_non_negative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,5 @@ class Resources:
     gpus: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-                raise ValueError(f"{name} = {value!r} must be a number of at least 0")
+        check_non_negative("cpus", self.cpus)
+        check_non_negative("gpus", self.gpus)

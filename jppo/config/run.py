@@ -1,8 +1,8 @@
 """Settings of a run that do not change what it computes: run directory, checkpoints and loggers."""
 
 import dataclasses
-import math
-import numbers
+
+from jppo.config.checks import check_bool, check_int, check_non_negative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,13 +21,9 @@ class RunConfig:
     """The same arguments give the same policy, bit for bit, on the same kind of machine. Slower on a GPU."""
 
     def __post_init__(self) -> None:
-        seconds, count = self.checkpoint_seconds, self.max_checkpoints
-        is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-        if not (is_number and 0.0 <= float(seconds) < math.inf):
-            raise ValueError(f"checkpoint_seconds = {seconds!r} must be a number of at least 0")
-        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
-            raise ValueError(f"max_checkpoints = {count!r} must be a whole number of at least 1")
-        for name in ("resume", "wandb", "deterministic"):
-            value = getattr(self, name)
-            if not (isinstance(value, bool) or (name == "deterministic" and value is None)):
-                raise ValueError(f"{name} = {value!r} must be True or False")
+        check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
+        check_int("max_checkpoints", self.max_checkpoints)
+        for name in ("resume", "wandb"):
+            check_bool(name, getattr(self, name))
+        if self.deterministic is not None:
+            check_bool("deterministic", self.deterministic)

@@ -15,10 +15,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jppo.config.ppo import LEAST_SHARE, PPOConfig
+from jppo.config.checks import check_int
+from jppo.config.ppo import PPOConfig
 from jppo.errors import HostFailed
 
 AXIS = "devices"
+LEAST_SHARE = 2048  # minimum number of samples per CPU device and update; with fewer, devices mostly wait
 _POLL_SECONDS = 5e-4
 _OK, _FAILED, _INTERRUPTED = 0, 1, 2
 
@@ -44,8 +46,7 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
     """
     hosts = _devices_by_process()
     share, platform = min(map(len, hosts)), hosts[0][0].platform
-    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
-        raise ValueError(f"num_devices = {num_devices!r} must be a whole number of at least 1")
+    check_int("num_devices", num_devices)
     if num_devices > share * len(hosts):
         where = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
         raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {where} ({platform})")

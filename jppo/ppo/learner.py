@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
-from jppo.config.ppo import Hyperparams, PPOConfig, check_total_steps
+from jppo.config.checks import check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, make_mesh
 from jppo.ppo import losses
 from jppo.ppo.advantages import gae

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.config.checks import check_int, did_you_mean
-from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams, check_seed, check_total_steps
+from jppo.config.checks import check_int, check_seed, check_total_steps, did_you_mean
+from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.ppo.anakin import Anakin, make_anakin

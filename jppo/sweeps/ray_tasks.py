@@ -6,7 +6,7 @@ from typing import Any
 import ray
 
 from jppo.actors.ray_cluster import connect, defer_signals, disconnect, limit_process
-from jppo.config.ppo import RayConfig
+from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
 from jppo.training.progress import Reporter
 

@@ -9,8 +9,9 @@ import ray as ray_core
 from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
-from jppo.config.checks import check_int
-from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, check_hyperparams, check_seed, check_total_steps
+from jppo.config.checks import check_int, check_seed, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
+from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
 from jppo.envs.backends import BACKENDS
 from jppo.ppo.losses import Loss

@@ -8,8 +8,9 @@ from typing import Any
 
 from ray import tune
 
-from jppo.config.checks import did_you_mean
-from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig, check_seed
+from jppo.config.checks import check_seed, did_you_mean
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
 from jppo.envs.backends import choose_backend
 from jppo.errors import ActorsFailed, TrainingDiverged

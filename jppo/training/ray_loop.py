@@ -12,7 +12,8 @@ from jax.experimental import multihost_utils
 from jppo.actors.env_runner import RunnerSpec, blank_fragment
 from jppo.actors.local import LocalRunner
 from jppo.actors.sebulba import Sebulba
-from jppo.config.ppo import Hyperparams, RayConfig
+from jppo.config.ppo import Hyperparams
+from jppo.config.ray import RayConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState, TrainState

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union
 
 import jax
 
-from jppo.config.ppo import (
-    Hyperparams,
-    PPOConfig,
-    RayConfig,
-    check_hyperparams,
-    check_seed,
-    check_total_steps,
-    num_cores,
-    spread_envs,
-)
+from jppo.config.checks import check_seed, check_total_steps
+from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, Preset, preset_for
+from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import RunConfig
 from jppo.devices.determinism import check_determinism
 from jppo.devices.mesh import max_usable_devices
@@ -97,11 +90,11 @@ def prepare_run(
     hyperparams = preset.hyperparams if settings.hyperparams is None else settings.hyperparams
     total_steps = check_total_steps(preset.total_steps if settings.total_steps is None else settings.total_steps)
     seed = check_seed(0 if settings.seed is None else settings.seed)
-    sizes = (config.num_envs, config.num_steps)
+    num_envs = config.num_envs
     if adjust is not None:
         config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
-    fixed = settings.config is not None or sizes != (config.num_envs, config.num_steps)
+    fixed = settings.config is not None or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env.name, backend, fixed, num_actor_cores or num_cores())
     num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
     if settings.run.deterministic:

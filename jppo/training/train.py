@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from jppo.config.ppo import Hyperparams, PPOConfig, RayConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network

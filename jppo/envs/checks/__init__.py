@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jppo.config.ppo import check_seed
+from jppo.config.checks import check_int, check_seed
 from jppo.envs.backends import choose_backend
 from jppo.envs.checks.report import MEANING, Check, Report, make_report, print_report
 
@@ -27,9 +27,8 @@ def check_env(
       ValueError: a name that nobody knows, or a number that cannot be. What is wrong with the environment itself is
         reported.
     """
-    for name, number in (("steps", steps), ("num_envs", num_envs)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} = {number!r} must be a whole number of at least 1")
+    check_int("steps", steps)
+    check_int("num_envs", num_envs)
     if steps * num_envs > _MOST_STEPS:
         raise ValueError(f"steps*num_envs = {steps * num_envs:,} must be at most {_MOST_STEPS:,}: all are kept")
     seed = check_seed(seed)
