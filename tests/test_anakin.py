@@ -99,7 +99,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
     agent = jppo.make_anakin(NaNReward(), SMALL(normalize_reward=normalize_reward), total_steps=5 * 32)
     state, step, params, finite = quick_jit(agent.init)(jax.random.key(0)), quick_jit(agent.step), [], []
     for _ in range(5):
-        key, _ = jax.random.split(state.train.key)  # the other shuffled
+        key, _ = jax.random.split(state.train.key)  # the second key is for the shuffle
         before = state.train.replace(update=state.train.update + 1, key=key)
         state, metrics = step(state)
         finite.append(bool(metrics["finite"]))

@@ -1,4 +1,4 @@
-"""Sound environments pass every check; one with a fault fails the check that is for it, and no other."""
+"""Tests jppo.check_env: correct environments pass; an environment with one fault fails exactly one check."""
 
 import functools
 import json
@@ -30,21 +30,21 @@ def quickly():
 
 
 def found(report):
-    """Status of what did not pass, but for what was not come to."""
+    """Returns the checks that did not pass, with their status; skipped checks are left out."""
     return {check.name: check.status for check in report.checks if check.status not in ("pass", "skipped")}
 
 
 @pytest.mark.parametrize("env", [device.Sound(), host.Sound, host.vector, host.Sound()])
-def test_a_sound_environment_passes_all(env):
+def test_a_correct_environment_passes_all_checks(env):
     report = check(env)
     assert found(report) == {}
     assert report.passed
     skipped = {check.name for check in report.checks if check.status == "skipped"}
-    assert skipped <= {"autoreset", "seeds"}, "which one environment has not"
+    assert skipped <= {"autoreset", "seeds"}, "checks that need a vector of environments"
     assert {check.name for check in report.checks} <= set(MEANING)
 
 
-def test_images_that_are_kept_as_bits_are_no_misfit():
+def test_images_of_bool_are_accepted():
     with lenient():
         report = check("Breakout-MinAtar")
     assert found(report) == {}
@@ -79,7 +79,7 @@ def test_images_that_are_kept_as_bits_are_no_misfit():
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_a_fault_on_the_device_is_found_by_its_check_alone(env, name, status, seen):
+def test_a_fault_of_a_device_environment_fails_exactly_its_check(env, name, status, seen):
     report = check(env())
     assert found(report) == {name: status}
     assert seen in report[name].seen
@@ -87,7 +87,7 @@ def test_a_fault_on_the_device_is_found_by_its_check_alone(env, name, status, se
     assert report.passed == (status == "warn")
 
 
-def test_final_observations_are_told_without_a_limit_to_move(monkeypatch):
+def test_final_observations_are_checked_without_a_time_limit(monkeypatch):
     monkeypatch.setattr(device_checks, "_judge_limit", lambda *args: None)
     report = check(device.FinalIsReset())
     assert found(report) == {"final_obs": "fail"}
@@ -136,7 +136,7 @@ def test_final_observations_are_told_without_a_limit_to_move(monkeypatch):
     ],
     ids=lambda value: getattr(value, "__name__", "") if callable(value) else "",
 )
-def test_a_fault_on_the_host_is_found_by_its_check_alone(env, name, status, seen):
+def test_a_fault_of_a_host_environment_fails_exactly_its_check(env, name, status, seen):
     report = check(env, steps=256)
     assert found(report) == {name: status}
     assert seen in report[name].seen
@@ -144,7 +144,7 @@ def test_a_fault_on_the_host_is_found_by_its_check_alone(env, name, status, seen
     assert report.passed == (status == "warn")
 
 
-def test_an_environment_of_someone_elses_stays_as_it_was():
+def test_the_environment_of_the_caller_is_not_changed():
     env = host.Sound()
     env.close = lambda: pytest.fail("it was closed")
     assert check(gymnasium.make("Taxi-v4")).env == "Taxi-v4"
@@ -154,19 +154,19 @@ def test_an_environment_of_someone_elses_stays_as_it_was():
 
 
 @pytest.mark.parametrize(("name", "backend"), [("CartPole-v1", "device"), ("CartPole-v1", "ray"), ("Taxi-v4", "auto")])
-def test_known_environments_are_sound(name, backend):
+def test_known_environments_pass_all_checks(name, backend):
     with lenient():
         report = check(name, backend=backend)
     assert found(report) == {}
     assert report.env == name
 
 
-def test_an_environment_made_already():
+def test_a_made_environment_can_be_checked():
     made = make_env(device.Sound())
     assert found(check(made)) == found(check(made._replace(source=None, params=None))) == {}
 
 
-def test_parameters_are_those_given():
+def test_parameters_can_be_passed():
     params = device.Sound().default_params.replace(max_steps_in_episode=3)
     seen = check(device.Sound(), params=params)["final_obs"].seen
     assert seen == f"of the episode that ended, in {64 // 3 * 4} ends"
@@ -183,12 +183,12 @@ def test_parameters_are_those_given():
         (host.vector(2), {}, r"give a function \(num_envs\) that makes the vector environment"),
     ],
 )
-def test_what_cannot_be_is_refused(env, options, message):
+def test_invalid_arguments_are_refused(env, options, message):
     with pytest.raises(ValueError, match=message):
         check(env, **options)
 
 
-def test_actions_are_within_bounds_often_at_them_and_alike_for_half():
+def test_drawn_actions_cover_the_bounds_and_half_the_environments_share_them():
     spec = ActionSpec(shape=(2,), dtype="float32", low=(-1.0, 0.0), high=(3.0, np.inf))
     actions = draw_actions(spec, 0, 500, 6)
     assert actions.shape == (500, 6, 2)
@@ -202,7 +202,7 @@ def test_actions_are_within_bounds_often_at_them_and_alike_for_half():
     assert set(discrete.ravel()) == {5, 6, 7}
 
 
-def test_parts_of_observations_are_named():
+def test_messages_name_the_observation_leaf():
     space = gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple([gymnasium.spaces.Box(0, 1, (1,)), host.Sound.action_space]))
     observations = Observations(space, casts=True)
     observations.see({"a": (np.full(1, 2.0, np.float32), 2)})
@@ -213,7 +213,7 @@ def test_parts_of_observations_are_named():
 
 
 @pytest.mark.parametrize(("env", "code", "said"), [("Sound", 0, "12 pass, 1 skipped"), ("FourValues", 1, "1 fail")])
-def test_the_command(capsys, env, code, said):
+def test_the_command_prints_a_report_or_json(capsys, env, code, said):
     words = ["check-env", f"broken_host_envs:{env}", "--steps", "64", "--num-envs", "2"]
     assert main(words) == code
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The same seed, the same policy, bit for bit."""
+"""Tests that deterministic runs with the same seed give bit-identical policies."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from jppo.devices.determinism import GPU_FLAG, ask_for_determinism, check_determ
 from jppo.runs.run_dir import config_of, read_config
 
 SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--no-anneal-learning-rate")
-WAYS = {
+MODES = {
     "on two devices": ("Pendulum-v1", "--normalize-obs", "--normalize-reward", "--num-devices", "2"),
     "with actors": ("CartPole-v1", "--backend", "ray", "--num-actors", "2", "--policy-lag", "1"),
 }
 
 
-def in_a_process(*words, cwd, flags=""):
-    """summary.json of `jppo train` in a process of its own, and its config.json."""
+def train_in_a_process(*words, cwd, flags=""):
+    """Runs `jppo train` in a new process. Returns the contents of summary.json and config.json."""
     environ = os.environ | {"XLA_FLAGS": flags}
     command = [sys.executable, "-m", "jppo", "train", *words, "--run-dir", str(cwd), "--quiet", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
@@ -31,10 +31,10 @@ def in_a_process(*words, cwd, flags=""):
     return json.loads(ended.stdout.splitlines()[-1]), json.loads((cwd / "config.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_come_to_the_same_policy(tmp_path, way):
-    words = (*WAYS[way], *SIZES, "--deterministic", "--seed", "7")
-    first, second = (in_a_process(*words, cwd=tmp_path / name) for name in ("first", "second"))
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_train_the_same_policy(tmp_path, mode):
+    words = (*MODES[mode], *SIZES, "--deterministic", "--seed", "7")
+    first, second = (train_in_a_process(*words, cwd=tmp_path / name) for name in ("first", "second"))
     assert first[0]["policy_sha256"] == second[0]["policy_sha256"]
     for summary, config in (first, second):
         assert summary["status"] == "finished"
@@ -49,32 +49,32 @@ def trained(seed, **more):
         )
 
 
-def test_the_flag_is_added_to_others_and_a_run_that_goes_on_has_it_again(tmp_path, monkeypatch):
+def test_the_flag_is_added_to_other_flags_and_set_again_on_resume(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--mine=1")
     ask_for_determinism()
     path = tmp_path / "run"
     trained(0, deterministic=True, run_dir=path)
     config = read_config(path)
     assert (config["deterministic"], config["xla_flags"]) == (True, f"--mine=1 {GPU_FLAG}")
-    given = {"resume": True, "run_dir": path, "config": config_of(config, path)[0]}
+    resumed = {"resume": True, "run_dir": path, "config": config_of(config, path)[0]}
     with pytest.raises(ValueError, match="is finished"):
-        trained(0, **given)
+        trained(0, **resumed)
     monkeypatch.setenv("XLA_FLAGS", "")
     (path / "summary.json").unlink()
-    trained(0, **given)
+    trained(0, **resumed)
     assert read_config(path)["deterministic"] is True
     (path / "summary.json").unlink()
-    trained(0, deterministic=False, **given)
+    trained(0, deterministic=False, **resumed)
     assert "deterministic" not in read_config(path)
 
 
-def test_another_seed_is_another_policy_and_every_run_says_which():
+def test_the_summary_contains_the_fingerprint_of_the_policy():
     first, again, other = trained(0), trained(0), trained(1, deterministic=True)
     assert first.summary["policy_sha256"] == again.summary["policy_sha256"] == fingerprint(first.policy.state)
     assert first.summary["policy_sha256"] != other.summary["policy_sha256"]
 
 
-def test_a_gpu_that_was_not_asked_is_refused(monkeypatch):
+def test_a_gpu_without_the_flag_is_refused(monkeypatch):
     check_determinism()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
@@ -86,7 +86,7 @@ def test_a_gpu_that_was_not_asked_is_refused(monkeypatch):
     check_determinism()
 
 
-def test_a_fingerprint_knows_bits_shapes_types_and_names():
+def test_a_fingerprint_depends_on_bits_shapes_dtypes_and_names():
     tree = {"a": np.zeros(4, np.float32)}
     others = [
         {"a": np.array([0.0, 0.0, 0.0, -0.0], np.float32)},
@@ -98,8 +98,8 @@ def test_a_fingerprint_knows_bits_shapes_types_and_names():
     assert len({fingerprint(each) for each in [tree, *others]}) == 5
 
 
-def test_a_deterministic_run_replaces_no_actor(tmp_path):
-    given = {"backend": "ray", "num_actors": 0, "max_restarts": 5, "run_dir": tmp_path / "run"}
-    trained(0, deterministic=True, **given)
+def test_a_deterministic_run_never_restarts_actors(tmp_path):
+    arguments = {"backend": "ray", "num_actors": 0, "max_restarts": 5, "run_dir": tmp_path / "run"}
+    trained(0, deterministic=True, **arguments)
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     assert config["actors"]["max_restarts"] == 0

@@ -1,4 +1,4 @@
-"""One run on 1, 2, 4 or 8 devices is the same run."""
+"""Tests that a run does not depend on the number of devices."""
 
 import dataclasses
 import json
@@ -24,8 +24,8 @@ UPDATES = 6
 EPISODES = ("return_mean", "return_std", "length_mean", "count")
 
 
-def run(num_devices, env=None, config=CONFIG):
-    """States after each update, from the start on, and the metrics of each."""
+def train_on(num_devices, env=None, config=CONFIG):
+    """Returns the initial state and the states after each update, and the metrics of each update."""
     agent = jppo.make_anakin(
         env or lenient_env("CartPole-v1"), config, total_steps=UPDATES * config.batch_size, num_devices=num_devices
     )
@@ -41,7 +41,7 @@ def run(num_devices, env=None, config=CONFIG):
 
 @pytest.fixture(scope="module")
 def alone():
-    return run(1)
+    return train_on(1)
 
 
 def arrays(tree):
@@ -51,15 +51,15 @@ def arrays(tree):
 
 def check_integers(tree, other):
     pairs = [pair for pair in zip(arrays(tree), arrays(other), strict=True) if np.issubdtype(pair[0].dtype, np.integer)]
-    assert len(pairs) > 2, "keys, clocks and lengths"
+    assert len(pairs) > 2, "there are integers: keys, time and lengths"
     for x, y in pairs:
         np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("num_devices", [2, 8])
-def test_the_number_of_devices_changes_nothing(alone, num_devices):
-    """All is equal up to the order of sums, and where no sum has been learnt from yet, all integers are equal."""
-    states, rows = run(num_devices)
+def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
+    """Floats agree up to rounding. Integers of the first rollout, which does not depend on sums, are equal."""
+    states, rows = train_on(num_devices)
     for state, expected in zip(states, alone[0], strict=True):
         for x, y in zip(arrays(state), arrays(expected), strict=True):
             assert (x.shape, x.dtype) == (y.shape, y.dtype)
@@ -74,15 +74,15 @@ def test_the_number_of_devices_changes_nothing(alone, num_devices):
 
 
 @pytest.mark.parametrize("num_devices", [2, 8])
-def test_episodes_of_integers_are_equal_to_the_bit(num_devices):
-    """The environment counts, whatever it is told, so nothing that it says depends on a sum's order."""
-    expected, given = (run(n, Counting(), CONFIG) for n in (1, num_devices))
-    for state, other in zip(expected[0], given[0], strict=True):
+def test_integer_environments_are_bit_identical_on_any_number_of_devices(num_devices):
+    """The states of Counting do not depend on the actions, and therefore not on rounding."""
+    expected, actual = (train_on(n, Counting(), CONFIG) for n in (1, num_devices))
+    for state, other in zip(expected[0], actual[0], strict=True):
         check_integers(state.collect, other.collect)
 
 
-def test_parameters_are_on_each_device_and_environments_spread(alone):
-    states, _ = run(4)
+def test_parameters_are_replicated_and_environments_are_sharded(alone):
+    states, _ = train_on(4)
     for state in (states[0], states[-1]):
         assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.train))
         for leaf in jax.tree.leaves(state.collect):
@@ -91,7 +91,7 @@ def test_parameters_are_on_each_device_and_environments_spread(alone):
 
 
 def test_a_minibatch_has_one_all_reduce_of_all_gradients():
-    """Devices wait for each other at each collective. Two more collect the moments of advantages and of episodes."""
+    """Two more collectives per update gather the moments of advantages and of episodes."""
     agent = jppo.make_anakin(lenient_env("CartPole-v1"), SMALL(), num_devices=2)
     state = jax.eval_shape(agent.init, jax.random.key(0), RATE)
     text = jax.jit(agent.step).lower(state).compile().as_text()
@@ -102,7 +102,7 @@ def test_a_minibatch_has_one_all_reduce_of_all_gradients():
     assert num_params < int(flat) < num_params + 10, "gradients and metrics are not summed as one array"
 
 
-def test_metrics_that_are_counts_or_truths_are_averaged_over_devices():
+def test_integer_and_boolean_metrics_are_averaged_over_devices():
     def counting(distribution, value, batch, hyperparams, config):
         total, metrics = ppo_loss(distribution, value, batch, hyperparams, config)
         return total, metrics | {"ones": jnp.sum(batch.action), "many": jnp.sum(batch.action) > 3}
@@ -115,7 +115,7 @@ def test_metrics_that_are_counts_or_truths_are_averaged_over_devices():
         metrics = quick_jit(agent.step)(state)[1]
         assert metrics["many"] == 1.0
         found.append(num_devices * float(metrics["ones"]))
-    assert found[0] % 4, "or every device's mean is a whole number"
+    assert found[0] % 4, "otherwise integer division would give the same result"
     assert found == [found[0]] * 3
 
 
@@ -125,7 +125,7 @@ def test_the_program_is_compiled_once():
     assert len(names) == 1
 
 
-def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
+def test_train_uses_the_largest_suitable_number_of_devices(monkeypatch, tmp_path):
     monkeypatch.setattr(run_settings, "max_usable_devices", max_usable_devices)
     monkeypatch.setattr(devices, "LEAST_SHARE", CONFIG.batch_size // 8)
     results = [
@@ -140,7 +140,7 @@ def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), *(r.policy.state for r in results)
     )
     leaves = jax.tree.leaves(results[1].policy.state)
-    assert all(len(leaf.sharding.device_set) == 1 for leaf in leaves), "each act would run on all devices"
+    assert all(len(leaf.sharding.device_set) == 1 for leaf in leaves), "the policy must be on one device"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_train_takes_as_many_as_fit(monkeypatch, tmp_path):
         (8, 2, 1),
     ],
 )
-def test_most_devices(num_envs, num_steps, most):
-    """Each of which, on a CPU, has 2,048 samples of an update at least."""
+def test_largest_suitable_number_of_devices(num_envs, num_steps, most):
+    """On CPU, each device needs at least 2,048 samples per update."""
     assert max_usable_devices(SMALL(num_envs=num_envs, num_steps=num_steps, num_minibatches=2)) == most
 
 
@@ -170,7 +170,7 @@ def test_most_devices(num_envs, num_steps, most):
         (3, "num_devices = 3 must divide 8, the number of strata of the shuffle for num_envs = 8; set"),
     ],
 )
-def test_devices_there_are_not(num_devices, message):
+def test_invalid_numbers_of_devices_are_refused(num_devices, message):
     for make in (jppo.make_anakin, jppo.train):
         with pytest.raises(ValueError, match=message):
             make(Counting(), config=CONFIG, num_devices=num_devices)

@@ -1,5 +1,4 @@
-"""EnvRunner alone: its rollouts against what is known of the environments and the policy, however many runners share
-them."""
+"""Tests EnvRunner: its rollouts agree with the known environments and with the policy, for any number of runners."""
 
 import dataclasses
 import functools
@@ -33,7 +32,7 @@ def quickly():
 
 
 def make_spec(source, bounds="clip"):
-    """What a runner is made from, a policy and its state."""
+    """Returns the spec of a runner, the policy and the policy's state."""
     env = jppo.make_host_env(source)
     network = make_network(jppo.PPOConfig(hidden_sizes=(4,)), env.obs_spec, env.action_spec)
     policy = make_policy(network, env.obs_spec, dataclasses.replace(env.action_spec, bounds=bounds))
@@ -46,14 +45,14 @@ def make_spec(source, bounds="clip"):
 
 
 def apply(policy, state, obs):
-    """Distribution [T*N] and value [T, N]."""
+    """Returns the distribution [T*N] and the value [T, N]."""
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
     distribution, value = policy.apply(state, flat)
     return distribution, np.asarray(value).reshape(T, N)
 
 
 def successor(obs):
-    """Of Counting, and of Parts, by what they say of themselves."""
+    """Returns the observations after those of Counting or Parts."""
     if isinstance(obs, dict):
         number, parity = obs["both"]
         return obs | {"picture": obs["picture"] + 1, "age": obs["age"] + 0.25, "both": (number + 1, 1 - parity)}
@@ -63,7 +62,7 @@ def successor(obs):
 @pytest.mark.parametrize(
     "source", [Counting, Listing, Parts, host_probes.disabled_parts], ids=lambda source: source.__name__
 )
-def test_a_rollout_is_what_the_environments_and_the_policy_say(source):
+def test_rollouts_agree_with_the_environments_and_the_policy(source):
     spec, policy, state = make_spec(source)
     runner = EnvRunner(spec, np.arange(N))
     for _ in range(2):
@@ -77,12 +76,14 @@ def test_a_rollout_is_what_the_environments_and_the_policy_say(source):
         expected = np.where(rollout.terminated, 0.0, following)
         np.testing.assert_allclose(rollout.next_value, expected, rtol=1e-5, atol=1e-5)
         cut = (rollout.truncated & ~rollout.terminated)[:-1]
-        assert (np.abs(rollout.next_value[:-1] - value[1:])[cut] > 1e-2).all(), "resets look like successors"
+        assert (np.abs(rollout.next_value[:-1] - value[1:])[cut] > 1e-2).all(), (
+            "next_value is the value of the reset observation"
+        )
     runner.close()
 
 
 @pytest.mark.parametrize("bounds", ["clip", "tanh"])
-def test_actions_are_recorded_as_sampled_and_taken_within_bounds(bounds):
+def test_recorded_actions_are_samples_and_executed_actions_are_bounded(bounds):
     spec, _, state = make_spec(Continuous, bounds)
     rollout = EnvRunner(spec, np.arange(N)).collect(state, GAMMA).rollout
     assert np.abs(rollout.action).max() > 1.0
@@ -95,7 +96,7 @@ def test_actions_are_recorded_as_sampled_and_taken_within_bounds(bounds):
 DISCRETE, BOX = ActionSpec((), "int32", 3, start=-1), ActionSpec((2,), "float32", low=(-2.0, 0.5), high=(2.0, 3.0))
 HALF = ActionSpec((2, 1), "float16", low=(-0.1, -np.inf), high=(np.inf, np.inf))
 PICTURE = ObsSpec((5, 4, 3), "uint8")
-MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "float32")}  # also keys that are no names
+MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "float32")}  # with integer keys
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "fl
     ],
     ids=str,
 )
-def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bounds, normalized, options):
+def test_numpy_and_xla_select_the_same_actions(obs_spec, action_spec, bounds, normalized, options):
     network = make_network(jppo.PPOConfig(**{"hidden_sizes": (8,)} | options), obs_spec, action_spec)
     policy = make_policy(network, obs_spec, dataclasses.replace(action_spec, bounds=bounds))
     rng = np.random.default_rng(1)
@@ -144,7 +145,7 @@ def test_numpy_and_a_compiled_program_choose_the_same(obs_spec, action_spec, bou
 
 
 class Faint(Counting):
-    """Tells of next to nothing, in 64 bits, and has NumPy raise where digits are lost."""
+    """Returns values that underflow in float32, and makes NumPy raise on underflow."""
 
     action_space = gymnasium.spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([0.0, 1.0], np.float32))
 
@@ -159,15 +160,15 @@ class Faint(Counting):
         return (self.see(), 1e-300, *super().step(action)[2:])
 
 
-def test_lost_digits_do_not_matter_to_a_strict_numpy():
-    with np.errstate():  # puts back what the environment sets
+def test_underflow_does_not_raise():
+    with np.errstate():  # restores the setting that the environment changes
         spec, _, state = make_spec(Faint)
         small = jax.tree.map(lambda x: x * np.float32(1e-30), state)
         assert np.isfinite(EnvRunner(spec, np.arange(N)).collect(small, GAMMA).rollout.value).all()
         assert np.geterr()["under"] == "raise"
 
 
-def test_only_networks_that_numpy_knows_are_left_to_it():
+def test_other_networks_select_actions_with_xla():
     class Own(ActorCritic):
         pass
 
@@ -178,7 +179,7 @@ def test_only_networks_that_numpy_knows_are_left_to_it():
         assert action_selection.make_action_selection(own).sample_noise is jax.random.key_data
 
 
-def test_every_environment_starts_from_a_seed_of_its_own():
+def test_every_environment_has_a_separate_seed():
     spec, _, state = make_spec("CartPole-v1")
     index = [9, 2, 4, 1000, 0]
     first = EnvRunner(spec, np.array(index)).collect(state, GAMMA).rollout.obs[0]
@@ -189,7 +190,7 @@ def test_every_environment_starts_from_a_seed_of_its_own():
     assert len(np.unique(first, axis=0)) == N
 
 
-def test_a_fragment_outlives_the_next():
+def test_the_next_rollout_does_not_change_a_fragment():
     spec, _, state = make_spec(Counting)
     runner = EnvRunner(spec, np.arange(N))
     first = runner.collect(state, GAMMA)
@@ -199,7 +200,7 @@ def test_a_fragment_outlives_the_next():
     assert (second.rollout.obs != first.rollout.obs).any()
 
 
-def test_a_fragment_takes_no_compiling_and_knows_its_time():
+def test_collecting_compiles_nothing_and_reports_its_times():
     spec, _, state = make_spec(Counting)
     runner, compiled = EnvRunner(spec, np.arange(N)), []
 
@@ -212,7 +213,7 @@ def test_a_fragment_takes_no_compiling_and_knows_its_time():
         seconds = runner.collect(jax.device_get(state), GAMMA).seconds
         assert compiled == []
         jax.jit(lambda x: x + 1)(0)
-        assert compiled, "it does not hear"
+        assert compiled, "the listener does not work"
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert seconds["env"] > 0.0
@@ -221,7 +222,7 @@ def test_a_fragment_takes_no_compiling_and_knows_its_time():
 
 
 @pytest.mark.parametrize("source", [Counting, Parts, Continuous])
-def test_the_blank_fragment_is_like_a_real_one(source):
+def test_the_blank_fragment_has_the_shapes_of_a_real_one(source):
     spec, _, state = make_spec(source)
     real, blank = EnvRunner(spec, np.arange(N)).collect(state, GAMMA), blank_fragment(spec, N)
     assert jax.tree.structure(real[:2]) == jax.tree.structure(blank[:2])
@@ -229,7 +230,7 @@ def test_the_blank_fragment_is_like_a_real_one(source):
     assert shapes[0] == shapes[1]
 
 
-def test_an_error_in_an_environment_is_its_own():
+def test_errors_of_environments_are_raised_unchanged():
     spec, _, state = make_spec(Failing)
     runner = EnvRunner(spec, np.arange(N))
     with pytest.raises(ArithmeticError, match="the simulator broke"):
@@ -242,7 +243,7 @@ def short_pendulum():
 
 
 def test_runners_of_any_size_collect_the_same():
-    """Discrete actions are in test_sebulba, where they are equal and not just close."""
+    """tests/test_sebulba.py tests discrete actions, which are equal instead of close."""
     spec, _, state = make_spec(short_pendulum)
     states = [jax.tree.map(lambda x, scale=scale: scale * x, state) for scale in np.float32([1.0, 0.3, -2.0])]
     fragments = {}

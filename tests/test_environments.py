@@ -1,4 +1,4 @@
-"""Every gymnax environment trains, or says why it cannot."""
+"""Tests that every gymnax environment trains, or raises a clear error."""
 
 import functools
 
@@ -20,7 +20,7 @@ def test_every_environment_trains(name):
 
 
 @pytest.mark.parametrize("name", [name for name in available() if "MinAtar" in name])
-def test_images_kept_as_bits_are_of_zeros_and_ones(name):
+def test_images_stored_as_bool_contain_only_zeros_and_ones(name):
     env = lenient_env(name)
     assert env.obs_spec.dtype == "bool"
 
@@ -37,7 +37,7 @@ def test_images_kept_as_bits_are_of_zeros_and_ones(name):
         assert set(np.unique(obs)) == {0.0, 1.0}
 
 
-def test_an_environment_that_needs_a_download_says_so(monkeypatch):
+def test_a_failed_download_raises_a_clear_error(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError("no network here")
 
@@ -46,7 +46,7 @@ def test_an_environment_that_needs_a_download_says_so(monkeypatch):
         jppo.make_anakin(NEEDS_DOWNLOAD)
 
 
-def test_convolutions_on_images():
+def test_cnn_trains_on_images():
     check_two_updates(lenient_env("Breakout-MinAtar"), SMALL(network="cnn", shared_torso=True))
 
 

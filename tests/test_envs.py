@@ -1,4 +1,4 @@
-"""What `make_env` makes of gymnax's environments, and what actions become on their way to them."""
+"""Tests `make_env`, and the conversion of actions for the environment."""
 
 import dataclasses
 import subprocess
@@ -23,7 +23,7 @@ INF = float("inf")
 
 
 def steps_to_the_end(env, limit=20):
-    """Steps until the first episode ends under action 0, and whether it was truncated."""
+    """Returns the length of the first episode with action 0, and whether it was truncated."""
     _, state = env.reset(jax.random.key(0))
     for count in range(1, limit + 1):
         after = env.step(jax.random.key(count), state, jnp.zeros(env.action_spec.shape, env.action_spec.dtype))
@@ -37,32 +37,32 @@ def box(low, high):
     return ActionSpec((len(low),), "float32", low=tuple(low), high=tuple(high))
 
 
-def test_gymnax_comes_without_what_only_drawings_need():
+def test_gymnax_is_imported_without_plotting_libraries():
     code = """
 import sys
 from jppo.envs import available, make_env
 available()
-assert not {"seaborn", "pandas", "matplotlib.pyplot", "matplotlib.axes"} & set(sys.modules), "loaded for nothing"
+assert not {"seaborn", "pandas", "matplotlib.pyplot", "matplotlib.axes"} & set(sys.modules), "imported early"
 pong = make_env("Pong-misc")
 from gymnax.environments.misc import pong as module
 assert len(module.sns.color_palette("cubehelix", 3)) == 3
-assert sys.modules["seaborn"].__file__, "whoever wants it gets the real one"
+assert sys.modules["seaborn"].__file__, "the real module must be imported on use"
 import matplotlib.pyplot
 assert matplotlib.pyplot.__file__ and module.plt.Axes is matplotlib.pyplot.Axes
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_module_for_later_is_the_module_once_it_is_used(monkeypatch):
+def test_a_lazy_module_imports_the_real_module_on_first_use(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     later = envs_gymnax._Later("colorsys")
     monkeypatch.setitem(sys.modules, "colorsys", later)
     assert not hasattr(later, "__path__")
-    assert sys.modules["colorsys"] is later, "looking what it is does not load it"
-    assert later.rgb_to_hsv(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0), "even while it stands in the module's place"
+    assert sys.modules["colorsys"] is later, "hasattr must not import the module"
+    assert later.rgb_to_hsv(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0), "attributes must come from the real module"
     assert sys.modules["colorsys"] is not later
     later.leave()
-    assert "colorsys" in sys.modules, "which is not its own to remove"
+    assert "colorsys" in sys.modules, "the real module must stay"
 
 
 def test_overrides_replace_parameters():
@@ -73,7 +73,7 @@ def test_overrides_replace_parameters():
     assert env.params.gravity == 5.0
 
 
-def test_given_parameters_are_used():
+def test_parameters_can_be_passed():
     params = dataclasses.replace(Counting().default_params, max_steps_in_episode=1)
     assert steps_to_the_end(make_env(Counting(), params)) == (1, True)
     assert steps_to_the_end(make_env(Counting(), params, max_steps_in_episode=2)) == (2, True)
@@ -84,21 +84,21 @@ def test_unknown_overrides_are_refused():
         make_env(Counting(), max_steps=3)
 
 
-def test_a_made_environment_is_taken_as_it_is():
+def test_a_made_environment_is_returned_unchanged():
     env = make_env(Counting())
     assert make_env(env) is env
     with pytest.raises(ValueError, match="Counting is made already"):
         make_env(env, max_steps_in_episode=3)
 
 
-def test_names():
+def test_names_of_environments():
     assert len(available()) == len(set(available()))
     assert {"CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"} <= set(available())
     assert lenient_env("CartPole-v1").name == "CartPole-v1"
     assert make_env(Counting()).name == "Counting"
 
 
-def test_the_final_observation_is_the_successor_at_every_step():
+def test_the_final_observation_is_the_true_successor_at_every_step():
     env = make_env(Counting())
     obs, state = env.reset(jax.random.key(0))
     ends = 0
@@ -114,7 +114,7 @@ def test_the_final_observation_is_the_successor_at_every_step():
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Catch-bsuite"])
 def test_a_step_keeps_the_types_of_a_reset(name):
-    """Weak types count: they would make the second step another program than the first."""
+    """Includes weak types, because another weak type would compile the step twice."""
     env = lenient_env(name)
 
     def types(tree):
@@ -137,7 +137,7 @@ def test_specs_of_cartpole_and_pendulum():
     assert pendulum.action_spec.policy_shape == (1,)
 
 
-def test_discrete_observations_reach_the_network_one_hot():
+def test_discrete_observations_become_one_hot():
     env = lenient_env("FrozenLake-misc")
     assert env.obs_spec == ObsSpec((), "int32", num_categories=16)
     assert env.obs_spec.feature_shape == (16,)
@@ -149,7 +149,7 @@ def test_discrete_observations_reach_the_network_one_hot():
     assert params["params"]["actor"]["Dense_0"]["kernel"].shape == (16, 8)
 
 
-def test_bytes_reach_the_network_between_0_and_1():
+def test_uint8_observations_are_scaled_to_0_and_1():
     policy = make_policy(
         network=None, action_spec=None, obs_spec={"image": ObsSpec((2,), "uint8"), "flag": ObsSpec((), "bool")}
     )
@@ -173,7 +173,7 @@ def test_bytes_reach_the_network_between_0_and_1():
         (box([-INF], [INF]), "tanh", [-3.0, 0.5, 300.0], [-3.0, 0.5, 300.0]),
     ],
 )
-def test_actions_meet_their_bounds(spec, bounds, sample, expected):
+def test_actions_are_fitted_into_their_bounds(spec, bounds, sample, expected):
     spec = dataclasses.replace(spec, bounds=bounds)
     action = to_env_action(spec, jnp.asarray(sample, jnp.float32)[:, None])
     assert action.shape == (len(sample), 1)
@@ -193,7 +193,7 @@ def test_every_dimension_has_its_own_bounds(bounds):
     np.testing.assert_array_equal(action[2, 3], to_env_action(spec, sample[2, 3]))
 
 
-def test_actions_take_the_spaces_shape_and_dtype():
+def test_actions_have_the_shape_and_dtype_of_the_space():
     matrix = ActionSpec((2, 3), "float16", low=(-1.0,) * 6, high=(1.0,) * 6)
     assert matrix.policy_shape == (6,)
     action = to_env_action(matrix, jnp.linspace(-0.5, 0.5, 6)[None])
@@ -218,9 +218,9 @@ def test_bounds_may_be_scalars_or_arrays(low, high, shape):
     assert make_env(Bounded()).action_spec == box([-1.0, -1.0], [2.0, 2.0])
 
 
-def test_the_environment_gets_the_bounded_action():
+def test_the_environment_receives_the_bounded_action():
     class Echo(Probe):
-        """Its reward is the action it got."""
+        """The reward is the action."""
 
         def action_space(self, params=None):
             return spaces.Box(0.0, 10.0, (1,))
@@ -235,7 +235,7 @@ def test_the_environment_gets_the_bounded_action():
     assert metrics["episode/return_std"] > 1.0
 
 
-def test_the_largest_floats_are_no_bounds():
+def test_bounds_of_the_largest_float_mean_unbounded():
     huge = float(np.finfo(np.float32).max)
     spec = ActionSpec(shape=(2,), dtype="float32", low=(-huge, -1.0), high=(huge, 3.0))
     np.testing.assert_allclose(to_env_action(spec, jnp.array([[5.0, 0.5]])), [[5.0, 2.0]])

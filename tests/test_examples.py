@@ -1,4 +1,4 @@
-"""Every example runs, is short, and does what it claims."""
+"""Tests that every example is short, runs, and gives the result that it states."""
 
 import importlib.util
 from pathlib import Path
@@ -14,14 +14,14 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def quickstart(result):
     score, actions = result
     assert score > 200
-    assert actions.tolist() == [0, 1], "it does not push towards where the pole falls"
+    assert actions.tolist() == [0, 1], "the actions must push towards the side to which the pole falls"
 
 
 def balances(score):
-    assert score > 100  # a random policy: 22
+    assert score > 100  # a random policy reaches 22
 
 
-def docks(result):
+def learns_to_dock(result):
     first, last = result
     assert first < -20
     assert last > -5
@@ -37,20 +37,20 @@ def rates_matter(returns):
 
 def sweeps_by_grid_and_by_optuna(best):
     grid, proposed = best
-    assert grid.config == {"learning_rate": 1e-2, "num_envs": 4}, "the other rate is far too low"
+    assert grid.config == {"learning_rate": 1e-2, "num_envs": 4}, "the other learning rate is too low to learn"
     assert 1e-5 <= proposed.config["learning_rate"] <= 1e-2
     for trial in best:
         assert trial.metrics["env_steps"] == 8192
         assert trial.checkpoint
 
 
-def keeps_the_room_warm(result):
+def learns_to_heat(result):
     first, last = result
     assert first < -300
     assert last > -200
 
 
-def sees_pong(result):
+def has_stacked_frames(result):
     assert result.agent.env.obs_spec.shape == (4, 84, 84)
     assert len(result.metrics["update"]) == 3
     assert np.isfinite(result.metrics["loss/total"]).all()
@@ -91,7 +91,7 @@ def evolves(result):
     scores, rates = result
     assert scores.shape == (5, 8)
     assert np.median(scores[-1]) > 2 * np.median(scores[0])
-    assert rates.min() > 1e-5, "useless rates are still there"
+    assert rates.min() > 1e-5, "runs with useless learning rates must be replaced"
 
 
 def reports_runs(best):
@@ -108,7 +108,7 @@ def is_the_same_in_two_processes(returns):
 def acts_without_jax(result):
     trained, exported, score = result
     assert trained.tolist() == exported.tolist()
-    assert score > 100  # a random policy: 22
+    assert score > 100  # a random policy reaches 22
 
 
 CLAIMS = {
@@ -125,13 +125,13 @@ CLAIMS = {
         reports_runs,
         "learning rate   interquartile mean   per seed",
     ),
-    "atari": ({"total_steps": 96, "num_actors": 1, "num_steps": 4}, sees_pong, "of at most 21 after 96 steps"),
-    "ray_actors": ({"total_steps": 50_000}, keeps_the_room_warm, "steps/s with 2 actors"),
+    "atari": ({"total_steps": 96, "num_actors": 1, "num_steps": 4}, has_stacked_frames, "of at most 21 after 96 steps"),
+    "ray_actors": ({"total_steps": 50_000}, learns_to_heat, "steps/s with 2 actors"),
     "quickstart": ({}, quickstart, "mean return"),
     "custom_network_linen": ({"total_steps": 100_000}, balances, "a residual network of 9219 parameters"),
     "custom_network_nnx": ({"total_steps": 100_000}, balances, "nnx, torso (4, 64)"),
     "custom_network_equinox": ({"total_steps": 100_000}, balances, "equinox, 2 hidden layers"),
-    "custom_environment": ({"total_steps": 200_000}, docks, "at first"),
+    "custom_environment": ({"total_steps": 200_000}, learns_to_dock, "at first"),
     "ray_tune_sweep": (
         {"total_steps": 8192, "learning_rates": (1e-5, 1e-2), "num_envs": (4,), "num_samples": 2},
         sweeps_by_grid_and_by_optuna,
@@ -141,13 +141,13 @@ CLAIMS = {
 }
 
 
-# Half a minute and more each; the files on hosts, tune, devices, planning, sweeps, bench, checkpoints and populations
-# test the like.
+# These take half a minute or more. The tests of hosts, tune, devices, planning, sweeps, bench, checkpoints and
+# populations cover the same mechanisms.
 SLOW = {
     *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting"),
     *("resume_a_run", "population_based_training", "several_hosts"),
 }
-NEEDS = {"atari": ("ale_py", "cv2")}  # of an extra that is not installed for tests
+NEEDS = {"atari": ("ale_py", "cv2")}  # packages of an extra that the tests do not install
 
 
 def test_every_example_is_tested_and_short():
@@ -156,14 +156,14 @@ def test_every_example_is_tested_and_short():
     assert max(files.values()) <= 60, files
 
 
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks only to become another program at once
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks and then executes another program
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray Train imports deprecated settings of Ray Data
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CLAIMS])
 def test_example(name, as_shipped, capsys, monkeypatch, tmp_path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_ADDRESS", "local")  # else an example takes the Ray of another test for its own
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # examples must not connect to the Ray of another test
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

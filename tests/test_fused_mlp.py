@@ -18,7 +18,7 @@ import fused_mlp
 
 @pytest.fixture(autouse=True)
 def promoting():
-    """Pallas promotes dtypes."""
+    """Allows promotion of dtypes, which Pallas needs."""
     with lenient():
         yield
 

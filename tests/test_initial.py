@@ -1,4 +1,4 @@
-"""Initial weights: orthogonal, without LAPACK."""
+"""Tests initial weights: orthogonal, and computed without LAPACK."""
 
 import math
 
@@ -18,7 +18,7 @@ DISCRETE, BOX = ActionSpec((), "int32", num_actions=3), ActionSpec((2,), "float3
 
 
 def initial(shape, action, **options):
-    """Parameters of jppo's own network, and those that its flax module draws by itself."""
+    """Returns the parameters of jppo's network, and those that its flax module initializes."""
     obs, spec = jnp.zeros((2, *shape)), ObsSpec(shape, "float32")
     network = make_network(jppo.PPOConfig(**options), spec, action)
     return (init(jax.random.key(5), obs) for init in (jax.jit(make_policy(network, spec, action).init), network.init))
@@ -61,8 +61,8 @@ def test_layers_have_different_weights(sizes):
 
 
 def test_weights_are_uniformly_distributed():
-    """Of the orthogonal group: every entry of a 3 x 3 matrix has mean 0 and variance 1/3, and both signs of the
-    determinant are as likely."""
+    """Every entry of a uniformly distributed orthogonal 3 x 3 matrix has mean 0 and variance 1/3, and both signs of the
+    determinant are equally likely."""
     bases = orthonormal(jax.random.normal(jax.random.key(0), (20_000, 3, 3)))
     error = 4 / math.sqrt(len(bases))
     np.testing.assert_allclose(bases.mean(axis=0), 0, atol=error * math.sqrt(1 / 3))
@@ -80,7 +80,7 @@ def test_a_basis_is_that_of_a_qr_decomposition():
 @pytest.mark.parametrize("small", [1e-3, 1e-6])
 def test_an_orthonormal_basis_of_nearly_dependent_rows(small):
     one, other = jax.random.normal(jax.random.key(0), (2, 20, 30))
-    rows = one[:1] + small * other  # all but the same direction
+    rows = one[:1] + small * other  # almost the same direction
     basis = orthonormal(rows[None])[0]
     np.testing.assert_allclose(basis @ basis.T, jnp.eye(20), atol=1e-5)
     np.testing.assert_allclose(basis[0], rows[0] / jnp.linalg.norm(rows[0]), atol=1e-6)

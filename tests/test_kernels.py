@@ -23,7 +23,7 @@ assert_close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e
 
 
 class SmallImage(ObsActionReward):
-    """Shows the cue as an image."""
+    """Returns the cue as an image."""
 
     def get_obs(self, state, params=None, key=None):
         return super().get_obs(state, params, key).sum() * jnp.linspace(-1.0, 1.0, 36).reshape(6, 6, 1)
@@ -33,7 +33,7 @@ class SmallImage(ObsActionReward):
 
 
 def after_two_updates(env, config, params=None):
-    """The initial and the final parameters of two rollouts and updates."""
+    """Returns the initial parameters, and the parameters after two rollouts and updates."""
     agent = jppo.make_anakin(env, config)
     state, step = quick_jit(agent.init)(jax.random.key(0)), quick_jit(agent.step)
     params = state.train.policy.params if params is None else params
@@ -54,7 +54,7 @@ def after_two_updates(env, config, params=None):
     ids=["categorical", "gaussian", "images"],
 )
 def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
-    """From the same parameters, because the plain initial weights are other draws from the same distribution."""
+    """Starts from the same parameters, because the plain form draws other initial weights."""
     monkeypatch.setattr("jppo.ppo.kernels.microbatches._CACHE_BYTES", 4096)
     monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
     monkeypatch.setattr("jppo.ppo.kernels.joined_layers.WIDE", 1)

@@ -66,7 +66,7 @@ def policy_of(config, kind="discrete"):
 
 @jax.jit
 def stats_of(rollout):
-    """Random episode statistics; an update uses only `discounted`, to scale rewards."""
+    """Returns random episode statistics; an update uses only `discounted`, to scale rewards."""
     return EpisodeStats(
         returns=moments_of(rollout.reward, rollout.done),
         lengths=moments_of(jnp.abs(rollout.value), rollout.done),
@@ -76,7 +76,7 @@ def stats_of(rollout):
 
 @functools.cache
 def compiled(config, kind="discrete"):
-    """(init, jitted update), shared by the tests: compiling one takes seconds."""
+    """Returns (init, jitted update), shared by the tests because compilation takes seconds."""
     learner = make_learner(policy_of(config, kind), config)
 
     def init(seed=0, hyperparams=NUMBERS, num_updates=10):
@@ -100,7 +100,7 @@ def acting(config, kind):
 
 
 def rollout_for(state, config, seed, kind="discrete", off_policy=0.0):
-    """Random observations and rewards, acted on by the policy; `off_policy` then blurs what it recorded."""
+    """Returns a rollout of the policy on random observations; `off_policy` changes the recorded log_prob and value."""
     rng = np.random.default_rng(seed)
     obs = rng.normal([0.0, 5.0, -2.0], [1.0, 2.0, 0.1], (T, N, OBS)).astype(np.float32)
     act = acting(config, kind)
@@ -127,7 +127,7 @@ def largest_difference(tree, other):
 
 
 class Reference:
-    """PPO by hand: float64, explicit derivatives, Python loops over minibatches."""
+    """An independent PPO update in float64 with explicit derivatives and Python loops over minibatches."""
 
     def __init__(self, state, config, kind):
         params = jax.tree.map(lambda x: np.asarray(x, float), state.policy.params)["params"]
@@ -329,7 +329,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero():
         moved = state.policy.replace(obs_stats=after.policy.obs_stats)
         distribution, _ = policy.apply(moved, rollout.obs.reshape(-1, OBS))
         too_early = approx_kl(distribution.log_prob(rollout.action.reshape(-1)), rollout.log_prob.reshape(-1))
-        assert float(too_early) > 1e-8, "the identity would not hold with the statistics of after"
+        assert float(too_early) > 1e-8, "the test must fail with the statistics after the update"
         state = after
     assert float(state.policy.obs_stats.count) == 4 * T * N
 
@@ -495,7 +495,7 @@ def test_large_minibatches_are_split_evenly(monkeypatch):
         pieces = num_microbatches(rows, config=wide)
         assert rows % pieces == 0
         assert 2048 <= rows // pieces <= 5000
-    assert num_microbatches(65_537, config=wide) == 1, "a prime"
+    assert num_microbatches(65_537, config=wide) == 1, "a prime number of rows cannot be split"
     assert num_microbatches(16_384, config=variant(hidden_sizes=(256, 256))) > 2 * num_microbatches(16_384, config=wide)
 
 

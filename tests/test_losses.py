@@ -104,7 +104,7 @@ def test_equal_policies_have_no_kl_and_no_clipping(batch):
 @pytest.mark.parametrize(
     ("ratio", "advantage", "moves"),
     [
-        (1.5, 2.0, False),  # already more likely than the clip allows, and good
+        (1.5, 2.0, False),  # the ratio exceeds the clip range and the advantage is positive
         (1.5, -2.0, True),
         (0.5, -2.0, False),
         (0.5, 2.0, True),
@@ -180,7 +180,7 @@ def test_bounds(new, old, advantage, eps):
     ratio = np.exp(new.astype(float) - old)
     slack = 1e-5 * (1 + np.abs(ratio * advantage).max())
     surrogate, kl, fraction = map(float, _terms(new, old, advantage, np.float32(eps)))
-    assert surrogate >= -np.mean(ratio * advantage) - slack, "the clip only ever lowers the objective"
+    assert surrogate >= -np.mean(ratio * advantage) - slack, "the clipped objective must not exceed the unclipped one"
     assert kl >= -1e-6
     assert 0.0 <= fraction <= 1.0
 

@@ -1,4 +1,4 @@
-"""`jppo.plan`: its numbers are those of the compiled program, and a run that does not fit is an error."""
+"""Tests `jppo.plan`: its numbers equal those of the compiled program, and a run that does not fit is an error."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Learning curves: which runs share a line, and the numbers on it."""
+"""Tests learning curves: which runs share a curve, and the values of the curves."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ SETTINGS = run_config("CartPole-v1", "device", 0, 1000, jppo.PPOConfig(), jppo.H
 
 
 def write_run(path, returns, counts=None, stds=None, pace=1.0, **settings):
-    """A run of one update per return, of ten steps and `pace` seconds each."""
+    """Writes a run with one update per return; an update has ten steps and takes `pace` seconds."""
     path.mkdir()
     write_json(path / "config.json", SETTINGS | settings)
     n = len(returns)
@@ -39,7 +39,7 @@ def with_hyperparams(**changed):
     return {"hyperparams": SETTINGS["hyperparams"] | changed}
 
 
-def test_runs_that_differ_only_in_their_seed_and_versions_share_a_line(tmp_path):
+def test_runs_that_differ_only_in_seed_and_versions_share_a_curve(tmp_path):
     a = write_run(tmp_path / "a", [1.0] * 20, seed=0)
     b = write_run(tmp_path / "b", [3.0] * 20, seed=1, versions={"jax": "0"})
     (curve,) = learning_curves([a, b])
@@ -59,13 +59,13 @@ def test_runs_that_differ_only_in_their_seed_and_versions_share_a_line(tmp_path)
         ({"optimizer": "custom"}, ["CartPole-v1", "CartPole-v1 (optimizer=custom)"]),
     ],
 )
-def test_settings_that_differ_are_told_apart_by_what_differs(tmp_path, changed, labels):
+def test_labels_contain_the_settings_that_differ(tmp_path, changed, labels):
     paths = [write_run(tmp_path / f"{i}", [1.0] * 5, seed=i, **changed if i % 2 else {}) for i in range(4)]
     curves = learning_curves(paths)
     assert [(curve.label, curve.runs) for curve in curves] == [(label, 2) for label in labels]
 
 
-def test_curves_cover_what_all_their_runs_have(tmp_path):
+def test_a_curve_covers_the_steps_that_all_its_runs_have(tmp_path):
     long = write_run(tmp_path / "long", np.arange(1.0, 41.0), pace=2.0)
     short = write_run(tmp_path / "short", np.arange(1.0, 21.0), counts=[0] * 4 + [1] * 16, seed=1)
     (curve,) = learning_curves([long, short])
@@ -84,7 +84,7 @@ def test_one_run_shows_the_spread_of_its_episodes(tmp_path):
 
 
 @pytest.mark.parametrize("updates", [60, 150, 500])
-def test_smoothing_weighs_by_episodes_over_a_fiftieth_of_the_run(tmp_path, updates):
+def test_smoothing_averages_the_episodes_of_a_fiftieth_of_the_run(tmp_path, updates):
     rng = np.random.default_rng(0)
     returns, counts = rng.normal(size=updates), rng.integers(0, 4, size=updates).astype(float)
     (curve,) = learning_curves([write_run(tmp_path / "a", returns, counts)])
@@ -97,7 +97,7 @@ def test_smoothing_weighs_by_episodes_over_a_fiftieth_of_the_run(tmp_path, updat
     np.testing.assert_allclose(curve.mean["steps"], expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_run_still_under_way_is_drawn(tmp_path):
+def test_an_unfinished_run_is_drawn(tmp_path):
     path = write_run(tmp_path / "a", [1.0, 2.0])
     with open(path / "metrics.jsonl", "a") as file:
         file.write('{"update": 3, "st')
@@ -105,7 +105,7 @@ def test_a_run_still_under_way_is_drawn(tmp_path):
     np.testing.assert_allclose([curve.mean["steps"][0], curve.mean["steps"][-1]], [1.0, 2.0])
 
 
-def test_runs_without_an_episode_and_no_runs_are_refused(tmp_path):
+def test_runs_without_episodes_and_other_directories_are_refused(tmp_path):
     path = write_run(tmp_path / "a", [1.0, 2.0], counts=[0, 0])
     with pytest.raises(ValueError, match=f"{path}: no episode ended in this run"):
         learning_curves([path])
@@ -113,13 +113,13 @@ def test_runs_without_an_episode_and_no_runs_are_refused(tmp_path):
         learning_curves([tmp_path / "nowhere"])
 
 
-def test_the_picture(tmp_path):
+def test_the_plot_is_a_png_file(tmp_path):
     paths = [write_run(tmp_path / f"{i}", [1.0, 2.0, 3.0], seed=i) for i in range(2)]
     plot([*paths, write_run(tmp_path / "c", [2.0], env="Pong-misc")], tmp_path / "x.png")
     data = (tmp_path / "x.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">II", data[16:24]) == (1320, 540)
-    assert len(data) > 10_000, "it is empty"
+    assert len(data) > 10_000, "the plot is empty"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_picture(tmp_path):
         ("file/x.png", "cannot be written: there is no directory"),
     ],
 )
-def test_places_that_cannot_hold_a_picture_are_refused(tmp_path, name, message):
+def test_invalid_output_paths_are_refused(tmp_path, name, message):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=message):
         plot([write_run(tmp_path / "run", [1.0])], tmp_path / name)

@@ -54,7 +54,7 @@ def test_the_actor_prefers_the_rewarded_action():
     distribution, value, metrics = learn(ActionReward(), [0.0])
     assert jax.nn.softmax(distribution.logits)[0, 1] > 0.98
     np.testing.assert_allclose(value, [1.0], atol=0.05)
-    assert metrics["episode/return_mean"][0] < 0.5, "it had nothing to learn"
+    assert metrics["episode/return_mean"][0] < 0.5, "the initial policy must not already be optimal"
 
 
 def test_the_actor_tells_observations_apart():

@@ -26,7 +26,7 @@ from jppo.ppo.types import Moments, PolicyState
 
 GAMMA, STEPS = 0.5, 44
 ENV_INDEX = np.array([7, 0, 3, 1, 12, 5], np.int32)
-# Kinds of episodes, which follow one another: their lengths, and whether they end this way, that way, or both at once.
+# Consecutive kinds of episodes: their lengths, and whether they are terminated, truncated, or both.
 LENGTHS, TERMINATED, TRUNCATED = (4, 3, 5, 1, 1), (0, 1, 1, 1, 0), (1, 0, 1, 0, 1)
 LOW, HIGH = (-2.0, 0.5), (2.0, 3.0)
 
@@ -40,7 +40,7 @@ class State:
 
 
 class OnDevice:
-    """In gymnax's API. Everything follows from the key of the first reset and the actions."""
+    """An environment with gymnax's API. The key of the first reset and the actions determine everything."""
 
     default_params = None
 
@@ -72,7 +72,7 @@ class OnDevice:
         return spaces.Box(jnp.asarray(LOW), jnp.asarray(HIGH), (2,)) if self.continuous else spaces.Discrete(3)
 
     def observation_space(self, params):
-        return spaces.Discrete(16) if self.kind == "discrete" else None  # the others' is not asked for
+        return spaces.Discrete(16) if self.kind == "discrete" else None  # the other kinds do not need a space
 
 
 def _begin(ident, episode):
@@ -80,7 +80,7 @@ def _begin(ident, episode):
 
 
 class OnHost(gymnasium.Env):
-    """The same in Gymnasium's API."""
+    """The same environment with Gymnasium's API."""
 
     def __init__(self, kind, continuous):
         place = gymnasium.spaces.Box(-np.inf, np.inf, (4,))
@@ -113,7 +113,7 @@ class OnHost(gymnasium.Env):
 
 
 def policy_states(policy, obs_spec, normalize, num):
-    """Policies with actions that depend strongly on the observation."""
+    """Yields states of policies with actions that depend strongly on the observation."""
     rng = np.random.default_rng(0)
     obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), obs_spec)
     shapes = jax.eval_shape(policy.init, jax.random.key(0), obs)
@@ -159,7 +159,7 @@ def test_both_collectors_give_the_same_rollouts(kind, continuous, bounds, num_st
         endings |= set(zip(rollout.terminated.ravel().tolist(), rollout.truncated.ravel().tolist(), strict=True))
         actions |= set(rollout.action.ravel().tolist())
     runner.close()
-    assert len(endings) == 4, "every kind of ending, and none"
+    assert len(endings) == 4, "the rollout must contain every kind of ending"
     assert len(actions) >= 3
 
 
@@ -179,7 +179,7 @@ def check_leaf(given, expected, exactly, name=""):
 
 
 def test_both_modes_learn_the_same():
-    """From one seed, update by update."""
+    """Compares all updates of two runs with the same seed."""
     config = SMALL(num_envs=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
     on_device = jppo.make_anakin(OnDevice("box", False), config, total_steps=192)
     on_host = jppo.make_sebulba(lambda: OnHost("box", False), config, total_steps=192)

@@ -1,4 +1,4 @@
-"""The Ray mode's learner: fragments onto devices, updates, and whole runs against plain loops."""
+"""Tests the learner of Ray mode: placement of fragments, updates, and whole runs compared with plain loops."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ def make_agent(**options):
 
 
 def plain_loop(agent, sizes=(8,), lag=0):
-    """Yields what runners of these sizes collect for each update, the state after it, and its metrics."""
+    """Yields fragments, state and metrics of each update, for runners with these numbers of environments."""
     key, ends = jax.random.key(7), np.cumsum(sizes)
     runners = [EnvRunner(agent.runner_spec(key), np.arange(e - n, e)) for n, e in zip(sizes, ends, strict=True)]
     states = [agent.init(key, RATE)]
@@ -50,12 +50,12 @@ def plain_loop(agent, sizes=(8,), lag=0):
 
 @pytest.fixture(scope="module")
 def alone(agent):
-    """One runner, one device, no lag."""
+    """A run with one runner, one device and no policy lag."""
     return list(plain_loop(agent))
 
 
 def random_fragment(num_envs, seed, num_steps=3):
-    """Of no environment: observations of two leaves, everything different everywhere."""
+    """Returns a fragment of random numbers, with observations of two leaves."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape):
@@ -100,7 +100,7 @@ def test_fragments_are_joined_and_split_over_devices(num_devices):
         (3, "num_devices = 3 must divide 8, the number of strata of the shuffle for num_envs = 8; set"),
     ],
 )
-def test_devices_there_are_not(num_devices, message):
+def test_invalid_numbers_of_devices_are_refused(num_devices, message):
     with pytest.raises(ValueError, match=message):
         make_agent(num_devices=num_devices)
     with pytest.raises(ValueError, match=message):
@@ -108,7 +108,7 @@ def test_devices_there_are_not(num_devices, message):
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-def test_the_number_of_devices_changes_nothing(alone, num_devices):
+def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
     agent = make_agent(num_devices=num_devices)
     state = agent.init(jax.random.key(7), RATE)
     assert len(state.update.sharding.device_set) == num_devices
@@ -119,7 +119,7 @@ def test_the_number_of_devices_changes_nothing(alone, num_devices):
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (1,) * 8], ids=str)
-def test_the_number_of_actors_changes_nothing(agent, alone, sizes):
+def test_a_run_does_not_depend_on_the_number_of_actors(agent, alone, sizes):
     together = plain_loop(agent, sizes)
     for (fragments, state, metrics), ((whole,), expected, expected_metrics) in zip(together, alone, strict=True):
         for name in ("obs", "action", "reward", "terminated", "truncated"):
@@ -142,7 +142,7 @@ check_equal = functools.partial(check_close, rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_run_is_a_plain_loop(tmp_path, agent, alone, lag):
+def test_a_run_equals_a_plain_loop(tmp_path, agent, alone, lag):
     loop = alone if lag == 0 else list(plain_loop(agent, lag=1))
     options = {
         "backend": "ray",
@@ -178,7 +178,7 @@ def check_saved(run_dir, result):
 
 
 def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path):
-    """The reward of step 20 is in the third update, during which the fourth's rollout is asked for."""
+    """The reward is NaN in step 20, in the third update; the fourth rollout is already running."""
     options = {"backend": "ray", "num_actors": 0, "ray": jppo.RayConfig(policy_lag=1), "config": CONFIG}
     with pytest.raises(TrainingDiverged, match=r"^update 3 made .* that of update 2\.") as caught:
         jppo.train(NaNReward, total_steps=STEPS, run_dir=tmp_path / "run", **options)
@@ -190,7 +190,7 @@ def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path):
     assert result.policy.state.obs_stats.count == 2 * CONFIG.batch_size
 
 
-def test_an_interrupt_saves_what_was_reached(tmp_path, monkeypatch):
+def test_an_interrupt_saves_the_result_so_far(tmp_path, monkeypatch):
     class Interrupting(NullReporter):
         def update(self, step, steps_per_second, recent_return):
             if step == 2 * CONFIG.batch_size:

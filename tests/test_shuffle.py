@@ -1,8 +1,7 @@
-"""The shuffle is an exact permutation of every size, is mixed like one drawn at random, and cuts the same minibatches
-on any number of devices.
+"""Tests the shuffle: it is an exact permutation for every size, well mixed, and independent of the number of devices.
 
-Statistics run over many keys with fixed seeds; each is held against `jax.random.permutation` as well, and fails a
-network of one double round, so that a pass means something.
+Mixing is tested with statistics over many keys with fixed seeds. `jax.random.permutation` must pass the same
+statistics, and a network with one double round must fail them.
 """
 
 import functools
@@ -23,7 +22,7 @@ from jppo.ppo import minibatches as shuffle
 from jppo.ppo.minibatches import balanced_factors, epoch_keys, minibatch_indices
 
 KEYS = 20_000
-LEAST_P = 1e-4  # some hundred statistics are taken
+LEAST_P = 1e-4  # p-value below which a test fails; there are about a hundred statistics
 MOST_STRATA = 12
 
 
@@ -53,8 +52,8 @@ def test_every_size_with_a_network_is_permuted_exactly(start):
     for size in range(start, start + 100):
         if balanced_factors(size)[0] < shuffle._SMALLEST_FACTOR:
             continue
-        index = jnp.arange(600, dtype=jnp.int32) % size  # of one shape, so that all sizes share their compiled steps
-        with jax.disable_jit():  # which would compile a loop per size
+        index = jnp.arange(600, dtype=jnp.int32) % size  # one shape for all sizes, so that operations are compiled once
+        with jax.disable_jit():  # jit would compile a loop per size
             result = np.asarray(permuted(jax.random.key(size), index, size))
         assert_permutation(result[:size], size)
         np.testing.assert_array_equal(result[size:], result[:size][np.arange(size, 600) % size])
@@ -75,18 +74,18 @@ def test_sizes_without_a_network_are_permuted_exactly(size):
         1_000_000,
         1021 * 1031,
         65_537,  # a prime
-        2 * 131_101,  # no second factor
+        2 * 131_101,  # twice a prime
         4 * 43_691,
         4 * 65_537,  # a factor just beyond 16 bits
         8 * 131_101,
     ],
 )
-def test_large_and_awkward_sizes_are_permuted_exactly(size):
+def test_large_sizes_are_permuted_exactly(size):
     assert_permutation(whole(size), size)
 
 
 @pytest.mark.parametrize("size", [2**31 - 2**16, 4 * (2**29 - 3), 46_340 * 46_341])
-def test_sizes_near_the_limit_stay_in_range_and_apart(size):
+def test_sizes_near_the_limit_have_distinct_images_in_range(size):
     index = np.unique(np.random.default_rng(0).integers(0, size, 100_000))
     result = np.asarray(permuted(jax.random.key(0), jnp.asarray(index, jnp.int32), size))
     assert result.min() >= 0
@@ -103,7 +102,7 @@ def test_other_keys_give_other_permutations_and_equal_keys_the_same(size):
     np.testing.assert_array_equal(whole(size, 3), whole(size, 3))
 
 
-def test_without_a_network_both_words_of_a_key_count():
+def test_sorting_depends_on_both_words_of_a_key():
     index, keys = jnp.arange(67), jnp.asarray([[1, 2], [3, 2], [1, 3], [3, 3]], jnp.uint32)
     results = [shuffle.permute_index(key[None], index, 67) for key in keys]
     assert len({tuple(result.tolist()) for result in results}) == 4
@@ -130,7 +129,7 @@ METHODS = {"network": permuted, "sort": by_sorting, "one round": by_one_round}
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def over_keys(method, index, size):
-    """Where each index goes under each of KEYS keys, [KEYS, len(index)]."""
+    """Returns the image of each index under KEYS keys, [KEYS, len(index)]."""
     keys = jax.random.split(jax.random.key(0), KEYS)
     return jax.vmap(lambda key: method(key, index, size))(keys)
 
@@ -140,14 +139,14 @@ def landings(method, index, size):
 
 
 def p_landing(method, size):
-    """The least p-value of chi-square tests that each of some indices lands everywhere equally often."""
+    """Returns the smallest p-value of chi-square tests that the images of some indices are uniform."""
     _, b = balanced_factors(size)
     landed = landings(method, [0, 1, b, size // 2 + 1, size - 1], size)
     return min(scipy.stats.chisquare(np.bincount(column, minlength=size)).pvalue for column in landed.T)
 
 
 def p_displacement(method, size):
-    """The same, of tests that neighbours in a row, in a column and in neither end up anyhow apart."""
+    """Returns the smallest p-value of tests that the distances between images of pairs of indices are uniform."""
     _, b = balanced_factors(size)
     first, *others = landings(method, [0, 1, b, b + 1, size - 1], size).T
     apart = [(other - first) % size - 1 for other in others]
@@ -156,7 +155,7 @@ def p_displacement(method, size):
 
 
 def p_pairs(method, size):
-    """The same, of tests that two indices land on every pair of different places equally often."""
+    """Returns the smallest p-value of tests that the images of two indices are uniform over pairs."""
     _, b = balanced_factors(size)
     first, *others = landings(method, [0, 1, b, size - 1], size).T
     pairs = [np.bincount(first * size + other, minlength=size**2).reshape(size, size) for other in others]
@@ -164,16 +163,17 @@ def p_pairs(method, size):
 
 
 def p_neighbours(method, size):
-    """The p-value that two neighbours stay neighbours as often as a random permutation leaves them so."""
+    """Returns the p-value of a test that neighbours stay neighbours as often as in a random permutation."""
     first, second = landings(method, [0, 1], size).T
     together = int(((second - first) % size == 1).sum())
     return scipy.stats.binomtest(together, KEYS, 1 / (size - 1)).pvalue
 
 
 def p_composition(method, size):
-    """The least p-value of tests that a minibatch (a quarter) holds as much of this and that as a random quarter.
+    """Returns the smallest p-value of tests of the composition of a minibatch (a quarter of the rows).
 
-    What is counted: lower half, odd, left columns, first row, each by mean and variance over keys.
+    The numbers of samples in the lower half, with odd index, in the left columns and in the first row must have the
+    mean and variance of a random quarter.
     """
     _, b = balanced_factors(size)
     sample = np.arange(size)
@@ -212,8 +212,8 @@ def test_the_network_mixes(statistic, size):
 
 
 @pytest.mark.parametrize("size", [2**13, 65_536, 100_000, 31 * 131_101])
-def test_the_network_mixes_large_sets(size):
-    """In a thousand bins, since there are more places than keys."""
+def test_the_network_mixes_large_sizes(size):
+    """Counts in a thousand bins, because there are more indices than keys."""
     _, b = balanced_factors(size)
     first, *others = landings("network", [0, 1, b, b + 1, size - 1], size).T
     for places, total in [(first, size), *(((other - first) % size - 1, size - 1) for other in others)]:
@@ -252,7 +252,7 @@ def test_the_network_mixes_narrow_grids(size):
 
 
 def rows_of_epoch(seed, num_steps, num_envs, num_minibatches, strata):
-    """[M, rows] of every minibatch."""
+    """Returns the rows of each minibatch, [M, rows]."""
     size = num_steps * num_envs // len(strata)
     keys = shuffle.round_keys(jax.random.key(seed), (MOST_STRATA,), size)[np.asarray(strata)]
     return np.asarray(minibatch_indices(keys, num_steps, num_envs, num_minibatches))
@@ -278,7 +278,7 @@ NUM_STEPS, NUM_ENVS, NUM_MINIBATCHES, NUM_STRATA = 6, 48, 4, 8
 
 
 def samples_on(num_devices, seed=0):
-    """Per minibatch, the set of (t, global env) that the devices visit together."""
+    """Returns the set of (t, global env) of each minibatch, over all devices."""
     envs, strata = NUM_ENVS // num_devices, NUM_STRATA // num_devices
     samples = [set() for _ in range(NUM_MINIBATCHES)]
     for device in range(num_devices):
@@ -296,7 +296,7 @@ def test_minibatches_do_not_depend_on_the_number_of_devices(num_devices):
     assert samples_on(num_devices, seed=1) != many
 
 
-def test_every_minibatch_takes_as_much_of_every_stratum():
+def test_every_minibatch_has_an_equal_share_of_every_stratum():
     for minibatch in samples_on(1):
         shares = np.bincount([env // (NUM_ENVS // NUM_STRATA) for _, env in minibatch], minlength=NUM_STRATA)
         np.testing.assert_array_equal(shares, NUM_STEPS * NUM_ENVS // NUM_MINIBATCHES // NUM_STRATA)
@@ -314,7 +314,7 @@ def test_every_epoch_and_stratum_has_separate_keys_on_any_device():
     np.testing.assert_array_equal(second, whole[:, half:])
 
 
-def test_strata_are_shuffled_apart():
+def test_strata_have_different_permutations():
     rows = rows_of_epoch(0, NUM_STEPS, NUM_ENVS, 1, range(NUM_STRATA))[0].reshape(NUM_STRATA, -1)
     envs = NUM_ENVS // NUM_STRATA
     within = {tuple(zip(row // NUM_ENVS, row % NUM_ENVS % envs, strict=True)) for row in rows}

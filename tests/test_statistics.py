@@ -22,7 +22,7 @@ from jppo.ppo.types import EpisodeStats, Moments
 
 
 def assert_moments(moments, samples, rtol=1e-5, atol=1e-5):
-    """Against float64 moments of samples [B, ...]."""
+    """Compares moments with float64 moments of samples [B, ...]."""
     samples = np.asarray(samples, float)
     assert float(moments.count) == len(samples)
     if len(samples):
@@ -67,7 +67,7 @@ def test_an_empty_set_is_zero_and_adds_nothing():
             np.testing.assert_array_equal(actual, expected)
 
 
-def test_a_large_offset_costs_no_digits_of_the_spread():
+def test_a_large_offset_does_not_reduce_precision():
     """Plain float32 sums of squares would lose every digit: (1e6)^2 has steps of 65536."""
     rng = np.random.default_rng(3)
     parts = [(1e6 + rng.normal(0.0, 2.0, (64, 32))).astype(np.float32) for _ in range(50)]
@@ -96,7 +96,7 @@ _SETS = st.lists(
 
 
 def _moments(samples):
-    """Eager moments of [B, 2], padded so that every size runs the same program."""
+    """Returns moments of x [B, 2], computed without jit and padded to one shape for all sizes."""
     where = np.arange(9) < len(samples)
     padded = np.zeros((9, 2), np.float32)
     padded[: len(samples)] = samples
@@ -105,7 +105,7 @@ def _moments(samples):
 
 @settings(deadline=None, max_examples=60)
 @given(sets=_SETS)
-def test_merged_parts_are_the_whole_in_any_order(sets):
+def test_moments_of_parts_merge_in_any_order(sets):
     whole = np.concatenate(sets)
     forward, backward = map(_moments, sets), map(_moments, reversed(sets))
     for parts in (forward, backward):
@@ -122,7 +122,7 @@ def mesh_of(num_devices):
 
 
 def sharded_moments(x, where, num_devices):
-    """all_reduce over devices that each hold some columns of x [T, N, ...]."""
+    """Returns `all_reduce` of moments over devices that each have some columns of x [T, N, ...]."""
     columns = PartitionSpec(None, "devices")
 
     def local(x, where):
@@ -136,11 +136,11 @@ def sharded_moments(x, where, num_devices):
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_all_reduce_is_the_moments_of_everything(num_devices, offset):
+def test_all_reduce_gives_the_moments_of_all_samples(num_devices, offset):
     rng = np.random.default_rng(5)
     x = (offset + rng.normal(size=(5, 16, 3)) + np.arange(16)[:, None]).astype(np.float32)
     where = rng.random((5, 16)) < 0.4
-    where[:, :2] = False  # with eight devices, the first has nothing to say
+    where[:, :2] = False  # with eight devices, the first has no samples
     reduced = sharded_moments(x, where, num_devices)
     assert_moments(reduced["a"], x[where], rtol=1e-3)
     assert_moments(reduced["b"], x[..., 0].reshape(-1), rtol=1e-3)
@@ -182,7 +182,7 @@ def test_normalize():
     np.testing.assert_array_equal(far, [[NORMALIZED_BOUND, -NORMALIZED_BOUND]])
 
 
-def test_a_feature_that_never_moves_normalizes_to_zero():
+def test_a_constant_feature_normalizes_to_zero():
     stats = moments_of(jnp.full((50, 1), 7.0), num_batch_dims=1)
     np.testing.assert_array_equal(normalize(jnp.full((3, 1), 7.0), stats), 0.0)
 
@@ -201,7 +201,7 @@ def test_without_samples_nothing_is_scaled():
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_pooled_sets_equal_the_union(offset):
-    """Of unequal sizes, one of them empty."""
+    """The sets have different sizes, and one is empty."""
     x = np.random.default_rng(2).normal(offset, 2.0, (5, 40, 3)).astype(np.float32)
     where = np.arange(40) < np.array([40, 1, 0, 17, 33])[:, None]
     sets = [moments_of(jnp.asarray(x[k]), jnp.asarray(where[k]), num_batch_dims=1) for k in range(5)]
