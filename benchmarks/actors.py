@@ -1,13 +1,14 @@
-"""Return over wall time with 1, 2, 4 and 8 actors, and where the time goes.
+"""Measures Ray mode with 1, 2, 4 and 8 actors: return over time, and the time of each activity.
 
     python benchmarks/actors.py
     python benchmarks/actors.py --envs waiting --actors 1 8 --seeds 1
     python benchmarks/actors.py --num-steps 1024  # updates of 8,192 steps
 
-The number of environments is the same for every number of actors, and so, in synchronous mode, are all samples: what
-differs is time and nothing else. Each run has a process of its own; seed by seed, one run per number of actors.
+The number of environments does not depend on the number of actors. In synchronous mode all runs therefore see the same
+samples, and only the time differs. Each run has its own process. Each seed runs with every number of actors before the
+next seed starts.
 
-Ceilings are of bare environments, without a policy: as many at once as there are actors, each in its own process.
+The ceiling is the speed of the environments without a policy, one environment per process and one process per actor.
 """
 
 import datetime
@@ -36,7 +37,7 @@ _LEAST_UPDATES = 10
 
 
 class Task(NamedTuple):
-    """What is trained on each environment."""
+    """The training length and the label of an environment."""
 
     total_steps: int
     meaning: str
@@ -44,13 +45,13 @@ class Task(NamedTuple):
 
 TASKS = {
     "cartpole": Task(102_400, "CartPole-v1"),
-    "waiting": Task(40_960, "CartPole-v1 that waits 2 ms a step"),
-    "burning": Task(40_960, "CartPole-v1 that burns 0.5 ms of CPU a step"),
+    "waiting": Task(40_960, "CartPole-v1 that sleeps 2 ms per step"),
+    "burning": Task(40_960, "CartPole-v1 that computes for 0.5 ms per step"),
 }
 
 
 def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int) -> dict[str, Any]:
-    """One run, in this process."""
+    """Trains once in this process and returns speed, times and returns."""
     result = jppo.train(
         f"host_envs:{env}",
         backend="ray",
@@ -82,7 +83,7 @@ def train(env: str, num_actors: int, seed: int, policy_lag: int, num_steps: int)
 
 
 def step_bare(env: str, barrier: Any, counts: Any) -> None:
-    """Steps one environment for a while; appends its steps per second."""
+    """Steps one environment for three seconds and puts its steps per second into the queue."""
     made = getattr(host_envs, env)()
     made.reset(seed=0)
     barrier.wait()
@@ -96,7 +97,7 @@ def step_bare(env: str, barrier: Any, counts: Any) -> None:
 
 
 def ceiling(env: str, processes: int) -> float:
-    """Steps per second of bare environments, one per process, all at once."""
+    """Returns the total steps per second of environments without a policy, one per process."""
     context = multiprocessing.get_context("spawn")
     barrier, counts = context.Barrier(processes), context.Queue()
     workers = [context.Process(target=step_bare, args=(env, barrier, counts)) for _ in range(processes)]
@@ -109,13 +110,13 @@ def ceiling(env: str, processes: int) -> float:
 
 
 def apart(function: Any, *args: Any) -> Any:
-    """Calls it in a fresh process."""
+    """Calls the function in a new process and returns its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
 
 def report(env: str, runs: dict[int, list[dict[str, Any]]], ceilings: dict[int, float]) -> list[dict[str, Any]]:
-    """A row per number of actors: medians over seeds."""
+    """Returns a row per number of actors, with medians over the seeds."""
     rows = []
     for num_actors, of_seeds in runs.items():
         speed = float(np.median([run["steps_per_second"] for run in of_seeds]))
@@ -151,7 +152,7 @@ def show(rows: list[dict[str, Any]], policy_lag: int, num_steps: int) -> None:
 
 
 def draw(rows: list[dict[str, Any]], output: Path) -> None:
-    """Return over wall time: a panel per environment, a line per number of actors, the spread of its seeds behind."""
+    """Plots return over time: a panel per environment, a line per number of actors, and the range over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -174,7 +175,7 @@ def draw(rows: list[dict[str, Any]], output: Path) -> None:
 
 
 def _on_grid(grid: np.ndarray, run: dict[str, Any]) -> np.ndarray:
-    """Returns of an update count from its end on; updates without an end of an episode repeat the last one."""
+    """Interpolates a run's returns at the times of the grid. Updates in which no episode ended have no return."""
     known = [(when, value) for when, value in zip(run["time"], run["return"], strict=True) if np.isfinite(value)]
     times, values = np.array(known).T
     return np.interp(grid, times, values, left=np.nan)
@@ -188,18 +189,18 @@ def main(
     num_steps: int = 256,
     output: Path = RESULTS / "actors.json",
 ) -> None:
-    """Runs everything and writes JSON and a picture.
+    """Measures Ray mode with several numbers of actors; writes JSON and a plot.
 
     Args:
-      envs: cartpole, waiting, burning.
+      envs: environments of host_envs.py: cartpole, waiting, burning.
       actors: numbers of actors; each must divide 8, the number of environments.
-      seeds: of each number of actors.
+      seeds: number of runs for each number of actors.
       policy_lag: 0 or 1.
-      num_steps: of a rollout, per environment.
-      output: JSON; the picture goes beside it as PNG.
+      num_steps: steps per rollout and environment.
+      output: JSON file; the plot has the same name with the suffix .png.
     """
     if unknown := [env for env in envs if env not in TASKS]:
-        raise SystemExit(f"no environment {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        raise SystemExit(f"unknown envs {', '.join(unknown)}; use {', '.join(TASKS)}")
     rows: list[dict[str, Any]] = []
     for env in envs:
         ceilings = {num_actors: ceiling(env, num_actors) for num_actors in actors}

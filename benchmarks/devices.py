@@ -1,11 +1,12 @@
-"""Steps per second of one run over 1, 2, 4, 8 devices, and the time that devices spend on each other.
+"""Measures one run on 1, 2, 4 and 8 devices: steps per second, and the time of the collectives.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/devices.py    # on a CPU
     python benchmarks/devices.py --devices 1 2 4                                       # on GPUs
 
-Strong scaling: the environments of W1 shared out over D devices. Weak scaling: as many more environments as devices.
-What collectives cost is the difference to D runs without any, each of the size of a device's share. Each round times
-every program once; numbers are medians over the rounds.
+Strong scaling: the environments of W1 are divided among D devices. Weak scaling: the number of
+environments per device is that of W1. The time of the collectives is the difference to D independent runs without
+collectives, each with one device's share of the environments. Each round times every program once; results are medians
+over the rounds.
 """
 
 import dataclasses
@@ -29,8 +30,8 @@ from jppo.runs.files import write_json
 from jppo.sweeps.population import compile_population, init_population
 
 
-def raise_on_all_processes(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
-    """An update of one run over so many devices."""
+def sharded_update(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
+    """Returns a function that makes one update of a run on several devices."""
     agent = jppo.make_anakin(env, config, num_devices=num_devices)
     state = jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(0), jppo.Hyperparams())
     step = jit(agent.step, donate_argnums=0).lower(state).compile()
@@ -43,8 +44,8 @@ def raise_on_all_processes(env: str, config: jppo.PPOConfig, num_devices: int) -
     return update
 
 
-def apart(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
-    """An update of each of so many runs, each of a device's share of the environments."""
+def separate_update(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], Any]:
+    """Returns a function that makes one update of D independent runs, each with 1/D of the environments."""
     share = dataclasses.replace(config, num_envs=config.num_envs // num_devices)
     runs = compile_population(jppo.make_anakin(env, share), num_devices, num_devices)
     state = init_population(runs, list(range(num_devices)), [jppo.Hyperparams()] * num_devices)
@@ -59,7 +60,7 @@ def apart(env: str, config: jppo.PPOConfig, num_devices: int) -> Callable[[], An
 
 
 def seconds(update: Callable[[], Any], repeats: int) -> float:
-    """Of one update, on average over `repeats`."""
+    """Returns the mean duration of an update over `repeats` updates."""
     start = time.perf_counter()
     for _ in range(repeats):
         last = update()
@@ -75,26 +76,28 @@ def main(
     repeats: int = 3,
     output: Path = RESULTS / "devices.json",
 ) -> None:
-    """Measures and writes JSON.
+    """Measures strong and weak scaling over devices and writes JSON.
 
     Args:
-      devices: how many; each must divide the environments' shards, of which there are up to 8.
-      workload: see throughput.py.
-      num_envs: instead of the workload's.
-      rounds: each times every program once.
-      repeats: updates in a row that are timed together.
-      output: JSON.
+      devices: numbers of devices; each must divide the number of strata (8).
+      workload: W1 to W4, see throughput.py.
+      num_envs: number of environments; by default the workload's.
+      rounds: number of rounds; each times every program once.
+      repeats: consecutive updates that are timed together.
+      output: JSON file.
     """
     if (there := len(jax.local_devices())) < max(devices):
-        raise SystemExit(f"JAX has {there} devices here; see --help for the flag that makes 8 of a CPU")
+        raise SystemExit(
+            f"devices = {max(devices)} exceeds the {there} devices of JAX; on a CPU, set XLA_FLAGS as shown in --help"
+        )
     env, config = WORKLOADS[workload].env, WORKLOADS[workload].config
     config = config if num_envs is None else dataclasses.replace(config, num_envs=num_envs)
     wide = {d: dataclasses.replace(config, num_envs=d * config.num_envs) for d in devices}
     programs = {
-        **{("strong", d): raise_on_all_processes(env, config, d) for d in devices},
-        **{("strong, apart", d): apart(env, config, d) for d in devices},
-        **{("weak", d): raise_on_all_processes(env, wide[d], d) for d in devices},
-        **{("weak, apart", d): apart(env, wide[d], d) for d in devices},
+        **{("strong", d): sharded_update(env, config, d) for d in devices},
+        **{("strong, apart", d): separate_update(env, config, d) for d in devices},
+        **{("weak", d): sharded_update(env, wide[d], d) for d in devices},
+        **{("weak, apart", d): separate_update(env, wide[d], d) for d in devices},
     }
     for update in programs.values():
         seconds(update, 1)

@@ -1,13 +1,13 @@
-"""How far each part of an update is from what the device could do at best, by operations and by bytes.
+"""Compares the duration of each part of an update with a lower bound (a roofline model).
 
     python benchmarks/floors.py --workloads W1 W3
 
-The device's rates are measured first: a large product, hyperbolic tangents, and a copy. A part's floor is the largest
-of its operations, its tangents and its bytes at those rates, with nothing read or written but what must be:
-observations and what is kept of each step, minibatches as they are gathered, weights and Adam's moments, no layer's
-output. "through memory" adds those, as XLA has to where it cannot fuse products. Environments' operations are not
-counted, only bytes. What fits into a cache can be faster than memory's rate, and than such a floor. Each part is
-started by the host on its own, which on a GPU is a good deal of a short one's time.
+The device's rates are measured first, with a large matrix product, hyperbolic tangents, and a copy. The lower bound of
+a part is the largest of three times: its arithmetic operations, its tangents and its bytes, each at the measured rate.
+The bytes include observations, the recorded rollout, gathered minibatches, weights and Adam's moments, but not the
+outputs of layers. The column "through memory" includes those outputs, because XLA writes them to memory if it cannot
+fuse products. Operations of environments are not counted. Data in a cache can be faster than the memory's rate, and
+thus faster than the bound. The host starts each part separately, which is a large share of a short part's time on GPU.
 """
 
 import datetime
@@ -32,35 +32,35 @@ from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import Array, PyTree
 from jppo.runs.files import write_json
 
-_TIMES = 16  # that a rate's program does its work, so that neither starting it nor new memory takes the time
-_SCALARS = 5  # of a sample in a batch, besides observation and action: log-probability, value, advantage, target, row
-_OUTPUTS = 2  # of the policy for a sample, besides the action: log-probability and value
-_FLOAT = 4  # bytes
+_TIMES = 16  # repetitions within a rate's program, so that its start and memory allocation do not matter
+_SCALARS = 5  # numbers per sample of a batch besides observation and action: log_prob, value, advantage, target, row
+_OUTPUTS = 2  # outputs of the policy per sample besides the action: log_prob and value
+_FLOAT = 4  # bytes of a float32
 
 
 class Rates(NamedTuple):
-    """Per second, of the device."""
+    """Rates of the device, per second."""
 
-    operations: float  # of a product, two for each multiplication
+    operations: float  # of a matrix product; a multiplication and an addition are two
     tanhs: float
     bytes: float  # read or written
 
     def floor(self, work: "Work") -> float:
-        """Seconds."""
+        """Returns the lower bound of the duration in seconds."""
         return max(work.operations / self.operations, work.tanhs / self.tanhs, work.bytes / self.bytes)
 
 
 class Work(NamedTuple):
-    """Of a part in an update."""
+    """Work of one part in one update."""
 
     operations: float
     tanhs: float
     bytes: float
-    between_layers: float = 0.0  # bytes
+    between_layers: float = 0.0  # bytes of the outputs of layers
 
 
 def rates(size: int, repeats: int = 7) -> Rates:
-    """Medians of a product of matrices [size, size], and of arrays as large."""
+    """Measures the rates with a product of two [size, size] matrices, and with arrays of that shape."""
     x = jnp.ones((size, size), jnp.float32) / size
     small = x[: max(1, size // 16)]  # fits a CPU's cache
 
@@ -74,8 +74,8 @@ def rates(size: int, repeats: int = 7) -> Rates:
 
     programs = {
         "product": functools.partial(jit(jnp.dot), x, x),
-        "tanhs, as a CPU likes them": functools.partial(jit(functools.partial(in_a_loop, jnp.tanh)), small),
-        "tanhs, as a GPU does": functools.partial(jit(in_a_row), small),
+        "tanhs in a loop": functools.partial(jit(functools.partial(in_a_loop, jnp.tanh)), small),
+        "unrolled tanhs": functools.partial(jit(in_a_row), small),
         "copies": functools.partial(jit(functools.partial(in_a_loop, lambda x: x + 1.0)), x),
     }
     product, *tanhs, copies = (float(np.median(times)) for times in interleaved(programs, repeats).seconds.values())
@@ -83,12 +83,12 @@ def rates(size: int, repeats: int = 7) -> Rates:
 
 
 def works(agent: Anakin) -> dict[str, Work]:
-    """Of throughput.py's parts, for separate networks of tanh layers."""
+    """Returns the work of each part that throughput.py times, for separate networks with tanh layers."""
     config = agent.config
     samples, widths = config.batch_size, config.hidden_sizes
     obs = jax.tree.leaves(agent.env.obs_spec, is_leaf=lambda node: hasattr(node, "dtype"))
     inputs = sum(int(np.prod(spec.shape)) for spec in obs)
-    seen = sum(int(np.prod(spec.shape)) * jnp.dtype(spec.dtype).itemsize for spec in obs) + _FLOAT  # and the action
+    seen = sum(int(np.prod(spec.shape)) * jnp.dtype(spec.dtype).itemsize for spec in obs) + _FLOAT  # plus the action
     row = seen + _FLOAT * _SCALARS
     outputs = (agent.env.action_spec.num_actions or agent.env.action_spec.size) + 1
     first = 2 * inputs * widths[0]
@@ -107,7 +107,7 @@ def works(agent: Anakin) -> dict[str, Work]:
             (6 * weights - 2 * first) * passes,
             tanhs * passes,
             row * passes + 2 * _FLOAT * weights * steps,
-            5 * kept * passes,  # layers' outputs written and read twice, what comes back through them written and read
+            5 * kept * passes,  # outputs of layers: one write, two reads; their gradients: one write, one read
         ),
         "adam": Work(0, 0, 7 * _FLOAT * weights * steps),
     }
@@ -121,7 +121,7 @@ def _num_bytes(tree: PyTree) -> int:
 
 
 def measure(name: str, device: Rates, repeats: int) -> dict[str, Any]:
-    """Of each part: its work, its floors and what it took, in ms."""
+    """Returns work, lower bound and measured milliseconds of each part."""
     workload = ALL[name]
     agent = jppo.make_anakin(workload.env, workload.config, total_steps=10**9)
     found = works(agent)
@@ -159,16 +159,16 @@ def main(
     size: int = 4096,
     output: Path = RESULTS / "floors.json",
 ) -> None:
-    """Measures and writes JSON.
+    """Compares the duration of each part of an update with a lower bound and writes JSON.
 
     Args:
-      workloads: as in versus_jax_peers.py.
+      workloads: names of workloads, see versus_jax_peers.py.
       repeats: timed runs of each part.
-      size: of the product that tells the device's rate: rows and columns.
-      output: JSON.
+      size: rows and columns of the matrices with which the device's rates are measured.
+      output: JSON file.
     """
     if unknown := [name for name in workloads if name not in ALL]:
-        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; there are {', '.join(ALL)}")
+        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; use {', '.join(ALL)}")
     if size < 1 or repeats < 1:
         raise SystemExit("size and repeats must be at least 1")
     output.parent.mkdir(parents=True, exist_ok=True)

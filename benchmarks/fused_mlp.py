@@ -1,10 +1,10 @@
-"""A trial for GPUs: the default network's passes as one kernel each, written in Pallas.
+"""An experiment for GPUs: the forward and the backward pass of the default network as one Pallas kernel each.
 
-What lies between its layers is meant to stay in registers: the forward pass reads observations and writes outputs (both
-padded to what products on a GPU take), the backward pass reads observations and gradients of the outputs, computes the
-layers anew, and sums weights' gradients over as many rows as a kernel sees. XLA's own form writes each layer's output
-to memory, and has a launch or more for each product. `trials.py` measures whether that is worth anything; on a CPU
-Pallas interprets it, which is for tests only. It needs Pallas's Triton backend, which is deprecated since JAX 0.11.
+The outputs of hidden layers stay in registers. The forward kernel reads observations and writes the network's outputs,
+both padded to the sizes of a GPU's matrix products. The backward kernel reads observations and gradients of the
+outputs, computes the hidden layers again, and sums the gradients of the weights over its rows. XLA writes each layer's
+output to memory and launches at least one kernel per product. `trials.py` measures the gain. On CPU, Pallas interprets
+the kernels, for tests only. They need Pallas's Triton backend, which is deprecated since JAX 0.11.
 """
 
 import functools
@@ -20,16 +20,16 @@ from jppo.ppo.distributions import Categorical, DiagGaussian
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.types import Array, PyTree
 
-_ROWS = 64  # that a kernel computes at a time
-_PROGRAMS = 128  # of each torso in the backward pass at most: about two for each of an H100's multiprocessors
-_LEAST = 16  # a product's smallest side on tensor cores
-_WIDEST = 128  # inputs, or a layer, that a kernel can keep at all; 64 is what it is made for
+_ROWS = 64  # rows that a kernel computes at a time
+_PROGRAMS = 128  # maximum number of programs per torso in the backward pass: about two per multiprocessor of an H100
+_LEAST = 16  # smallest dimension of a product on tensor cores
+_WIDEST = 128  # maximum width of the inputs and of a layer; the kernel is designed for 64
 
 Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and the critic's three layers, padded
 
 
 class FusedActorCritic:
-    """`jppo.ppo.networks.ActorCritic` with separate torsos of two tanh layers; its parameters, the same numbers."""
+    """Computes the same function as `jppo.ppo.networks.ActorCritic` with separate torsos of two tanh layers."""
 
     def __init__(self, network: ActorCritic) -> None:
         sizes = network.hidden_sizes
@@ -39,14 +39,16 @@ class FusedActorCritic:
             or len(sizes) != 2
             or not all(_LEAST <= size <= _WIDEST and size == _padded(size) for size in sizes)
         ):
-            raise ValueError(f"{network} is not of two separate torsos of two tanh layers of 16, 32, 64 or 128")
+            raise ValueError(
+                f"{network} is not supported; use two separate torsos of two tanh layers of 16, 32, 64 or 128"
+            )
         self.network, self.init = network, network.init
 
     def apply(self, params: PyTree, obs: PyTree) -> tuple[Any, Array]:
-        """As ActorCritic's, for obs of at most 128 numbers."""
+        """Returns the distribution and the value [B] for observations with at most 128 numbers."""
         x = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(obs)], axis=1)
         if x.shape[1] > _WIDEST:
-            raise ValueError(f"observations of {x.shape[1]} numbers are too wide for a kernel; {_WIDEST} at most")
+            raise ValueError(f"observations have {x.shape[1]} numbers; the kernel supports at most {_WIDEST}")
         rows = -len(x) % _ROWS
         x = jnp.pad(x, ((0, rows), (0, _padded(x.shape[1]) - x.shape[1])))
         weights, count = _weights_of(params["params"]), len(x) - rows
@@ -63,7 +65,7 @@ def _padded(size: int) -> int:
 
 
 def _weights_of(params: PyTree) -> Weights:
-    """Both torsos' side by side, each side a power of two."""
+    """Stacks the weights of both torsos, padded to powers of two."""
     layers = [[params[torso][f"Dense_{number}"] for torso in ("actor", "critic")] for number in (0, 1)]
     layers.append([params["policy"], params["value"]])
     weights: list[Array] = []
@@ -78,7 +80,7 @@ def _weights_of(params: PyTree) -> Weights:
 
 @jax.custom_vjp
 def _outputs(x: Array, *weights: Array) -> Array:
-    """Outputs [2, B, O] of x [B, I], B a multiple of _ROWS."""
+    """Returns the outputs [2, B, O] for inputs x [B, I]; B is a multiple of _ROWS."""
     blocks, width = len(x) // _ROWS, weights[-1].shape[-1]
     return pl.pallas_call(
         _forward,
@@ -128,7 +130,7 @@ def _how() -> dict[str, Any]:
 
 
 def _dot(x: Array, y: Array, **transposed: bool) -> Array:
-    """As precise as JAX is told to be; TensorFloat-32 where it is told nothing, as XLA's products are."""
+    """Multiplies with the precision that JAX is configured for; with TensorFloat-32 by default, as XLA does."""
     asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if asked in ("highest", "float32"):
         precision: Any = jax.lax.Precision.HIGHEST
@@ -138,7 +140,7 @@ def _dot(x: Array, y: Array, **transposed: bool) -> Array:
 
 
 def _layers(x: Array, weights: list[Array]) -> tuple[Array, Array, Array]:
-    """Both hidden layers' outputs, and the last one's."""
+    """Returns the outputs of both hidden layers and of the output layer."""
     first = jnp.tanh(_dot(x, weights[0]) + weights[1])
     second = jnp.tanh(_dot(first, weights[2]) + weights[3])
     return first, second, _dot(second, weights[4]) + weights[5]

@@ -1,12 +1,16 @@
-"""Everything to measure on a GPU, in one command; each part's JSON lies in results/gpu.
+"""Runs all GPU measurements; writes a JSON file per part to results/gpu.
 
     python benchmarks/gpu.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python
 
-Whole training beside PureJaxRL with W1 to W4 and with 16 k, 64 k and 256 k environments, in float32, TensorFloat-32 and
-bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`, for both), all else as JAX does products by itself, in TensorFloat-32
-on cards that have it; what each part of an update takes alone, and how far that is from what the device could do; which
-kernels run; what else might be faster (`trials.py`: command buffers, unrolled scans, keys, fusions, a Pallas kernel);
-and one run over all of the machine's devices, where it has several.
+Parts:
+
+- versus: whole training with jppo and PureJaxRL, for W1 to W4 and for 16 k, 64 k and 256 k environments. Each is
+  measured with float32, TensorFloat-32 and bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`). All other parts use
+  JAX's default precision.
+- throughput, floors: the duration of each part of an update, and its lower bound.
+- kernels: the GPU kernels that run in an update.
+- trials: possible optimizations (command buffers, unrolled scans, other keys, fusions, a Pallas kernel).
+- devices: one run on all GPUs of the machine.
 """
 
 import os
@@ -34,15 +38,15 @@ def main(
     parts: tuple[Part, ...] = PARTS,
     output: Path = HERE / "results" / "gpu",
 ) -> None:
-    """Runs the other benchmarks.
+    """Runs all GPU measurements and writes JSON files.
 
     Args:
-      purejaxrl: a clone of PureJaxRL; without it, ours alone.
-      purejaxrl_python: that has what it needs, and JAX for this GPU.
-      rounds: each lets every contestant train once.
-      precisions: of products.
-      workloads: as in versus_jax_peers.py.
-      parts: what to run.
+      purejaxrl: a clone of PureJaxRL; without it, only jppo is measured.
+      purejaxrl_python: Python interpreter with PureJaxRL's dependencies and JAX for this GPU.
+      rounds: number of rounds; in each, every implementation trains once.
+      precisions: precisions of matrix products.
+      workloads: names of workloads, see versus_jax_peers.py.
+      parts: parts to run.
       output: folder for the JSON files.
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -64,12 +68,12 @@ def main(
 
 
 def run(script: str, *words: object, output: Path, precision: str = "") -> None:
-    """Goes on where one fails, and says so."""
+    """Runs one benchmark script. Reports a failure and continues."""
     command = [sys.executable, str(HERE / f"{script}.py"), *map(str, words), "--output", str(output)]
     print(" ".join(command), flush=True)
     env = os.environ | ({"JAX_DEFAULT_MATMUL_PRECISION": precision} if precision else {})
     if code := subprocess.run(command, env=env, check=False).returncode:
-        print(f"{script}.py ended with exit code {code}", file=sys.stderr, flush=True)
+        print(f"{script}.py failed with exit code {code}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How an update's time grows with num_envs, num_steps, width, epochs and minibatches: a table, slopes, a picture.
+"""Measures how the duration of an update grows with num_envs, num_steps, width, num_epochs and num_minibatches.
 
     python benchmarks/growth.py
 
-One knob at a time from CartPole-v1, 1,024 environments x 32 steps, 4 epochs x 4 minibatches, two 64-wide layers. A
-slope is that of log time over log knob between two points: 1 is proportional, 0 is free. Medians; all settings of a
-knob are timed in turns.
+The base is CartPole-v1 with 1,024 environments x 32 steps, 4 epochs x 4 minibatches and two layers of 64. One setting
+varies at a time. A slope is d log(time) / d log(setting) between two points: 1 means proportional, 0 means no effect.
+Results are medians over rounds; each round times all values of a setting once.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def config_of(knob: str, value: int) -> jppo.PPOConfig:
 
 
 def measure(knob: str, repeats: int) -> dict[str, Any]:
-    """One knob's points."""
+    """Times all values of one setting and returns the row of results."""
     values = KNOBS[knob]
     programs = {}
     for value in values:
@@ -74,11 +74,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(repeats: int = 15, output: Path = RESULTS / "growth.json") -> None:
-    """Measures, and writes JSON and a PNG beside it.
+    """Measures how the duration of an update grows with each setting; writes JSON and a plot.
 
     Args:
-      repeats: timed updates of each setting.
-      output: JSON.
+      repeats: timed updates for each value.
+      output: JSON file; the plot has the same name with the suffix .png.
     """
     rows: list[dict[str, Any]] = []
     for knob in KNOBS:
@@ -87,7 +87,7 @@ def main(repeats: int = 15, output: Path = RESULTS / "growth.json") -> None:
         jax.clear_caches()
     write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
     draw(rows, output.with_suffix(".png"))
-    table = Table("knob", "values", "ms per update", "k steps/s", "slopes")
+    table = Table("setting", "values", "ms per update", "k steps/s", "slopes")
     for row in rows:
         table.add_row(
             row["knob"],

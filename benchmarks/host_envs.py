@@ -1,7 +1,7 @@
-"""Gymnasium environments that stand for those that only run on the host, for the benchmarks of Ray mode.
+"""Gymnasium environments for the benchmarks of Ray mode: fast, waiting for I/O, and CPU-bound.
 
-Each is a factory `() -> gymnasium.Env`, "host_envs:cartpole" and so on where this directory is importable. Nothing here
-imports jppo, so that peers can use them in interpreters of their own.
+Each environment is a factory `() -> gymnasium.Env`, named "host_envs:cartpole" and so on if this directory is on the
+import path. This module does not import jppo, so that other libraries can use it in their own Python environments.
 """
 
 import time
@@ -14,7 +14,7 @@ BURN_SECONDS = 5e-4
 
 
 class _Before(gymnasium.Wrapper):
-    """Does something before each step."""
+    """Calls `_before_step` before each step."""
 
     def __init__(self, env: gymnasium.Env, seconds: float) -> None:
         super().__init__(env)
@@ -36,9 +36,9 @@ class Waiting(_Before):
 
 
 class Burning(_Before):
-    """Computes before each step, for seconds of this thread's CPU time.
+    """Computes before each step for a given CPU time of its thread.
 
-    CPU time, not wall-clock time: of several that share a core, each then takes longer, as real work does.
+    CPU time instead of wall-clock time: environments that share a core become slower, as with real work.
     """
 
     def _before_step(self) -> None:
@@ -48,15 +48,15 @@ class Burning(_Before):
 
 
 def cartpole() -> gymnasium.Env:
-    """CartPole-v1: a few microseconds a step, so that everything but the environment is measured."""
+    """Makes CartPole-v1, a fast environment: a step takes a few microseconds."""
     return gymnasium.make("CartPole-v1")
 
 
 def waiting() -> gymnasium.Env:
-    """CartPole-v1 that sleeps 2 ms before each step."""
+    """Makes CartPole-v1 that sleeps 2 ms before each step."""
     return Waiting(cartpole(), WAIT_SECONDS)
 
 
 def burning() -> gymnasium.Env:
-    """CartPole-v1 that burns 0.5 ms of CPU before each step."""
+    """Makes CartPole-v1 that computes for 0.5 ms before each step."""
     return Burning(cartpole(), BURN_SECONDS)

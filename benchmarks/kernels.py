@@ -1,9 +1,9 @@
-"""What the device does in an update: how many kernels (on a CPU, XLA's operations), and which take the time.
+"""Counts and times the kernels of an update with JAX's profiler (on CPU: XLA's operations).
 
     python benchmarks/kernels.py --workloads W1
 
-Updates run under JAX's profiler, which slows short ones down: use the shares, not the milliseconds. The traces can be
-opened in TensorBoard or Perfetto where --traces names a folder.
+The profiler slows short kernels down, so use the shares, not the milliseconds. With --traces, the traces are saved for
+TensorBoard or Perfetto.
 """
 
 import collections
@@ -37,7 +37,7 @@ _SHOWN = 15
 
 
 def profile(name: str, updates: int, traces: Path) -> dict[str, Any]:
-    """Kernels of one workload."""
+    """Profiles one workload and returns its kernels with the largest shares of the time."""
     workload = ALL[name]
     program = Updates(jppo.make_anakin(workload.env, workload.config, total_steps=10**9))
     for _ in range(3):
@@ -61,8 +61,7 @@ def profile(name: str, updates: int, traces: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> tuple[collections.Counter, collections.Counter]:
-    """Seconds and counts of each kernel: of the device's planes, or on a CPU of the host's, without what only holds
-    others."""
+    """Returns seconds and counts of each kernel. On CPU, events that only contain other events are left out."""
     planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
     on_device = [plane for plane in planes if plane.name.startswith("/device:")]
     seconds: collections.Counter = collections.Counter()
@@ -85,16 +84,16 @@ def main(
     traces: Path | None = None,
     output: Path = RESULTS / "kernels.json",
 ) -> None:
-    """Profiles and writes JSON.
+    """Profiles the kernels of an update and writes JSON.
 
     Args:
-      workloads: as in versus_jax_peers.py.
-      updates: that are profiled.
-      traces: a folder in which they are kept.
-      output: JSON.
+      workloads: names of workloads, see versus_jax_peers.py.
+      updates: number of profiled updates.
+      traces: folder for the traces; by default they are deleted.
+      output: JSON file.
     """
     if unknown := [name for name in workloads if name not in ALL]:
-        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; there are {', '.join(ALL)}")
+        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; use {', '.join(ALL)}")
     with tempfile.TemporaryDirectory() as passing:
         rows = [profile(name, updates, traces or Path(passing)) for name in workloads]
     write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())

@@ -1,15 +1,14 @@
-"""Scores over seeds: on the device, each environment's ten in one vmapped program; with Ray actors, five runs.
+"""Measures returns over seeds: ten seeds in one vmapped program on the device, or five runs with Ray actors.
 
-    python benchmarks/learning.py                       # all of the table in docs/learning.md
+    python benchmarks/learning.py                       # the whole table of docs/learning.md
     python benchmarks/learning.py --envs CartPole-v1/ray Pendulum-v1/ray HalfCheetah-v5/ray
     python benchmarks/learning.py --envs CartPole-v1 Pendulum-v1
     python benchmarks/learning.py --envs Breakout-MinAtar --breakout-steps 1e6 --breakout-seeds 2
 
-Rows that are not run again stay as they are in the results.
+Rows of the results that are not measured again are kept.
 """
 
 import datetime
-import functools
 import json
 import math
 import time
@@ -34,7 +33,7 @@ EVAL_EPISODES = 100
 
 
 class Task(NamedTuple):
-    """What is run, and what it is held against."""
+    """Settings of an environment, and the published result for comparison."""
 
     preset: str
     total_steps: int
@@ -56,7 +55,7 @@ TASKS = {
 
 
 def final_returns(metrics: dict[str, Any]) -> np.ndarray:
-    """Mean return of the episodes that ended in the last 5 % of the updates, [seeds]."""
+    """Returns the mean return of the episodes that ended in the last 5 % of the updates, [seeds]."""
     count, mean = (np.asarray(metrics[f"episode/{name}"], np.float64) for name in ("count", "return_mean"))
     last = math.ceil(LAST_SHARE * count.shape[1])
     count, mean = count[:, -last:], np.nan_to_num(mean[:, -last:])
@@ -64,7 +63,7 @@ def final_returns(metrics: dict[str, Any]) -> np.ndarray:
 
 
 def spread(scores: np.ndarray) -> dict[str, Any]:
-    """Mean, sample standard deviation and interquartile mean over seeds."""
+    """Returns mean, sample standard deviation and interquartile mean over seeds."""
     return {
         "mean": float(scores.mean()),
         "std": float(scores.std(ddof=1)) if len(scores) > 1 else None,
@@ -74,7 +73,7 @@ def spread(scores: np.ndarray) -> dict[str, Any]:
 
 
 def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
-    """Trains and evaluates every seed."""
+    """Trains and evaluates all seeds and returns the row of results."""
     env, _, backend = label.partition("/")
     measured = (run_with_ray if backend == "ray" else run_on_device)(env, task, num_seeds, total_steps)
     return {
@@ -89,7 +88,7 @@ def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, A
 
 
 def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
-    """All seeds as one program."""
+    """Trains all seeds in one vmapped program."""
     preset = jppo.PRESETS[task.preset]
     agent = jppo.make_anakin(env, preset.config, total_steps=total_steps)
     keys = jax.vmap(jax.random.key)(np.arange(num_seeds))
@@ -98,14 +97,14 @@ def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dic
     compiled = time.perf_counter()
     state, metrics = jax.block_until_ready(train(keys, preset.hyperparams))
     trained = time.perf_counter()
-    lanes = [jax.tree.map(lambda x, i=i: x[i], state.train.policy) for i in range(num_seeds)]
-    play = functools.partial(jppo.evaluate, agent.env, agent.policy, num_episodes=EVAL_EPISODES, seed=1)
-    greedy = np.array([play(lane).returns.mean() for lane in lanes])
+    states = [jax.tree.map(lambda x, i=i: x[i], state.train.policy) for i in range(num_seeds)]
+    policies = [jppo.TrainedPolicy(agent.policy, policy_state) for policy_state in states]
+    greedy = [evaluate_greedy(agent.env, policy) for policy in policies]
     steps = agent.num_updates * agent.config.batch_size
     return {
         "steps": steps,
         "score": spread(final_returns(metrics)),
-        "greedy": spread(greedy.astype(np.float64)),
+        "greedy": spread(np.array(greedy)),
         "updates_undone": int((~np.asarray(metrics["finite"])).sum()),
         "compile_seconds": compiled - start,
         "seconds": trained - compiled,
@@ -114,26 +113,28 @@ def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dic
 
 
 def run_with_ray(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
-    """One run after the other, each with an actor per core."""
+    """Trains one seed after the other, each with one actor per core."""
     results = [
         jppo.train(env, backend="ray", preset=task.preset, total_steps=total_steps, seed=seed)
         for seed in range(num_seeds)
     ]
     metrics = {name: np.stack([result.metrics[name] for result in results]) for name in results[0].metrics}
-    greedy = []
-    for result in results:
-        play = functools.partial(jppo.evaluate, num_episodes=EVAL_EPISODES, seed=1)
-        greedy.append(play(result.agent.env, result.agent.policy, result.policy.state).returns.mean())
+    greedy = [evaluate_greedy(result.agent.env, result.policy) for result in results]
     seconds = sum(result.summary["seconds"] for result in results)
     return {
         "steps": results[0].summary["steps"],
         "score": spread(final_returns(metrics)),
-        "greedy": spread(np.array(greedy, np.float64)),
+        "greedy": spread(np.array(greedy)),
         "num_actors": results[0].summary["num_actors"],
         "compile_seconds": sum(result.summary["compile_seconds"] for result in results),
         "seconds": seconds,
         "steps_per_second": results[0].summary["steps"] * num_seeds / seconds,
     }
+
+
+def evaluate_greedy(env: Any, policy: jppo.TrainedPolicy) -> float:
+    """Returns the mean return of episodes with the most likely actions."""
+    return float(jppo.evaluate(env, policy, num_episodes=EVAL_EPISODES, seed=1).returns.mean())
 
 
 def _plus_minus(part: dict[str, Any]) -> str:
@@ -142,7 +143,7 @@ def _plus_minus(part: dict[str, Any]) -> str:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The rows in markdown."""
+    """Returns the rows as a Markdown table."""
     lines = [
         "| environment | preset | steps | seeds | score | IQM | greedy | target | reference | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -167,10 +168,10 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def rewrite(document: Path, content: str) -> None:
-    """Puts the content between the document's markers."""
+    """Replaces the text between the markers of a document."""
     text = document.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{document} must have one '{BEGIN}' and one '{END}'")
+        raise SystemExit(f"{document} must contain '{BEGIN}' and '{END}' once each")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     document.write_text(f"{before}{BEGIN}\n{content}\n{END}{after}", encoding="utf-8")
 
@@ -183,19 +184,19 @@ def main(
     output: Path = RESULTS / "learning.json",
     document: Path | None = DOCS,
 ) -> None:
-    """Runs the learning table and writes it into docs/learning.md.
+    """Measures returns over seeds and writes the table of docs/learning.md.
 
     Args:
-      envs: which environments to run.
-      seeds: of each environment; by default ten, and five with Ray.
-      breakout_steps: environment steps of Breakout-MinAtar, whose learning rate falls to zero at their end.
-      breakout_seeds: seeds of Breakout-MinAtar, where other than the rest.
-      output: where the results are, and are written to.
-      document: whose table is rewritten; none with `--document None`.
+      envs: environments to run.
+      seeds: number of seeds per environment; by default ten, or five with Ray.
+      breakout_steps: environment steps of Breakout-MinAtar; its learning rate decreases to 0 over these steps.
+      breakout_seeds: number of seeds of Breakout-MinAtar; by default `seeds`.
+      output: JSON file; rows of other environments in it are kept.
+      document: Markdown file with the table to replace, or `--document None`.
     """
     unknown = [env for env in envs if env not in TASKS]
     if unknown:
-        raise SystemExit(f"no task for {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        raise SystemExit(f"unknown envs {', '.join(unknown)}; use {', '.join(TASKS)}")
     rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     output.parent.mkdir(parents=True, exist_ok=True)
     for env in envs:

@@ -1,10 +1,9 @@
-"""PureJaxRL's PPO (Lu et al. 2022) for population.py and versus_jax_peers.py: compiles, then trains once per line it is
-sent.
+"""Runs PureJaxRL's PPO (Lu et al. 2022) for population.py and versus_jax_peers.py; see serving.py.
 
-python peer_purejaxrl.py CLONE ENV LANES NUM_ENVS NUM_STEPS UPDATES
+    python peer_purejaxrl.py CLONE ENV RUNS NUM_ENVS NUM_STEPS UPDATES
 
-With LANES runs under `jax.vmap`, or, where that is 0, one run as it is. CartPole and MinAtar are trained by its
-`ppo.py`; Pendulum by its `ppo_continuous_action.py`, with networks of two 64-wide layers, and without its normalisers.
+RUNS runs are trained under `jax.vmap`; 0 means one run without `vmap`. CartPole and MinAtar use PureJaxRL's `ppo.py`.
+Pendulum uses its `ppo_continuous_action.py` with two layers of 64 and without normalization.
 """
 
 import functools
@@ -21,8 +20,8 @@ import jax.numpy as jnp
 from serving import serve
 
 
-def main(clone: str, env: str, lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
-    """Trains with its own settings, but for the sizes; networks and epochs are ours by default."""
+def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates: int) -> None:
+    """Trains with PureJaxRL's settings, except for the sizes. Networks and epochs are those of jppo's defaults."""
     config = {
         "LR": 2.5e-4,
         "NUM_ENVS": num_envs,
@@ -43,19 +42,19 @@ def main(clone: str, env: str, lanes: int, num_envs: int, num_steps: int, update
         "DEBUG": False,
     }
     train = load(clone, env).make_train(config)
-    if not lanes:
+    if not runs:
         serve(train, jax.random.PRNGKey(0))
         return
-    # With XLA's default schedule its initial weights wait for each other for ever on a CPU, see docs/performance.md.
+    # On CPU, the initialization of its weights deadlocks with XLA's default schedule.
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     jit = functools.partial(jax.jit, compiler_options=options if jax.default_backend() == "cpu" else None)
-    serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), lanes), jit)
+    serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), runs), jit)
 
 
 def load(clone: str, env: str) -> ModuleType:
-    """Its module for this environment."""
+    """Imports PureJaxRL's module for this environment."""
     sys.path[:0] = [clone, str(Path(clone) / "purejaxrl")]
-    for package in ("brax", "navix"):  # its wrappers import them, for other environments
+    for package in ("brax", "navix"):  # its wrappers import them for other environments
         if importlib.util.find_spec(package) is None:
             names = (package, "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
             sys.modules |= {name: MagicMock() for name in names if name.startswith(package)}
@@ -71,7 +70,7 @@ def load(clone: str, env: str) -> ModuleType:
 
 
 class OfGymnax:
-    """In the place of its wrapper of Brax's environments, which has no parameters."""
+    """Replaces PureJaxRL's wrapper for Brax, so that gymnax's Pendulum can be used."""
 
     def __init__(self, name: str) -> None:
         import gymnax
@@ -92,7 +91,7 @@ class OfGymnax:
 
 
 class Narrow(nn.Module):
-    """In the place of its network of 256-wide layers."""
+    """Replaces PureJaxRL's network, which has layers of 256, by one with layers of 64."""
 
     action_dim: int
     activation: str

@@ -1,8 +1,8 @@
-"""rejax's PPO (Liesen et al. 2024) for versus_jax_peers.py: compiles, then trains once per line it is sent.
+"""Runs rejax's PPO (Liesen et al. 2024) for versus_jax_peers.py; see serving.py.
 
-python peer_rejax.py ENV NUM_ENVS NUM_STEPS UPDATES
+    python peer_rejax.py ENV NUM_ENVS NUM_STEPS UPDATES
 
-Without its evaluations, which are no part of training. It has no annealing of the learning rate.
+Evaluations during training are disabled. rejax does not anneal the learning rate.
 """
 
 import sys

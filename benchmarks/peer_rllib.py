@@ -1,6 +1,6 @@
-"""One training run of RLlib's PPO, for versus_rllib.py: takes a setting as JSON, prints what came out as JSON.
+"""Trains once with RLlib's PPO for versus_rllib.py. Takes the settings as JSON and prints the result as JSON.
 
-Runs under the peer's interpreter, so it imports neither jppo nor jax.
+It runs in RLlib's Python environment, so it imports neither jppo nor jax.
 """
 
 import json
@@ -22,17 +22,17 @@ PACKAGES = ("ray", "torch", "gymnasium", "numpy")
 
 
 def log_return(*, episode: Any, prev_episode_chunks: Any, metrics_logger: Any, **_: Any) -> None:
-    """Sums up the returns of one update's episodes; RLlib's own mean runs over its last hundred, across updates.
+    """Logs the sum of the returns of one update's episodes. RLlib's own mean includes the last hundred episodes.
 
     Args:
-      prev_episode_chunks: what earlier rollouts hold of the episode.
+      prev_episode_chunks: parts of the episode in earlier rollouts.
     """
     parts = [*(prev_episode_chunks or ()), episode]
     metrics_logger.log_value("update_returns", sum(part.get_return() for part in parts), reduce="sum")
 
 
 def make_config(setting: dict[str, Any]) -> PPOConfig:
-    """The new API stack, its learner in this process."""
+    """Returns the config for the new API stack with the learner in this process."""
     register_env(setting["env"], lambda _: getattr(host_envs, setting["env"])())
     network = DefaultModelConfig(
         fcnet_hiddens=list(setting["hidden_sizes"]),
@@ -60,8 +60,8 @@ def make_config(setting: dict[str, Any]) -> PPOConfig:
             lambda_=setting["gae_lambda"],
             clip_param=setting["clip_eps"],
             entropy_coeff=setting["ent_coef"],
-            vf_loss_coeff=setting["vf_coef"] / 2,  # theirs multiplies the squared error, ours half of it
-            vf_clip_param=math.inf,  # theirs clips the squared error itself
+            vf_loss_coeff=setting["vf_coef"] / 2,  # RLlib multiplies the squared error, jppo half of it
+            vf_clip_param=math.inf,  # RLlib clips the squared error
             use_kl_loss=False,
             grad_clip=setting["max_grad_norm"],
         )

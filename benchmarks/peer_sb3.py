@@ -1,6 +1,6 @@
-"""One training run of Stable-Baselines3 PPO, for versus_sb3.py: takes a setting as JSON, prints what came out as JSON.
+"""Trains once with Stable-Baselines3 for versus_sb3.py. Takes the settings as JSON and prints the result as JSON.
 
-Runs under the peer's interpreter, so it imports neither jppo nor jax.
+It runs in Stable-Baselines3's Python environment, so it imports neither jppo nor jax.
 """
 
 import json
@@ -22,7 +22,7 @@ PACKAGES = ("stable_baselines3", "torch", "gymnasium", "numpy")
 
 
 class Marks(BaseCallback):
-    """Notes, at the end of each update, seconds since training began, steps taken, and its episodes' mean return."""
+    """Records seconds since the start, steps and the mean return of the episodes at the end of each update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Marks(BaseCallback):
 
 
 def make_envs(setting: dict[str, Any]) -> VecEnv:
-    """All environments in this process, or as many processes as actors: a process holds one environment."""
+    """Makes all environments in this process, or one process per actor with one environment each."""
     factory = getattr(host_envs, setting["env"])
     if setting["subprocesses"]:
         return SubprocVecEnv([lambda: Monitor(factory())] * setting["num_actors"])
@@ -72,7 +72,7 @@ def make_ppo(envs: VecEnv, setting: dict[str, Any]) -> PPO:
         gae_lambda=setting["gae_lambda"],
         clip_range=setting["clip_eps"],
         ent_coef=setting["ent_coef"],
-        vf_coef=setting["vf_coef"] / 2,  # theirs multiplies the squared error, ours half of it
+        vf_coef=setting["vf_coef"] / 2,  # Stable-Baselines3 multiplies the squared error, jppo half of it
         max_grad_norm=setting["max_grad_norm"],
         policy_kwargs={"net_arch": {name: list(setting["hidden_sizes"]) for name in ("pi", "vf")}},
         seed=setting["seed"],

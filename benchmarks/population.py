@@ -1,11 +1,11 @@
-"""Steps per second of many runs at once: lanes of one program, against one run after the other, and against a peer.
+"""Measures the speed of several runs in one program, compared with one run after the other and with PureJaxRL.
 
     python benchmarks/population.py
     python benchmarks/population.py --purejaxrl path/to/purejaxrl --peer-python path/to/its/python
 
-Each implementation and number of lanes is a process of its own, which compiles, then waits; each round lets every one
-train once. Numbers are medians over the rounds. The peer is PureJaxRL's `ppo.py` under `jax.vmap`, from a clone; it
-wants gymnax 0.0.9, so a Python environment of its own.
+Each implementation has its own process, which compiles and then waits. In each round, every implementation trains once.
+Results are medians over the rounds. PureJaxRL's `ppo.py` runs under `jax.vmap` from a clone of its repository. It needs
+gymnax 0.0.9, and therefore a separate Python environment.
 """
 
 import datetime
@@ -25,11 +25,11 @@ from worker import Worker
 from jppo.runs.files import write_json
 
 NUM_ENVS, NUM_STEPS = 16, 128
-LANE_UPDATES = 256  # lanes x updates of a repetition, so that each takes about as long; at least 2 updates
+LANE_UPDATES = 256  # runs x updates per repetition, so that repetitions take about the same time; at least 2 updates
 
 
 def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
-    """Ours: compiles a population, then trains it whenever a line comes in."""
+    """Compiles a population of jppo's runs, then trains it once per line of standard input."""
     import jax
     import jax.numpy as jnp
 
@@ -49,7 +49,7 @@ def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
 
 
 def measure(lanes: int, rounds: int, peer: list[Any] | None) -> dict[str, Any]:
-    """Medians, and all rounds, of each implementation."""
+    """Returns speeds (medians) and the times of all rounds for each implementation."""
     updates = max(2, LANE_UPDATES // lanes)
     sizes = (NUM_ENVS, NUM_STEPS, updates)
     workers = {"jppo": Worker(sys.executable, "population.py", "--serve", lanes, *sizes)}
@@ -61,7 +61,7 @@ def measure(lanes: int, rounds: int, peer: list[Any] | None) -> dict[str, Any]:
     for number in range(rounds + 1):
         for name, worker in workers.items():
             seconds = worker.train()
-            if number:  # the first one warms up
+            if number:  # the first round is for warm-up
                 times[name].append(seconds)
     for worker in workers.values():
         worker.close()
@@ -81,14 +81,14 @@ def main(
     peer_python: str = sys.executable,
     output: Path = RESULTS / "population.json",
 ) -> None:
-    """Measures and writes JSON.
+    """Measures the speed of several runs in one program and writes JSON.
 
     Args:
-      lanes: numbers of runs at once.
-      rounds: each lets every implementation train once.
-      purejaxrl: a clone of PureJaxRL; without it, it is left out.
-      peer_python: that has what it needs.
-      output: JSON.
+      lanes: numbers of runs in one program.
+      rounds: number of rounds; in each, every implementation trains once.
+      purejaxrl: a clone of PureJaxRL; without it, only jppo is measured.
+      peer_python: Python interpreter with PureJaxRL's dependencies.
+      output: JSON file.
     """
     peer = None if purejaxrl is None else [peer_python, purejaxrl]
     rows: list[dict[str, Any]] = []
@@ -97,8 +97,8 @@ def main(
         rows.append(measure(count, rounds, peer))
         write_json(output, {"rows": rows} | sizes | hardware())
         print({name: f"{speed:,.0f}" for name, speed in rows[-1]["steps_per_second"].items()}, flush=True)
-    table = Table(title=f"CartPole-v1, {NUM_ENVS} x {NUM_STEPS} per lane; steps/s of all lanes together")
-    for name in ("lanes", "jppo", "one run after the other", "ratio", "PureJaxRL, vmapped", "ratio", "compile s"):
+    table = Table(title=f"CartPole-v1, {NUM_ENVS} x {NUM_STEPS} per run; steps/s of all runs together")
+    for name in ("runs", "jppo", "one run after the other", "ratio", "PureJaxRL, vmapped", "ratio", "compile s"):
         table.add_column(name, justify="right")
     for row in rows:
         speed = row["steps_per_second"]

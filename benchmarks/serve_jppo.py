@@ -1,4 +1,4 @@
-"""Ours, for versus_jax_peers.py: compiles, then trains once per line it is sent, on as many CPU devices as it is given.
+"""Runs jppo for versus_jax_peers.py, on all CPU devices of the process; see serving.py.
 
 python serve_jppo.py ENV NUM_ENVS NUM_STEPS UPDATES
 """

@@ -1,4 +1,4 @@
-"""Ours with one thing changed, for trials.py: compiles, then trains once per line it is sent.
+"""Runs jppo with one change for trials.py; see serving.py.
 
 python serve_trial.py CHANGE ENV NUM_ENVS NUM_STEPS UPDATES
 """
@@ -17,7 +17,7 @@ from jppo.ppo import kernels, networks
 
 
 def _unroll(module: str, times: int) -> dict[str, Any]:
-    """The scans of that module of ours, of functions of its own."""
+    """Unrolls the scans over functions that a module of jppo defines."""
     scan = jax.lax.scan
 
     def unrolled(function: Any, *args: Any, **options: Any) -> Any:
@@ -29,7 +29,7 @@ def _unroll(module: str, times: int) -> dict[str, Any]:
 
 
 def _adam_of_arrays() -> dict[str, Any]:
-    """Moments of each array for itself, as optax has them."""
+    """Uses optax's Adam, which keeps the moments of each array separately."""
     return {"optimizer": lambda hyperparams: optax.scale_by_adam(eps=hyperparams.adam_eps)}
 
 
@@ -54,7 +54,7 @@ def main(change: str, env: str, num_envs: int, num_steps: int, updates: int) -> 
         made = make_env(env)
         changed = {"network": FusedActorCritic(networks.make_network(config, made.obs_spec, made.action_spec))}
     elif change != "none":
-        raise SystemExit(f"unknown change {change}")
+        raise SystemExit(f"unknown change {change!r}")
     agent = jppo.make_anakin(env, config, total_steps=updates * config.batch_size, **changed)
     serve(agent.train, jax.random.key(0), jppo.jit)
 

@@ -1,6 +1,6 @@
-"""What a contestant of population.py and versus_jax_peers.py does: compile, say so, and train once per line it is sent.
+"""The process of one implementation for population.py, trials.py and versus_jax_peers.py.
 
-Imports nothing of ours: the peers have Pythons of their own.
+It does not import jppo, because the other implementations run in their own Python environments.
 """
 
 import json
@@ -19,9 +19,10 @@ _PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax")
 
 
 def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
-    """Compiles `train(argument)` with `jit`, runs it per line of standard input, and ends with what it needed.
+    """Compiles `train(argument)` with `jit`, then runs it once per line of standard input.
 
-    Prints JSON: {"seconds"} for compiling and for each run, then {"peak_rss_mb", "program_mb", "versions"}.
+    Prints a line of JSON after compilation and after each run ({"seconds"}), and one at the end of the input
+    ({"peak_rss_mb", "program_mb", "versions"}).
     """
     start = time.perf_counter()
     compiled = jit(train).lower(argument).compile()

@@ -1,4 +1,4 @@
-"""The minibatch shuffle of one epoch against `jax.random.permutation` of as many rows.
+"""Compares the minibatch shuffle of one epoch with `jax.random.permutation` of the same number of rows.
 
 python benchmarks/shuffle.py
 """
@@ -27,7 +27,7 @@ SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps
 
 
 def epoch_rows(config: PPOConfig, key: Array) -> Array:
-    """The rows of all minibatches of an epoch, one minibatch after the other; [num_minibatches, B/num_minibatches]."""
+    """Returns the rows of all minibatches of an epoch, [num_minibatches, B/num_minibatches]."""
     strata = jnp.arange(config.effective_strata)
     keys = epoch_keys(key, dataclasses.replace(config, num_epochs=1), config.batch_size, strata)[0]
     return minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
@@ -51,12 +51,12 @@ def measure(num_envs: int, num_steps: int, repeats: int, max_others: float) -> d
 
 
 def main(repeats: int = 200, max_others: float = math.inf, output: Path = RESULTS / "shuffle.json") -> None:
-    """Times the shuffle.
+    """Compares the minibatch shuffle with `jax.random.permutation` and writes JSON.
 
     Args:
       repeats: timed epochs of each.
-      max_others: as in throughput.py.
-      output: where to write the numbers.
+      max_others: measure only while other processes keep at most this many cores busy (Linux).
+      output: JSON file.
     """
     rows = [measure(*size, repeats, max_others) for size in SIZES]
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,11 @@
-"""Whether a long run leaks: memory, threads, open files and processes of a training, while it trains (Linux).
+"""Checks a long run for leaks of memory, threads, open files and processes (Linux).
 
     python benchmarks/soak.py --minutes 30
 
-Both modes train at once, each in a process of its own, with a run directory and checkpoints, for that long; this one
-watches them and all that they start through /proc, and ends them with Ctrl-C. The first quarter is for warming up (the
-metrics that are kept for the result fill their 65,536 rows); the second is compared with the last. Memory is the
-proportional share (PSS), in which a page that several processes see counts once, without pages of files, which the
-kernel drops and reads again.
+Both modes train at the same time, each in its own process with a run directory and checkpoints. This process measures
+them and their child processes through /proc and stops them with Ctrl-C at the end. The first quarter is for warm-up:
+the metrics in memory reach their limit of 65,536 rows. The second quarter is compared with the last. Memory is the
+proportional set size (PSS), in which shared pages count once, without pages of files.
 """
 
 import datetime
@@ -42,7 +41,7 @@ _END_SECONDS = 60.0
 
 
 def watch(mode: str, seconds: float, every: float) -> dict[str, Any]:
-    """One mode's series, and how it ended."""
+    """Trains in one mode and returns the measured series, the exit code and the remaining processes."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "jppo", *COMMANDS[mode], "--run-dir", str(run_dir), "--quiet"]
@@ -73,7 +72,7 @@ def watch(mode: str, seconds: float, every: float) -> dict[str, Any]:
 
 
 def compare(series: list[dict[str, float]], seconds: float) -> dict[str, Any]:
-    """Medians of the second and the last quarter, and the slope of memory after the first."""
+    """Returns medians of the second and the last quarter, and the slope of memory after the first quarter."""
     warm = [row for row in series if row["seconds"] > 0.25 * seconds]
     quarter = max(1, len(warm) // 3)
     first, last = warm[:quarter], warm[-quarter:]
@@ -84,14 +83,14 @@ def compare(series: list[dict[str, float]], seconds: float) -> dict[str, Any]:
 
 
 def measure(pid: int) -> dict[str, float]:
-    """Sums over the process and all below it."""
+    """Returns the sums over the process and its descendants."""
     total = dict.fromkeys(QUANTITIES, 0.0)
     for each in [pid, *descendants(pid)]:
         try:
             status = Path(f"/proc/{each}/status").read_text(encoding="utf-8")
             memory = Path(f"/proc/{each}/smaps_rollup").read_text(encoding="utf-8")
             files = len(os.listdir(f"/proc/{each}/fd"))
-        except OSError:  # gone meanwhile
+        except OSError:  # the process has ended
             continue
         fields = dict(line.split(":", 1) for line in (status + memory).splitlines() if ":" in line)
         total["memory_mb"] += sum(float(fields.get(name, "0 kB").split()[0]) for name in _MEMORY) / 1024.0
@@ -102,7 +101,7 @@ def measure(pid: int) -> dict[str, float]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below this one."""
+    """Returns the ids of the descendants of a process."""
     below: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -119,13 +118,13 @@ def main(
     every: float = 5.0,
     output: Path = RESULTS / "soak.json",
 ) -> None:
-    """Trains, watches and writes JSON.
+    """Checks a long run for leaks and writes JSON.
 
     Args:
-      minutes: that both train.
-      modes: which.
-      every: seconds between two looks.
-      output: JSON.
+      minutes: duration of training.
+      modes: modes to check.
+      every: seconds between two measurements.
+      output: JSON file.
     """
     with ThreadPoolExecutor() as pool:
         rows = list(pool.map(lambda mode: watch(mode, 60.0 * minutes, every), modes))

@@ -1,10 +1,10 @@
-"""Steps per second of the full loop, and of its parts alone.
+"""Measures steps per second of the full training loop, and of each part alone.
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --workloads W1 W3 --profile --output results.json
 
-Each round times every program once, so that whatever else the machine does falls on all of them alike; numbers are
-medians over the rounds. Compile time and memory come from one fresh process per workload.
+Each round times every program once, so that other processes on the machine affect all programs equally. Results are
+medians over the rounds. Compile time and memory are measured in a new process per workload.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ Program = Callable[[], Any]
 
 
 class Workload(NamedTuple):
-    """Four epochs of four minibatches; separate networks of two 64-wide tanh layers."""
+    """A workload with four epochs of four minibatches and separate networks of two 64-wide tanh layers."""
 
     env: str
     num_envs: int
@@ -70,20 +70,20 @@ CEILINGS = ("environment", "policy", "learner")
 
 
 def hardware() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Returns a description of the hardware and the versions of packages."""
     models = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     named = (line.split(":")[1].strip() for line in models if line.startswith("model name"))
     return {
         "device": jax.devices()[0].device_kind,
         "cpu": next(named, platform.processor()),
         "cores": os.cpu_count(),
-        "matmul_precision": jax.config.jax_default_matmul_precision,  # None is JAX's own choice
+        "matmul_precision": jax.config.jax_default_matmul_precision,  # None is JAX's default
         "versions": versions(),
     }
 
 
 class Timed(NamedTuple):
-    """Seconds of each program by round, and what the rest of the machine did meanwhile."""
+    """Seconds of each program per round, and the load of other processes during the measurement."""
 
     seconds: dict[Any, np.ndarray]
     others: dict[str, float]
@@ -93,9 +93,9 @@ def interleaved(programs: dict[Any, Program], repeats: int, max_others: float = 
     """Times programs in rounds, each of which runs every program once.
 
     Args:
-      repeats: rounds at least.
-      max_others: waits while the rest of the machine keeps more cores busy than this, and throws away and repeats
-        rounds in which it did, whatever times they gave; for an hour at most.
+      repeats: minimum number of rounds.
+      max_others: while other processes keep more cores busy than this, wait, and repeat the rounds that were affected,
+        independent of their results; for at most an hour.
     """
     _block(programs, 2)
     blocks: list[tuple[list[list[float]], float]] = []
@@ -115,7 +115,7 @@ def interleaved(programs: dict[Any, Program], repeats: int, max_others: float = 
 
 
 def _block(programs: dict[Any, Program], at_least: int = 1) -> tuple[list[list[float]], float]:
-    """Rounds that take half a second or more together, and how many cores were busy with something else."""
+    """Runs rounds for at least half a second. Returns their times and the cores that other processes kept busy."""
     rounds: list[list[float]] = []
     began, others = time.perf_counter(), _cpu_seconds_of_others()
     while len(rounds) < at_least or time.perf_counter() - began < _BLOCK_SECONDS:
@@ -124,7 +124,7 @@ def _block(programs: dict[Any, Program], at_least: int = 1) -> tuple[list[list[f
 
 
 def cores_busy() -> float:
-    """Sleeps a little; how many cores were busy with something else."""
+    """Returns the number of cores that other processes keep busy, measured over half a second."""
     began, others = time.perf_counter(), _cpu_seconds_of_others()
     time.sleep(_BLOCK_SECONDS)
     return (_cpu_seconds_of_others() - others) / (time.perf_counter() - began)
@@ -137,7 +137,7 @@ def _seconds(program: Program) -> float:
 
 
 def _cpu_seconds_of_others() -> float:
-    """Spent so far by all but this process; NaN where there is no /proc."""
+    """Returns the CPU time of all other processes so far; NaN without /proc."""
     if not Path("/proc/stat").exists():
         return math.nan
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
@@ -145,7 +145,7 @@ def _cpu_seconds_of_others() -> float:
 
 
 class Updates:
-    """The full loop: each call is one rollout and update, with the state donated."""
+    """Runs the full loop: each call makes one rollout and one update and donates the state."""
 
     def __init__(self, agent: Anakin) -> None:
         start = time.perf_counter()
@@ -164,7 +164,7 @@ def make_agent(name: str) -> Anakin:
 
 
 def fresh_process(name: str) -> dict[str, float]:
-    """Compile time and peak memory of a process that does nothing but train."""
+    """Returns compile time and peak memory of a new process that only trains."""
     updates = Updates(make_agent(name))
     for _ in range(3):
         jax.block_until_ready(updates())
@@ -182,15 +182,15 @@ def advantages(train: TrainState, rollout: Rollout) -> Array:
 
 
 def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
-    """The shuffle and gather of every epoch and minibatch; the last minibatch."""
+    """Shuffles and gathers the minibatches of all epochs. Returns the last minibatch."""
     config = agent.config
 
-    def allgather_ints(_: Batch, rows: Array) -> tuple[Batch, None]:
+    def gather(_: Batch, rows: Array) -> tuple[Batch, None]:
         return jax.tree.map(lambda x: x[rows], batch), None
 
     def epoch(last: Batch, keys: Array) -> tuple[Batch, None]:
         rows = minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
-        return jax.lax.scan(allgather_ints, last, rows)
+        return jax.lax.scan(gather, last, rows)
 
     first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
     return jax.lax.scan(epoch, first, epoch_keys(key, config, config.batch_size, jnp.arange(config.effective_strata)))[
@@ -199,7 +199,7 @@ def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
 
 
 def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
-    """As many gradients as an update takes, all on the first minibatch; no shuffle, no Adam."""
+    """Computes the number of gradients of an update, all on the first minibatch, without shuffle and Adam."""
     config = agent.config
     minibatch = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
 
@@ -215,7 +215,7 @@ def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
 
 
 def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
-    """Programs that do one part of the loop, on a state and a rollout of their own."""
+    """Returns programs that each run one part of the loop on a fixed state and rollout."""
     state = jit(agent.init)(jax.random.key(1), jppo.Hyperparams())
     train, key = state.train, jax.random.key(2)
     roll = jit(functools.partial(collect, agent.env, agent.policy, agent.config.num_steps))
@@ -251,7 +251,7 @@ def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
 
 
 def report(name: str, seconds: dict[str, np.ndarray], fresh: dict[str, float]) -> dict[str, Any]:
-    """One workload's line."""
+    """Returns the results of one workload."""
     workload = WORKLOADS[name]
     samples = workload.config.batch_size
     update = seconds["update"]
@@ -298,14 +298,14 @@ def main(
     profile: bool = False,
     output: Path = RESULTS / "throughput.json",
 ) -> None:
-    """Measures steps per second.
+    """Measures steps per second of the training loop and of its parts, and writes JSON.
 
     Args:
-      workloads: which of W1, W2, W3 and W4.
-      repeats: timed updates of each.
-      max_others: measure only while the rest of the machine keeps at most this many cores busy (Linux).
-      profile: time the learner's parts too.
-      output: where to write the lines as one JSON list.
+      workloads: W1, W2, W3 or W4.
+      repeats: timed updates of each workload.
+      max_others: measure only while other processes keep at most this many cores busy (Linux).
+      profile: also time the parts of the learner.
+      output: JSON file.
     """
     unknown = [name for name in workloads if name not in WORKLOADS]
     if unknown or repeats < 1:

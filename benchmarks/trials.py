@@ -1,13 +1,12 @@
-"""What might make a GPU faster, each thing alone: ours as it is beside ours with one thing changed.
+"""Measures possible optimizations for GPUs: jppo with one change, compared with unchanged jppo.
 
     python benchmarks/trials.py
     python benchmarks/trials.py --workloads W1 --trials unroll4 rbg-keys
 
-Command buffers (CUDA graphs) off, or around loops too; the rollout unrolled, or epochs and minibatches; rbg keys; Adam
-of arrays where ours is of one vector; other ways of fusing what follows a product; products in forms that are plain
-JAX; and the network's passes as one Pallas kernel each. Each trial trains in turns with ours as it is, both in
-processes of their own; ratios are of medians over the rounds. What needs a GPU is left out elsewhere unless it is
-named.
+The changes: command buffers (CUDA graphs) off, or also around loops; an unrolled rollout, or unrolled epochs and
+minibatches; rbg keys; Adam with separate arrays instead of one vector; other fusions after matrix products; no tuned
+kernels; and the network's passes as one Pallas kernel each. Both variants run in separate processes and train
+alternately. Results are ratios of medians over the rounds. Trials that need a GPU run elsewhere only if named.
 """
 
 import datetime
@@ -28,13 +27,13 @@ from jppo.runs.files import write_json
 
 
 class Trial(NamedTuple):
-    """One change."""
+    """A change of the program, of XLA's flags or of the keys."""
 
-    change: str = "none"  # serve_trial.py's
-    flags: str = ""  # XLA's
+    change: str = "none"  # argument of serve_trial.py
+    flags: str = ""  # for XLA
     keys: str = "threefry2x32"
     needs_gpu: bool = False
-    only: tuple[str, ...] = ()  # the environments that it can be done with; all when empty
+    only: tuple[str, ...] = ()  # the environments that support it; all if empty
 
     def start(self, env: str, *sizes: int) -> Worker:
         flags = f"{os.environ.get('XLA_FLAGS', '')} {self.flags}".strip()
@@ -42,7 +41,7 @@ class Trial(NamedTuple):
         return Worker(sys.executable, "serve_trial.py", self.change, env, *sizes, env=variables)
 
 
-AS_IS, CHANGED = "as it is", "changed"
+AS_IS, CHANGED = "unchanged", "changed"
 TRIALS = {
     "no-command-buffers": Trial(flags="--xla_gpu_enable_command_buffer=", needs_gpu=True),
     "loops-in-command-buffers": Trial(flags="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL", needs_gpu=True),
@@ -62,7 +61,7 @@ TRIALS = {
 
 
 def measure(name: str, trial: Trial, rounds: int) -> dict[str, Any]:
-    """A trial on a workload, beside ours as it is: two processes at a time, since a device has to hold them."""
+    """Compares a change with unchanged jppo on a workload; both processes must fit on the device."""
     workload = ALL[name]
     updates = updates_of(workload)
     sizes = (workload.num_envs, workload.num_steps, updates)
@@ -71,7 +70,7 @@ def measure(name: str, trial: Trial, rounds: int) -> dict[str, Any]:
         for key, started in {AS_IS: Trial(), CHANGED: trial}.items():
             workers[key] = started.start(workload.env, *sizes)
         medians, times, _ = in_rounds(workers, rounds)
-    except (SystemExit, OSError) as error:  # an unknown flag, a kernel that cannot be compiled, no memory
+    except (SystemExit, OSError) as error:  # an unknown flag, a kernel that does not compile, or too little memory
         return {"failed": str(error)}
     finally:
         for worker in workers.values():
@@ -90,17 +89,17 @@ def main(
     rounds: int = 5,
     output: Path = RESULTS / "trials.json",
 ) -> None:
-    """Measures and writes JSON.
+    """Measures possible optimizations for GPUs and writes JSON.
 
     Args:
-      workloads: as in versus_jax_peers.py.
-      trials: all that this machine's device can do where none is named.
-      rounds: each lets both train once.
-      output: JSON.
+      workloads: names of workloads, see versus_jax_peers.py.
+      trials: names of changes; by default all that this machine's device supports.
+      rounds: number of rounds; in each, both variants train once.
+      output: JSON file.
     """
-    for given, known in ((workloads, ALL), (trials, TRIALS)):
-        if unknown := [name for name in given if name not in known]:
-            raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    for names, known in ((workloads, ALL), (trials, TRIALS)):
+        if unknown := [name for name in names if name not in known]:
+            raise SystemExit(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
     if rounds < 1:
         raise SystemExit("rounds must be at least 1")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +114,7 @@ def main(
                 row["trials"][key] = found = measure(name, TRIALS[key], rounds)
                 print(f"{name}, {key}: {found.get('ratio', found.get('failed'))}", flush=True)
                 write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
-    table = Table("speed, as it is = 1", *(row["workload"] for row in rows))
+    table = Table("speed relative to unchanged", *(row["workload"] for row in rows))
     for key in chosen:
         ratios = [row["trials"].get(key, {}).get("ratio") for row in rows]
         table.add_row(key, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))

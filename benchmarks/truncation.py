@@ -1,14 +1,14 @@
-"""The ways to get V of the final observation of truncated episodes, timed side by side.
+"""Compares four ways to compute the value of the final observation of truncated episodes.
 
     python benchmarks/truncation.py
 
-cond        a critic pass at each step where something was truncated (`jppo.ppo.rollout`)
-batched     store every final observation, one critic pass over all T*N of them after the scan
+cond        a critic pass at each step at which an episode was truncated (`jppo.ppo.rollout`)
+batched     store all final observations; one critic pass over all T*N of them after the scan
 every step  a critic pass at each step
-compacted   store every final observation, gather the truncated ones, critic passes over N of them at a time
+compacted   store all final observations, gather the truncated ones; critic passes over N of them at a time
 
-All four give the same rollout, which is checked. Under `vmap` a branch turns into both of its sides at every step, so
-the forms are timed with four seeds too (there, "every step" is what "cond" becomes).
+The program checks that all four give the same rollout. Under `vmap`, a condition becomes a selection that evaluates
+both branches, so the forms are also timed with four seeds ("cond" then equals "every step").
 """
 
 import functools
@@ -40,10 +40,10 @@ TRAINED_UPDATES = 40
 
 
 class Form(NamedTuple):
-    """What is done with the final observations [N, ...] at each step, and with all of it [T, N, ...] after the scan."""
+    """Functions of the final observations [N, ...] at each step, and of their results [T, N, ...] after the scan."""
 
     at_step: Callable[[Array, Policy, PolicyState, PyTree], PyTree]
-    after_scan: Callable[[Array, Policy, PolicyState, PyTree], Array]  # V where cut, [T, N]; anything elsewhere
+    after_scan: Callable[[Array, Policy, PolicyState, PyTree], Array]  # V where truncated, [T, N]; arbitrary elsewhere
 
 
 def keep(cut: Array, policy: Policy, state: PolicyState, x: PyTree) -> PyTree:
@@ -60,7 +60,7 @@ def value_of_all(cut: Array, policy: Policy, state: PolicyState, obs: PyTree) ->
 
 
 def value_of_compacted(cut: Array, policy: Policy, state: PolicyState, obs: PyTree) -> Array:
-    """The truncated rows come first, N at a time, for as many blocks as there are."""
+    """Gathers the truncated rows and evaluates them in blocks of N."""
     num_envs, total = cut.shape[1], cut.size
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
     (rows,) = jnp.nonzero(cut.reshape(-1), size=total, fill_value=total)
@@ -85,7 +85,7 @@ FORMS = {
 
 
 def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: CollectState) -> Rollout:
-    """`jppo.ppo.rollout.collect` with another way to the final values, and without episode statistics."""
+    """Collects like `jppo.ppo.rollout.collect`, with another form of the final values and without statistics."""
     env, policy, config = agent.env, agent.policy, agent.config
     _, rollout_key = _split(state.key, 2)
     step_keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (config.num_steps, 2)))(rollout_key), 0, 1)
@@ -121,13 +121,13 @@ def cut_of(transition: Transition) -> Array:
 
 
 def at_start(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
-    """A fresh policy, every episode at its first step."""
+    """Returns a new policy, and environments at the first step of their episodes."""
     state = jit(agent.init)(key, jppo.Hyperparams())
     return state.train.policy, state.collect
 
 
 def truncating(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
-    """A policy that survives, and episodes at ages spread evenly up to the time limit."""
+    """Returns a trained policy, and episodes with ages distributed evenly up to the time limit."""
     step = jit(agent.step, donate_argnums=0)
     state = jit(agent.init)(key, jppo.Hyperparams(learning_rate=1e-3))
     for _ in range(TRAINED_UPDATES):
@@ -139,7 +139,7 @@ def truncating(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
     return state.train.policy, state.collect.replace(env_state=aged)
 
 
-def assert_same_settings(rollouts: dict[str, Rollout], reference: Rollout) -> None:
+def check_equal(rollouts: dict[str, Rollout], reference: Rollout) -> None:
     for name, rollout in rollouts.items():
         for field in ("action", "reward", "terminated", "truncated"):
             np.testing.assert_array_equal(getattr(rollout, field), getattr(reference, field), err_msg=f"{name} {field}")
@@ -147,7 +147,7 @@ def assert_same_settings(rollouts: dict[str, Rollout], reference: Rollout) -> No
 
 
 def measure(workload: Workload, start: Callable, repeats: int, max_others: float) -> dict[str, Any]:
-    """Milliseconds of a rollout by each form, alone and for four seeds at once."""
+    """Returns milliseconds of a rollout with each form, for one seed and for four seeds."""
     agent = jppo.make_anakin(workload.env, workload.config, total_steps=10**9)
     single = start(agent, jax.random.key(0))
     seeds = [single, *(start(agent, jax.random.key(i)) for i in range(1, NUM_SEEDS))]
@@ -159,9 +159,9 @@ def measure(workload: Workload, start: Callable, repeats: int, max_others: float
         if name != "every step":
             programs[f"{name}, {NUM_SEEDS} seeds"] = jit(jax.vmap(function)).lower(*several).compile()
     inputs = {name: several if "seeds" in name else single for name in programs}
-    reference = jit(functools.partial(collect, agent.env, agent.policy, agent.config.action_bounds, workload.num_steps))
+    reference = jit(functools.partial(collect, agent.env, agent.policy, workload.num_steps))
     rollout = reference(*single, jnp.asarray(0.99))[1]
-    assert_same_settings({name: programs[name](*single) for name in FORMS}, rollout)
+    check_equal({name: programs[name](*single) for name in FORMS}, rollout)
     times, others = interleaved(
         {name: functools.partial(program, *inputs[name]) for name, program in programs.items()}, repeats, max_others
     )
@@ -177,7 +177,7 @@ def measure(workload: Workload, start: Callable, repeats: int, max_others: float
 
 
 def _ratio(times: dict[str, np.ndarray], name: str) -> float:
-    """Median over the rounds of the time against cond's in the same round."""
+    """Returns the median over the rounds of the time divided by that of "cond"."""
     cond = f"cond, {NUM_SEEDS} seeds" if "seeds" in name else "cond"
     return float(np.median(times[name] / times[cond]))
 
@@ -197,13 +197,13 @@ def main(
     max_others: float = math.inf,
     output: Path = RESULTS / "truncation.json",
 ) -> None:
-    """Times four forms of bootstrapping truncated episodes.
+    """Compares four ways to compute the values of truncated episodes and writes JSON.
 
     Args:
-      workloads: as in throughput.py.
-      repeats: timed rollouts of each.
-      max_others: as in throughput.py.
-      output: where to write the numbers.
+      workloads: W1 to W4, see throughput.py.
+      repeats: timed rollouts of each form.
+      max_others: measure only while other processes keep at most this many cores busy (Linux).
+      output: JSON file.
     """
     rows = []
     for name in workloads:

@@ -1,8 +1,8 @@
-"""What versus_sb3.py and versus_rllib.py share: runs of Ray mode and of a peer, each in a fresh process, in turns.
+"""Compares Ray mode with another library, for versus_sb3.py and versus_rllib.py. Each run has a new process.
 
-Run as a program it is our own contestant, as peer_sb3.py and peer_rllib.py are the peers': it takes a setting as JSON
-and prints, as JSON, the seconds since training began and the steps taken at the end of each update, the mean return of
-the episodes that ended in the last update's rollout, and versions.
+As a program, this module trains once with jppo, as peer_sb3.py and peer_rllib.py do with the other libraries: it takes
+the settings as JSON and prints JSON with, for the end of each update, the seconds since the start and the steps; the
+mean return of the episodes that ended in the last update's rollout; and versions.
 """
 
 import json
@@ -55,35 +55,35 @@ _QUICK = Work(512, 1024)
 
 @dataclass(frozen=True)
 class Options:
-    """What to run."""
+    """Options of a comparison."""
 
     envs: tuple[Literal["cartpole", "waiting", "burning"], ...] = ("cartpole", "waiting")
     """Environments, as in host_envs.py."""
     num_actors: tuple[int, ...] = (8,)
-    """Numbers of actors, one after the other."""
+    """Numbers of actors to measure."""
     envs_per_actor: int = 8
-    """Environments each actor steps."""
+    """Number of environments per actor."""
     steps: int | None = None
-    """Environment steps timed per run, rounded up to whole updates, after one update to warm up; by default what takes
+    """Environment steps timed per run after one update of warm-up, rounded up to whole updates. By default, a run takes
     some seconds."""
     batch_size: int | None = None
-    """Environment steps per update; by default 8,192, and fewer where the environment is slow."""
+    """Environment steps per update; by default 8,192, or fewer for slow environments."""
     repeats: int = 3
-    """Runs of each contestant; what is reported is their median."""
+    """Runs of each contestant; results are their medians."""
     seed: int = 0
-    """Seed of the first run; each repetition takes the next."""
+    """Seed of the first run, increased by 1 for each repetition."""
     torch_threads: int = 1
-    """Threads of the peer's torch, 0 for as many as it likes: with more than one, these small networks only lose."""
+    """Number of threads of torch in the other library; 0 for its default. One is fastest for small networks."""
     peer_python: str = sys.executable
-    """Interpreter of an environment that has the peer."""
+    """Python interpreter of an environment with the other library."""
     max_others: float = math.inf
-    """Before each run, wait until at most this many cores are busy with something else, for ten minutes at most."""
+    """Before each run, wait until other processes keep at most this many cores busy, for at most ten minutes."""
     quick: bool = False
-    """One short run each with CartPole and two actors, to see that all works; its numbers say nothing."""
+    """Only check that everything works: one short run each with CartPole and two actors."""
 
 
 class Contestant(NamedTuple):
-    """What trains: a script, and what it is told beyond the setting."""
+    """One variant: a script that trains, and arguments in addition to the settings."""
 
     name: str
     script: str
@@ -92,31 +92,31 @@ class Contestant(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One training run."""
+    """Result of one training run."""
 
-    steps_per_second: float  # of training, from the end of the first update on
-    outside_seconds: float  # of the process's life, all but training: imports, starting and ending processes, compiling
-    return_mean: float | None  # of the episodes that ended in the last update's rollout; None when none did
-    cores_busy_before: float  # with something else, just before it started
+    steps_per_second: float  # of training after the first update
+    outside_seconds: float  # duration of the process without training: imports, start and end of processes, compilation
+    return_mean: float | None  # of the episodes that ended in the last update's rollout; None without such an episode
+    cores_busy_before: float  # by other processes, just before the run
     versions: dict[str, str]
 
 
 def compare(peer: str, imports: str, contestants: list[Contestant], options: Options, output: Path) -> None:
-    """Runs all contestants in turns, prints a table and writes `output`.
+    """Runs all contestants alternately, prints a table and writes `output`.
 
     Args:
-      peer: what to install for it, for the message when it is missing.
-      imports: a statement that fails where the peer is missing.
-      contestants: ours first: the others are compared with it.
+      peer: packages to install, for the message if the other library is missing.
+      imports: a statement that fails if the other library is missing.
+      contestants: jppo first; the others are compared with it.
     """
     if missing := _missing(options.peer_python, imports):
-        print(f"nothing to compare with: {missing}; install {peer}, or name a Python that has it with --peer-python")
+        print(f"{missing}; install {peer}, or select a Python environment that has it with --peer-python")
         return
     rows = []
     for env in ("cartpole",) if options.quick else options.envs:
         for num_actors in (2,) if options.quick else options.num_actors:
             setting = make_setting(env, num_actors, options)
-            runs = run_in_turns(contestants, setting, 1 if options.quick else options.repeats, options.max_others)
+            runs = run_alternately(contestants, setting, 1 if options.quick else options.repeats, options.max_others)
             rows += [report(setting, name, runs[name], runs[contestants[0].name]) for name in runs]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_json(output, {"rows": rows, "learning": LEARNING, **hardware()})
@@ -124,7 +124,7 @@ def compare(peer: str, imports: str, contestants: list[Contestant], options: Opt
 
 
 def make_setting(env: str, num_actors: int, options: Options) -> dict[str, Any]:
-    """What every contestant is told. Exits where the sizes do not fit."""
+    """Returns the settings of all contestants. Exits with a message if the sizes do not fit."""
     work = _QUICK if options.quick else WORK[env]
     batch_size = options.batch_size or work.batch_size
     num_envs = num_actors * options.envs_per_actor
@@ -144,10 +144,10 @@ def make_setting(env: str, num_actors: int, options: Options) -> dict[str, Any]:
     }
 
 
-def run_in_turns(
+def run_alternately(
     contestants: list[Contestant], setting: dict[str, Any], repeats: int, max_others: float
 ) -> dict[str, list[Run]]:
-    """Runs of each contestant by name, round by round, so that what else the machine does falls on all alike."""
+    """Runs every contestant once per round, so that other processes affect all equally. Returns the runs by name."""
     runs: dict[str, list[Run]] = {contestant.name: [] for contestant in contestants}
     for number in range(repeats):
         for contestant in contestants:
@@ -161,13 +161,13 @@ def run_in_turns(
 
 
 def run_once(contestant: Contestant, setting: dict[str, Any], max_others: float) -> Run:
-    """One training run in a fresh process. Exits with its error output if it fails."""
+    """Trains once in a new process. Exits with the error output if it fails."""
     deadline = time.perf_counter() + _PATIENCE_SECONDS
     while (busy := cores_busy()) > max_others and time.perf_counter() < deadline:
         pass
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}  # the peers' learners are on the CPU too
-    environment.pop("RAY_ADDRESS", None)  # each run starts a Ray of its own
+    environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}  # the other libraries also learn on the CPU
+    environment.pop("RAY_ADDRESS", None)  # each run starts Ray itself
     command = [contestant.python, str(HERE / contestant.script), json.dumps(setting | dict(contestant.extra))]
     start = time.perf_counter()
     done = subprocess.run(
@@ -183,7 +183,7 @@ def run_once(contestant: Contestant, setting: dict[str, Any], max_others: float)
 
 
 def report(setting: dict[str, Any], name: str, runs: list[Run], ours: list[Run]) -> dict[str, Any]:
-    """One contestant's row: medians over its runs, and the runs themselves."""
+    """Returns the row of one contestant: medians over its runs, and all runs."""
     speeds = [run.steps_per_second for run in runs]
     ratios = [our.steps_per_second / run.steps_per_second for our, run in zip(ours, runs, strict=True)]
     returns = [math.nan if run.return_mean is None else run.return_mean for run in runs]
@@ -203,7 +203,7 @@ def report(setting: dict[str, Any], name: str, runs: list[Run], ours: list[Run])
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    columns = ("env", "actors x envs", "batch", "contestant", "steps/s", "ours is", "outside s", "return")
+    columns = ("env", "actors x envs", "batch", "contestant", "steps/s", "jppo is", "outside s", "return")
     table = Table(*columns)
     for row in rows:
         low, high = min(row["steps_per_second_of_runs"]), max(row["steps_per_second_of_runs"])
@@ -217,11 +217,13 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['outside_seconds']:.1f}",
             f"{row['return_mean']:.0f}",
         )
-    Console(width=140).print(table, "medians (lowest, highest); ours is the first contestant of each group")
+    Console(width=140).print(
+        table, "medians (lowest, highest); 'jppo is' gives the speed of the group's first row relative to this row"
+    )
 
 
 def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
-    """Our contestant; extra: policy_lag, and in_process to do without actors."""
+    """Trains once with jppo; the settings also contain policy_lag, and in_process to train without actors."""
     num_envs = setting["num_actors"] * setting["envs_per_actor"]
     config = jppo.PPOConfig(
         num_envs=num_envs,
@@ -243,7 +245,7 @@ def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
         seed=setting["seed"],
         progress="none",
     )
-    seconds = result.metrics["time/elapsed"]  # spread evenly over updates that were logged together
+    seconds = result.metrics["time/elapsed"]  # interpolated for updates that were logged together
     seconds[0] = sum(result.metrics[f"time/{part}"][0] for part in ("wait", "transfer", "update"))
     return {
         "seconds": seconds.tolist(),
@@ -254,7 +256,7 @@ def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(python: str, imports: str) -> str:
-    """Why `imports` fails under an interpreter; empty where it does not."""
+    """Returns the reason why `imports` fails with an interpreter, or ''."""
     try:
         done = subprocess.run([python, "-c", imports], capture_output=True, text=True, check=False)
     except OSError as error:

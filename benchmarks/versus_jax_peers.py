@@ -1,13 +1,13 @@
-"""Whole training beside the JAX peers: steps per second, compile time and memory.
+"""Compares whole training with PureJaxRL and rejax: steps per second, compile time and memory.
 
     python benchmarks/versus_jax_peers.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python \\
         --rejax-python path/to/its/python
 
-Each contestant is a process of its own, which compiles a whole training run, waits, and trains once per round, so that
-whatever else the machine does falls on all of them alike. On a CPU of several cores ours runs twice: on one device, as
-the peers do, and on two (`--num-devices 2`). The peers want gymnax 0.0.9: give them a Python environment of their own,
-with the same JAX. A peer that is not named is left out. Ours is the public API, `jppo.jit(agent.train)`,
-with the compiler options that this brings; the peers are compiled as they come, by `jax.jit`.
+Each implementation has its own process, which compiles a whole training run, waits, and trains once per round, so that
+other processes affect all implementations equally. On a CPU with several cores, jppo is measured on one device, like
+the others, and on two (`--num-devices 2`). PureJaxRL and rejax need gymnax 0.0.9, and therefore a separate Python
+environment with the same version of JAX. Libraries without options are left out. jppo runs through its public API,
+`jppo.jit(agent.train)`, which sets compiler options; the others are compiled with `jax.jit`.
 """
 
 import datetime
@@ -35,16 +35,16 @@ LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
 ALL = WORKLOADS | LARGER
 _OURS = "jppo"
 _SECOND_STARTS = 3
-_STEPS = 1_000_000  # of a repetition, or two updates
+_STEPS = 1_000_000  # environment steps per repetition; at least two updates
 
 
 class Contestant(NamedTuple):
-    """What compiles and trains."""
+    """An implementation that is measured."""
 
     name: str
     python: str
     script: str
-    words: tuple[Any, ...]  # before the sizes
+    words: tuple[Any, ...]  # arguments before the sizes
     num_devices: int = 1
 
     def start(self, *sizes: int, **env: str) -> Worker:
@@ -55,7 +55,7 @@ class Contestant(NamedTuple):
 
 
 def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
-    """Ours first."""
+    """Returns the implementations to measure, jppo first."""
     env = workload.env
     found = [Contestant(_OURS, sys.executable, "serve_jppo.py", (env,))]
     if jax.default_backend() == "cpu" and num_cores() > 1:
@@ -69,7 +69,7 @@ def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
 
 
 class Peers(NamedTuple):
-    """Where they are."""
+    """Locations of the other implementations."""
 
     purejaxrl: Path | None
     purejaxrl_python: str
@@ -77,8 +77,8 @@ class Peers(NamedTuple):
 
 
 def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str, Any]:
-    """Medians, and all rounds, of each contestant; and our second starts'
-    median, from the cache that the first one filled."""
+    """Measures one workload. Returns medians and all rounds of each implementation, and the median compile time of a
+    second start of jppo, with the compilation cache of the first."""
     workload = ALL[name]
     updates = updates_of(workload)
     sizes = (workload.num_envs, workload.num_steps, updates)
@@ -112,12 +112,12 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
 
 
 def updates_of(workload: Workload) -> int:
-    """Of a repetition."""
+    """Returns the number of updates per repetition."""
     return max(2, round(_STEPS / workload.config.batch_size))
 
 
 class Rounds(NamedTuple):
-    """Seconds, and how many cores were busy with something else before each round."""
+    """Seconds of each round, and the number of cores that other processes kept busy before it."""
 
     medians: dict[str, float]
     times: dict[str, list[float]]
@@ -125,15 +125,15 @@ class Rounds(NamedTuple):
 
 
 def in_rounds(workers: dict[str, Worker], rounds: int, max_others: float = math.inf) -> Rounds:
-    """Has each worker train once per round, and once before, to warm up."""
+    """Trains once per round with each worker, after a round of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in workers}
     busy: list[float] = []
     for number in range(rounds + 1):
         while (others := cores_busy()) > max_others:
             pass
         names = list(workers)
-        turns = names[number % len(names) :] + names[: number % len(names)]  # each is first, and last, as often
-        round_seconds = {name: workers[name].train() for name in turns}
+        order = names[number % len(names) :] + names[: number % len(names)]  # each is first and last equally often
+        round_seconds = {name: workers[name].train() for name in order}
         if number:
             busy.append(others)
             for name, seconds in round_seconds.items():
@@ -170,19 +170,19 @@ def main(
     max_others: float = math.inf,
     output: Path = RESULTS / "versus_jax_peers.json",
 ) -> None:
-    """Measures and writes JSON.
+    """Compares whole training with PureJaxRL and rejax and writes JSON.
 
     Args:
       workloads: W1 to W4, and for accelerators W1-16k, W1-64k, W1-256k and W3-16k.
-      rounds: each lets every contestant train once.
+      rounds: number of rounds; in each, every implementation trains once.
       purejaxrl: a clone of PureJaxRL.
-      purejaxrl_python: that has what it needs.
-      rejax_python: that has rejax.
-      max_others: before each round, wait until at most this many cores are busy with something else.
-      output: JSON.
+      purejaxrl_python: Python interpreter with PureJaxRL's dependencies.
+      rejax_python: Python interpreter with rejax.
+      max_others: before each round, wait until other processes keep at most this many cores busy (Linux).
+      output: JSON file.
     """
     if unknown := [name for name in workloads if name not in ALL]:
-        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; there are {', '.join(ALL)}")
+        raise SystemExit(f"unknown workloads: {', '.join(unknown)}; use {', '.join(ALL)}")
     peers, rows = Peers(purejaxrl, purejaxrl_python, rejax_python), []
     for name in workloads:
         rows.append(measure(name, peers, rounds, max_others))

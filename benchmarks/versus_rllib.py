@@ -1,14 +1,18 @@
-"""Ray mode against RLlib's PPO (new API stack): steps per second of whole training, and the return it reached.
+"""Compares Ray mode with RLlib's PPO (new API stack): steps per second of whole training, and the final return.
 
     python benchmarks/versus_rllib.py
-    python benchmarks/versus_rllib.py --peer-python /path/to/venv/bin/python    # ray[rllib] wants its own gymnasium
+    python benchmarks/versus_rllib.py --peer-python /path/to/venv/bin/python    # ray[rllib] needs another gymnasium
 
-Same environment, actors, environments per actor, separate 2x64 tanh networks, batch, epochs, minibatches, loss weights
-and learning rate. What differs: RLlib's output layers start from torch's default weights (its hidden ones are
-orthogonal, like ours) and its Adam's epsilon is 1e-8 (ours 1e-5); it standardises advantages over the batch, we over
-the minibatch; its runners add a row per episode to the batch and may overshoot by some steps, which are counted. Its
-torch gets one thread; our learner takes what XLA takes. Lag 1 collects with the parameters of one update before, which
-RLlib's PPO does not: it is faster by the clock and learns less per step, so compare its return too.
+Both use the same environment, actors, environments per actor, separate 2x64 tanh networks, batch size, epochs,
+minibatches, loss weights and learning rate. The differences:
+
+- RLlib initializes output layers with torch's defaults (hidden layers are orthogonal in both).
+- The epsilon of Adam is 1e-8 in RLlib and 1e-5 in jppo.
+- RLlib standardizes advantages over the batch, jppo over the minibatch.
+- RLlib adds a row per episode to the batch and may exceed the batch size by some steps, which are counted.
+- torch uses one thread; jppo's learner uses XLA's default number of threads.
+- With lag 1, jppo collects with the parameters of the previous update, which RLlib's PPO does not. This is faster and
+  learns less per step, so compare the returns, too.
 """
 
 from pathlib import Path
@@ -19,10 +23,10 @@ from versus import Contestant, Options, compare
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options] = Options(), output: Path = RESULTS / "versus_rllib.json") -> None:
-    """Times training, ours and RLlib's in turns.
+    """Compares training with jppo and with RLlib and writes JSON.
 
     Args:
-      output: where to write the numbers.
+      output: JSON file.
     """
     contestants = [
         Contestant("jppo", "versus.py", extra={"policy_lag": 0, "in_process": False}),

@@ -1,15 +1,18 @@
-"""Ray mode against Stable-Baselines3's PPO: steps per second of whole training, and the return it reached.
+"""Compares Ray mode with Stable-Baselines3's PPO: steps per second of whole training, and the final return.
 
     python benchmarks/versus_sb3.py
     python benchmarks/versus_sb3.py --envs waiting burning --num-actors 1 2 8    # half an hour
     python benchmarks/versus_sb3.py --peer-python /path/to/venv/bin/python
 
-Same environment, separate 2x64 tanh networks with orthogonal weights, batch, epochs, minibatches, loss weights,
-learning rate and Adam. Four things differ. Its SubprocVecEnv holds one environment per process, so with as many
-processes as our actors it steps fewer environments, for longer. Both its forms wait for every environment at every
-step, whereas our actors hand in whole rollouts. Its torch gets one thread; ours takes what XLA takes. Lag 1 collects
-with the parameters of one update before, which no form of the peer does: it is faster by the clock and learns less per
-step, so compare its return too.
+Both use the same environment, separate 2x64 tanh networks with orthogonal weights, batch size, epochs, minibatches,
+loss weights, learning rate and Adam. The differences:
+
+- SubprocVecEnv has one environment per process. It starts one process per actor, and therefore has fewer environments
+  and longer rollouts.
+- Stable-Baselines3 waits for all environments at each step; jppo's actors return whole rollouts.
+- torch uses one thread; jppo's learner uses XLA's default number of threads.
+- With lag 1, jppo collects with the parameters of the previous update, which Stable-Baselines3 does not. This is faster
+  and learns less per step, so compare the returns, too.
 """
 
 from pathlib import Path
@@ -20,10 +23,10 @@ from versus import Contestant, Options, compare
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options] = Options(), output: Path = RESULTS / "versus_sb3.json") -> None:
-    """Times training, ours and Stable-Baselines3's in turns.
+    """Compares training with jppo and with Stable-Baselines3 and writes JSON.
 
     Args:
-      output: where to write the numbers.
+      output: JSON file.
     """
     theirs = ("peer_sb3.py", options.peer_python)
     contestants = [

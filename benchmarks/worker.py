@@ -1,6 +1,4 @@
-"""What population.py, trials.py and versus_jax_peers.py start: processes that compile, and train once per line that
-they are sent.
-"""
+"""The processes that population.py, trials.py and versus_jax_peers.py start. They compile, then train on request."""
 
 import json
 import os
@@ -10,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # a GPU is shared by all of them, and by who starts them
-_ALONE = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # the caller's
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # all processes share the GPU
+_ALONE = {
+    name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"
+}  # without the cache of this process
 
 
 class Worker:
-    """A process that has compiled (see serving.py)."""
+    """A process that has compiled its training program (see serving.py)."""
 
     def __init__(self, python: str, script: str, *words: Any, env: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
@@ -28,14 +28,14 @@ class Worker:
         self.compile_seconds = float(self._read()["seconds"])
 
     def train(self) -> float:
-        """Seconds."""
+        """Trains once and returns the seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         return float(self._read()["seconds"])
 
     def close(self) -> dict[str, Any]:
-        """What it says in the end."""
+        """Ends the process and returns its last message."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         last = self._read() or {}
@@ -43,7 +43,7 @@ class Worker:
         return last
 
     def kill(self) -> None:
-        """Ends it without a word."""
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
 
@@ -52,4 +52,4 @@ class Worker:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"{self._process.args} ended early, with {self._process.wait()}")
+        raise SystemExit(f"{self._process.args} ended early with exit code {self._process.wait()}")
