@@ -590,6 +590,47 @@ def test_envs_lists_whole_names(monkeypatch, columns):
     assert [word for word in out.split() if word in names] == names
 
 
+@pytest.mark.parametrize(
+    ("argv", "safe", "added"),
+    [
+        (["train", "corridors:Corridor"], False, True),
+        (["check-env", "corridors:Corridor"], False, True),
+        (["train", "corridors:Corridor"], True, False),
+        (["train", "CartPole-v1"], False, False),
+        (["train", "envpool:Pong-v5"], False, False),
+        (["plot", "run:1"], False, False),
+        (["envs"], False, False),
+    ],
+)
+def test_the_current_directory_is_last_on_the_path_if_an_argument_is_a_module(monkeypatch, argv, safe, added):
+    monkeypatch.setattr(cli, "sys", SimpleNamespace(path=["lib"], flags=SimpleNamespace(safe_path=safe)))
+    cli._add_current_directory(cli.parse_command(argv))
+    assert cli.sys.path == ["lib", str(Path.cwd())] if added else ["lib"]
+
+
+def test_files_in_the_current_directory_do_not_hide_packages():
+    Path("tyro.py").write_text("raise SystemExit('foreign code')")
+    environment = os.environ | {"PYTHONPATH": str(Path(jppo.__file__).parents[1])}
+    command = [sys.executable, "-m", "jppo", "envs", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=DEADLINE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("usage: jppo envs")
+
+
+@pytest.mark.slow
+def test_the_current_directory_is_last_on_the_path_of_actors(tmp_path):
+    Path("msgpack.py").write_text("raise ImportError('foreign code')")
+    note = "import json, os, sys\nopen(f'path-{os.getpid()}.json', 'w').write(json.dumps(sys.path))\n"
+    Path("corridors.py").write_text(note + OWN)
+    options = ["--num-actors", "1", "--num-envs", "2", "--num-steps", "32", "--total-steps", "64"]
+    process = start("sys.path.remove(''); sys.exit(main())", "train", "corridors:Corridor", *options, "--quiet")
+    assert process.communicate(timeout=DEADLINE) == ("", "")
+    paths = [json.loads(note.read_text()) for note in Path().glob("path-*.json")]
+    assert len(paths) == 2, "of the driver and of the actor"
+    for path in paths:
+        assert path.index(str(tmp_path)) == len(path) - 1
+
+
 def test_the_script_is_installed():
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="jppo")
     assert script.load() is main

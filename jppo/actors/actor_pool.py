@@ -6,7 +6,9 @@ dies, or an environment raises or hangs), its fragment is lost, and a new actor 
 
 import dataclasses
 import math
+import os
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -243,7 +245,8 @@ class ActorPool:
             "scheduling_strategy": self._strategy(),
             "runtime_env": {"env_vars": variables},
         }
-        slot.handle = ray.remote(ActorProcess).options(**options).remote()
+        import_path = [os.path.abspath(directory) for directory in sys.path]
+        slot.handle = ray.remote(ActorProcess).options(**options).remote(import_path)
         slot.numbers = slot.env_index + self._num_envs * slot.spawned
         slot.pending, slot.since, slot.retry_at = slot.handle.place.remote(), self._waited, None
         slot.spawned += 1

@@ -5,9 +5,10 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -38,6 +39,8 @@ def connect(config: RayConfig) -> bool:
             "max_direct_call_object_size": _MESSAGE_BYTES,
             "prestart_worker_first_driver": False,  # starting idle workers takes time, and actors cannot use them
         }
+    if not address.startswith("ray://"):
+        options["job_config"] = _make_job_config()
     try:
         _check_reachable(address)
         with defer_signals(interruptible=address != "local"), warnings.catch_warnings():
@@ -60,6 +63,22 @@ def connect(config: RayConfig) -> bool:
         raise
     _set_echo(False)
     return True
+
+
+class _WorkerPath(list):
+    """The directories that Ray puts first on the path of its workers: of those that it wants to add, only the one that
+    Python has put first on the path of this process, so that no file of another directory hides a package."""
+
+    def extend(self, directories: Iterable[str]) -> None:
+        first = os.path.abspath(sys.path[0])
+        super().extend(directory for directory in directories if directory == first)
+
+
+def _make_job_config() -> Any:
+    """Returns Ray's settings of this process's job, with _WorkerPath."""
+    job_config = ray.job_config.JobConfig()
+    job_config._py_driver_sys_path = _WorkerPath()
+    return job_config
 
 
 def disconnect() -> None:

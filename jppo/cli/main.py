@@ -22,7 +22,7 @@ from jppo.cli.play import Play
 from jppo.cli.plot import Plot
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
-from jppo.config.checks import did_you_mean
+from jppo.config.checks import did_you_mean, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
 
@@ -52,7 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     owns_process = argv is None
     if argv is None:
         argv = sys.argv[1:]
-        sys.path.insert(0, os.getcwd())  # like `python -m`, so that module:name finds environments in this directory
         signal.signal(signal.SIGINT, _exit_at_once)
     if not argv or argv[0] in ("-h", "--help"):
         print(
@@ -65,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command = parse_command(argv)
         if owns_process:
+            _add_current_directory(command)
             configure_jax(command)
             if isinstance(command, Train):
                 _import_training()
@@ -137,6 +137,15 @@ def configure_jax(command: Any) -> None:
         from jppo.devices.determinism import ask_for_determinism
 
         ask_for_determinism()
+
+
+def _add_current_directory(command: Any) -> None:
+    """Makes modules of the current directory importable if an argument is module:name.
+
+    The directory is last on the path, so that its files do not hide installed packages. PYTHONSAFEPATH excludes it.
+    """
+    if names_module(getattr(command, "env", None)) and not sys.flags.safe_path:
+        sys.path.append(os.getcwd())
 
 
 def _import_training() -> None:

@@ -86,6 +86,11 @@ def find_similar(name: str, choices: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, names, 1)), None)
 
 
+def names_module(env: Any) -> bool:
+    """Returns whether an environment is named as module:name, so that making it imports and runs that module."""
+    return isinstance(env, str) and ":" in env and not env.startswith("envpool:")
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Returns a hint for an unknown name: the most similar choice, or all choices if none is similar."""
     names = list(choices)
