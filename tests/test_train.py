@@ -351,21 +351,6 @@ def test_invalid_arguments_write_no_files(tmp_path, given, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"learning_rate": 1e-3}, r"use hyperparams=jppo\.Hyperparams\(learning_rate=\.\.\.\)"),
-        ({"num_envs": 8}, r"use config=jppo\.PPOConfig\(num_envs=\.\.\.\)"),
-        ({"policy_lag": 1}, r"use ray=jppo\.RayConfig\(policy_lag=\.\.\.\)"),
-        ({"wandb": True}, r"use run=jppo\.RunConfig\(wandb=\.\.\.\)"),
-        ({"learning": 1}, "unexpected keyword argument 'learning'"),
-    ],
-)
-def test_unknown_keyword_names_its_record(arguments, message):
-    with pytest.raises(TypeError, match=message):
-        jppo.train("CartPole-v1", **arguments)
-
-
 def test_two_different_numbers_of_actors_are_refused():
     with pytest.raises(ValueError, match=r"num_actors = 2 differs from ray\.num_actors = 3; pass only one"):
         jppo.train("CartPole-v1", backend="ray", num_actors=2, ray=jppo.RayConfig(num_actors=3))

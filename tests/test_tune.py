@@ -41,12 +41,12 @@ def test_search_space_replaces_arguments():
     [
         (
             {"batch_size": 64},
-            r"unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: sweep one of these",
+            r"unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: set one of these",
         ),
         ({"lr": 1e-3}, "did you mean learning_rate"),
         ({"num_minibatch": 1}, "did you mean num_minibatches"),
-        ({"frobnicate": 1}, "choose from action_bounds, .*, seed"),
-        ({"num_minibatches": 3}, "nearest that divide it"),
+        ({"frobnicate": 1}, "unknown setting 'frobnicate'"),
+        ({"num_minibatches": 3}, "nearest numbers that divide it"),
         ({"seed": 0.5}, "seed = 0.5"),
     ],
 )
@@ -58,7 +58,7 @@ def test_invalid_search_space_raises(space, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"config": {"learning_rate": 1e-3}}, "pass the search space to the Tuner"),
+        ({"config": {"learning_rate": 1e-3}}, "it is a field of hyperparams"),
         ({"ray": jppo.RayConfig()}, "ray.num_actors must be a number"),
         ({"checkpoint_updates": 0.5}, "checkpoint_updates = 0.5"),
         ({"backend": "rllib"}, "backend = 'rllib'"),
@@ -313,7 +313,6 @@ def test_population_trial_reports_every_run(ray_of_two, tmp_path):
     ("options", "message"),
     [
         ({"num_envs": [4, 8]}, "num_envs needs one program per value, and a trial is one program"),
-        ({"lr": [1e-3]}, "unknown setting 'lr'; did you mean learning_rate"),
         ({"seeds": 0}, "seeds = 0 must be from 1 to"),
     ],
 )

@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jppo.actors.sebulba import Sebulba
 from jppo.benchmark.memory import memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
 from jppo.benchmark.timing import HostStepper, Program, device_programs, repeat, sample_rollout, time_programs
+from jppo.config.overrides import check_overrides
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
@@ -37,10 +38,10 @@ def bench(
     env: Any,
     *,
     seed: int = 0,
-    config: PPOConfig | None = None,
-    hyperparams: Hyperparams | None = None,
+    config: PPOConfig | Mapping[str, Any] | None = None,
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
     preset: str = "auto",
-    network: Network | None = None,
+    network: Network | str | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     backend: str = "auto",
@@ -49,6 +50,7 @@ def bench(
     ray: RayConfig | None = None,
     seconds: float = 2.0,
     message: Callable[[str], None] = lambda text: None,
+    **overrides: Any,
 ) -> BenchResult:
     """Measures the speed and the memory of a run and the time of its parts. Saves nothing.
 
@@ -57,11 +59,13 @@ def bench(
         `jppo.train`.
       seconds: measuring time of the run, and of its slowest part. Slow parts run at least five times.
       message: gets a line of text at each stage.
+      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
 
     Raises:
       ValueError: an invalid argument, a run that diverges, or not enough memory.
       ActorsFailed: an actor failed too often in a row.
     """
+    check_overrides(bench, overrides)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
         raise ValueError(f"seconds = {seconds!r} must be a number greater than 0")
     if jax.process_count() > 1:
@@ -72,6 +76,7 @@ def bench(
         seed=seed,
         config=config,
         hyperparams=hyperparams,
+        overrides=overrides,
         preset=preset,
         network=network,
         optimizer=optimizer,

@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jppo.benchmark.memory import count_parameters, memory_by_purpose
+from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
@@ -54,51 +56,61 @@ class PlanResult:
 def plan(
     env: Any,
     *,
-    config: PPOConfig | None = None,
-    hyperparams: Hyperparams | None = None,
+    config: PPOConfig | Mapping[str, Any] | None = None,
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
     preset: str = "auto",
-    network: Network | None = None,
+    network: Network | str | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     num_devices: int | None = None,
+    **overrides: Any,
 ) -> PlanResult:
     """Compiles a run on the device without training, and a few larger ones to find the largest num_envs that fits.
 
     Args:
       env, config, hyperparams, preset, network, optimizer, loss, num_devices: as for `jppo.train`.
+      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
 
     Raises:
       ValueError: an invalid argument, a Gymnasium environment, or a run that does not fit in memory.
     """
+    check_overrides(plan, overrides)
     if isinstance(env, str) and choose_backend(env) == "ray":
         raise ValueError(f"{env} is a Gymnasium environment; plan supports on-device (JAX) environments only")
+    network, overrides = take_network(network, overrides)
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "loss": loss}
     settings = RunSettings(
-        env=env, config=config, hyperparams=hyperparams, preset=preset, num_devices=num_devices, **parts
+        env=env,
+        config=config,
+        hyperparams=hyperparams,
+        overrides=overrides,
+        preset=preset,
+        num_devices=num_devices,
+        **parts,
     )
     prepared = prepare_run(settings)
     agent: Any = prepared.agent
-    devices, config = prepared.config_json["num_devices"], agent.config
+    devices, sizes = prepared.config_json["num_devices"], agent.config
     free = bytes_free(devices)
     start = time.perf_counter()
     chunk, state = _compile(agent)
     compile_seconds, needed = time.perf_counter() - start, bytes_needed(chunk)
 
     def measure(num_envs: int) -> int:
-        larger = dataclasses.replace(config, num_envs=num_envs)
+        larger = sizes.replace(num_envs=num_envs)
         return bytes_needed(_compile(make_anakin(agent.env, larger, num_devices=devices, **parts))[0])
 
-    largest = _largest_num_envs(config, devices, needed, free, measure)
+    largest = _largest_num_envs(sizes, devices, needed, free, measure)
     if needed > free:
         remedy = f"the largest num_envs that fits is {largest}" if largest else "lower num_steps as well"
         raise ValueError(
-            f"num_envs = {config.num_envs} and num_steps = {config.num_steps} need {show_bytes(needed)} of device "
+            f"num_envs = {sizes.num_envs} and num_steps = {sizes.num_steps} need {show_bytes(needed)} of device "
             f"memory and {show_bytes(free)} are free; {remedy}"
         )
     return PlanResult(
         env=agent.env.name,
-        num_envs=config.num_envs,
-        num_steps=config.num_steps,
+        num_envs=sizes.num_envs,
+        num_steps=sizes.num_steps,
         num_devices=devices,
         num_parameters=count_parameters(state.train),
         memory=memory_by_purpose(chunk, state.train, state.collect, devices),

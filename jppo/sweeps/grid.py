@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.config.checks import check_int, check_seed, check_total_steps, did_you_mean
+from jppo.config.checks import check_int, check_seed, check_total_steps
+from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, resolve_settings
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
+from jppo.envs.base import Environment
 from jppo.ppo.anakin import Anakin, make_anakin
 from jppo.runs.files import jsonable
 from jppo.runs.run_dir import safe_name
 from jppo.training.settings import check_sizes, own_parts, resolve_preset
 
-HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
-CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
 _MAX_HALVINGS = 4
 _MAX_SEEDS = 100_000
 
@@ -85,8 +85,8 @@ def make_groups(
     seeds: list[int],
     values: dict[str, list[Any]],
     total_steps: int | float | None,
-    config: PPOConfig | None,
-    hyperparams: Hyperparams | None,
+    config: Any,
+    hyperparams: Any,
     preset: str,
     parts: dict[str, Any],
     **options: Any,
@@ -104,10 +104,8 @@ def make_groups(
     Raises:
       ValueError: an argument is invalid.
     """
-    for name, value, kind in (("config", config, PPOConfig), ("hyperparams", hyperparams, Hyperparams)):
-        if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{name} = {value!r} must be a {kind.__name__}; pass single settings by their name")
-    envs = list(env) if isinstance(env, list | tuple) else [env]
+    is_list = isinstance(env, list | tuple) and not isinstance(env, Environment)  # an Environment is a NamedTuple
+    envs = list(env) if is_list else [env]
     made = [_make_device_env(one) for one in envs]
     if not made:
         raise ValueError("env = [] must contain at least one environment")
@@ -117,13 +115,13 @@ def make_groups(
     for given_env, one in zip(envs, made, strict=True):
         chosen = resolve_preset(preset, one.name)
         steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
+        base_config, base_hyperparams = resolve_settings(chosen, config, hyperparams, {})
         for structure in _combinations(values, CONFIG_NAMES):
-            group_config = dataclasses.replace(chosen.config if config is None else config, **structure)
+            group_config = base_config.replace(**structure)
             check_sizes(group_config, steps)
             runs: list[RunSpec] = []
             for numbers in _combinations(values, HYPERPARAM_NAMES):
-                base = chosen.hyperparams if hyperparams is None else hyperparams
-                run_hyperparams = dataclasses.replace(base, **numbers)
+                run_hyperparams = base_hyperparams.replace(**numbers)
                 check_hyperparams(run_hyperparams)
                 settings = {name: (structure | numbers)[name] for name in values}
                 runs += [
@@ -170,13 +168,13 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for name, value in settings.items():
         if name not in names:
-            hint = did_you_mean("learning_rate" if name == "lr" else name, names)
-            raise ValueError(f"unknown setting {name!r}; {hint}")
+            raise ValueError(f"unknown setting {name!r}{hint_for(name, names)}")
         if name == "hidden_sizes":
-            several = isinstance(value, list | tuple) and all(isinstance(x, tuple) for x in value)
+            several = isinstance(value, list | tuple) and all(isinstance(x, list | tuple) for x in value)
         else:
             several = not isinstance(value, str) and np.ndim(value) > 0
         choices = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
+        choices = [tuple(x) if isinstance(x, list) else x for x in choices]
         if not choices or any(x == y for x, y in itertools.combinations(choices, 2)):
             raise ValueError(f"{name} = {value!r} must be one value or a list of distinct values")
         values[name] = choices

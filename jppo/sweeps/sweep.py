@@ -2,13 +2,14 @@
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jppo.config.checks import check_int
+from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.resources import Resources
 from jppo.devices.memory import explain_out_of_memory
@@ -29,10 +30,10 @@ def sweep(
     *,
     seeds: int | Sequence[int] = 4,
     total_steps: int | float | None = None,
-    config: PPOConfig | None = None,
-    hyperparams: Hyperparams | None = None,
+    config: PPOConfig | Mapping[str, Any] | None = None,
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
     preset: str = "auto",
-    network: Network | None = None,
+    network: Network | str | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     successive_halving: bool = False,
@@ -72,7 +73,10 @@ def sweep(
 
     Raises:
       ValueError: an argument is invalid; nothing has been trained.
+      TypeError: an unknown argument.
     """
+    check_overrides(sweep, settings)
+    network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(
         env,

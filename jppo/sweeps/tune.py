@@ -1,6 +1,6 @@
 """Trainables for Ray Tune: single runs, and populations of runs in one program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
+from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
@@ -18,7 +19,7 @@ from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs.plots import interquartile_mean
-from jppo.sweeps.grid import CONFIG_NAMES, check_seeds, check_settings, make_groups
+from jppo.sweeps.grid import check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.tune_trial import METRIC, train_trial
@@ -31,10 +32,10 @@ def trainable(
     *,
     total_steps: int | float | None = None,
     seed: int = 0,
-    config: PPOConfig | None = None,
-    hyperparams: Hyperparams | None = None,
+    config: PPOConfig | Mapping[str, Any] | None = None,
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
     preset: str = "auto",
-    network: Network | None = None,
+    network: Network | str | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     backend: str = "auto",
@@ -42,6 +43,7 @@ def trainable(
     ray: RayConfig | None = None,
     resources: Resources = Resources(),
     checkpoint_updates: int = 100,
+    **overrides: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is one run.
 
@@ -58,15 +60,16 @@ def trainable(
         addition to `resources`. Default: the trial steps Gymnasium environments itself.
       resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
+      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
 
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find, such as an unknown environment, fail the
         trial.
     """
-    if config is not None and not isinstance(config, PPOConfig):
-        raise ValueError(f"config = {config!r} must be a PPOConfig; pass the search space to the Tuner as param_space")
-    if hyperparams is not None:
-        check_hyperparams(hyperparams)
+    check_overrides(trainable, overrides)
+    config = None if config is None else as_record("config", config, PPOConfig)
+    hyperparams = None if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
+    check_hyperparams(hyperparams or Hyperparams())
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if preset != "auto":
@@ -80,6 +83,7 @@ def trainable(
         seed=check_seed(seed),
         config=config,
         hyperparams=hyperparams,
+        overrides=overrides,
         preset=preset,
         network=network,
         optimizer=optimizer,
@@ -107,10 +111,10 @@ def population(
     *,
     seeds: int | Sequence[int] = 8,
     total_steps: int | float | None = None,
-    config: PPOConfig | None = None,
-    hyperparams: Hyperparams | None = None,
+    config: PPOConfig | Mapping[str, Any] | None = None,
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
     preset: str = "auto",
-    network: Network | None = None,
+    network: Network | str | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     resources: Resources = Resources(),
@@ -130,6 +134,8 @@ def population(
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
     """
+    check_overrides(population, settings)
+    network, settings = take_network(network, settings)
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
             raise ValueError(f"{name} needs one program per value, and a trial is one program: use the search space")

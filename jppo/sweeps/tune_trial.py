@@ -8,7 +8,8 @@ from typing import Any
 
 from ray import tune
 
-from jppo.config.checks import check_seed, did_you_mean
+from jppo.config.checks import check_seed
+from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, override
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
@@ -23,11 +24,6 @@ from jppo.training.settings import RunSettings
 
 METRIC = "return_mean"
 _EPISODES = ("count", "return_mean", "return_std")
-_HINTS = {
-    "batch_size": "a batch has num_envs*num_steps samples: sweep one of these",
-    "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: sweep num_minibatches",
-    "lr": "did you mean learning_rate?",
-}
 
 
 def train_trial(settings: RunSettings, space: dict[str, Any], checkpoint_updates: int) -> None:
@@ -102,17 +98,9 @@ def apply_space(
     Raises:
       ValueError: the search space has an unknown name or an invalid value.
     """
-    kinds = {field.name: kind for kind in (PPOConfig, Hyperparams) for field in dataclasses.fields(kind)}
-    structure: dict[str, Any] = {}
-    numbers: dict[str, Any] = {}
-    for name, value in space.items():
-        if name == "seed":
-            seed = check_seed(value)
-        elif name not in kinds:
-            hint = _HINTS.get(name) or did_you_mean(name, sorted({*kinds, "seed"}))
-            raise ValueError(f"the search space has an unknown setting {name!r}; {hint}")
-        elif kinds[name] is PPOConfig:
-            structure[name] = tuple(value) if isinstance(value, list) else value
-        else:
-            numbers[name] = value
-    return dataclasses.replace(config, **structure), dataclasses.replace(hyperparams, **numbers), seed
+    names = (*CONFIG_NAMES, *HYPERPARAM_NAMES, "seed")
+    for name in space:
+        if name not in names:
+            raise ValueError(f"the search space has an unknown setting {name!r}{hint_for(name, names)}")
+    values = {name: value for name, value in space.items() if name != "seed"}
+    return *override(config, hyperparams, values), check_seed(space.get("seed", seed))

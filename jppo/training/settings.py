@@ -1,16 +1,15 @@
 """From the arguments of a run to a validated run. Train, sweep, bench, plan and Tune share this path."""
 
 import dataclasses
-import functools
-import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import jax
 
 from jppo.config.checks import check_seed, check_total_steps
+from jppo.config.overrides import resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
 
 Agent = Union[Anakin, "Sebulba"]
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,10 +40,11 @@ class RunSettings:
     env: Any
     total_steps: int | float | None = None
     seed: int | None = None
-    config: PPOConfig | None = None
-    hyperparams: Hyperparams | None = None
+    config: PPOConfig | Mapping[str, Any] | None = None
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preset: str = "auto"
-    network: Network | None = None
+    network: Network | str | None = None
     optimizer: Optimizer = adam
     loss: Loss | None = None
     backend: str = "auto"
@@ -86,20 +84,20 @@ def prepare_run(
     backend = choose_backend(settings.env, settings.backend)
     env = _make_env(settings.env, backend)
     preset = resolve_preset(settings.preset, env.name)
-    config = preset.config if settings.config is None else settings.config
-    hyperparams = preset.hyperparams if settings.hyperparams is None else settings.hyperparams
+    network, overrides = take_network(settings.network, settings.overrides)
+    config, hyperparams = resolve_settings(preset, settings.config, settings.hyperparams, overrides)
     total_steps = check_total_steps(preset.total_steps if settings.total_steps is None else settings.total_steps)
     seed = check_seed(0 if settings.seed is None else settings.seed)
     num_envs = config.num_envs
     if adjust is not None:
         config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
-    fixed = settings.config is not None or num_envs != config.num_envs
+    fixed = settings.config is not None or "num_envs" in overrides or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env.name, backend, fixed, num_actor_cores or num_cores())
     num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
     if settings.run.deterministic:
         check_determinism()
-    parts: dict[str, Any] = {"network": settings.network, "optimizer": settings.optimizer, "loss": settings.loss}
+    parts: dict[str, Any] = {"network": network, "optimizer": settings.optimizer, "loss": settings.loss}
     agent = _make_agent(backend, env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     check_sizes(config, total_steps)
     optional: dict[str, Any] = dict.fromkeys(own_parts(settings.env, parts), "custom")
@@ -201,23 +199,6 @@ def combine_actors(num_actors: int | None, ray: RayConfig | None) -> RayConfig |
     if ray.num_actors not in (None, num_actors):
         raise ValueError(f"num_actors = {num_actors} differs from ray.num_actors = {ray.num_actors}; pass only one")
     return dataclasses.replace(ray, num_actors=num_actors)
-
-
-def explain_unknown_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that raises a TypeError with the right place for a keyword that it does not have."""
-    names = inspect.signature(function).parameters
-    records = {"config": PPOConfig, "hyperparams": Hyperparams, "ray": RayConfig, "run": RunConfig}
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - names.keys():
-            for argument, record in records.items():
-                if argument in names and name in {field.name for field in dataclasses.fields(record)}:
-                    place = f"{argument}=jppo.{record.__name__}({name}=...)"
-                    raise TypeError(f"{function.__name__}() has no argument {name!r}; use {place}")
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def resolve_preset(name: str, env_name: str) -> Preset:

@@ -1,8 +1,10 @@
 """`train`, the main function of the library."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jppo.config.overrides import check_overrides
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
@@ -11,19 +13,18 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.training.progress import Reporter
 from jppo.training.run import Result, train_with_settings
-from jppo.training.settings import RunSettings, combine_actors, explain_unknown_arguments
+from jppo.training.settings import RunSettings, combine_actors
 
 
-@explain_unknown_arguments
 def train(
     env: Any,
     *,
     total_steps: int | float | None = None,
     seed: int | None = None,
-    config: PPOConfig | None = None,
-    hyperparams: Hyperparams | None = None,
+    config: PPOConfig | Mapping[str, Any] | None = None,
+    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
     preset: str = "auto",
-    network: Network | None = None,
+    network: Network | str | None = None,
     optimizer: Optimizer = adam,
     loss: Loss | None = None,
     backend: str = "auto",
@@ -33,6 +34,7 @@ def train(
     run_dir: str | Path | None = None,
     run: RunConfig = RunConfig(),
     progress: str | Reporter = "none",
+    **overrides: Any,
 ) -> Result:
     """Trains PPO on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
@@ -41,10 +43,11 @@ def train(
         `jppo.make_host_env`: a Gymnasium id, "module:name", or a function that makes an environment.
       total_steps: environment steps, rounded up to whole updates. Default: the preset's.
       seed: seed of all random numbers. Default: 0.
-      config: structure of the run, see `jppo.PPOConfig`. Default: the preset's.
-      hyperparams: numbers of the run, see `jppo.Hyperparams`. Default: the preset's.
+      config: structure of the run, a `jppo.PPOConfig` or a mapping of its fields. It replaces the preset's config:
+        fields that it does not name have the defaults of PPOConfig, not the preset's values.
+      hyperparams: numbers of the run, a `jppo.Hyperparams` or a mapping of its fields. It replaces the preset's.
       preset: a name in `jppo.PRESETS`; "auto" selects the environment's preset.
-      network: a `jppo.Network`. Default: the network that `config` describes.
+      network: a `jppo.Network`, or "mlp" or "cnn". Default: the network that `config` describes.
       optimizer: a function of the learning rate and the hyperparams, see `jppo.ppo.learner.make_learner`.
       loss: the loss function, see `jppo.ppo_loss`. Default: the clipped PPO loss.
       backend: "device", "ray" or "auto". "auto" selects the device if gymnax has the environment.
@@ -58,6 +61,8 @@ def train(
       run: settings of checkpoints and loggers, see `jppo.RunConfig`.
       progress: "auto" shows a progress bar (or lines if the output is no terminal), "none" shows nothing; or a
         `jppo.Reporter`.
+      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, for example `num_envs=8, learning_rate=1e-3`. They
+        replace single values of the preset, or of `config` and `hyperparams`.
 
     Ctrl-C or SIGTERM ends the run early and returns the result so far (summary["status"] is "interrupted"). A second
     Ctrl-C, or one before the first update, raises KeyboardInterrupt.
@@ -67,15 +72,18 @@ def train(
 
     Raises:
       ValueError: an invalid argument. Nothing has been written.
+      TypeError: an unknown argument.
       TrainingDiverged: a loss, gradient or parameter became NaN or infinite. The result so far is saved.
       ActorsFailed: an actor failed too often in a row. The result so far is saved.
     """
+    check_overrides(train, overrides)
     settings = RunSettings(
         env=env,
         total_steps=total_steps,
         seed=seed,
         config=config,
         hyperparams=hyperparams,
+        overrides=overrides,
         preset=preset,
         network=network,
         optimizer=optimizer,

@@ -1,0 +1,102 @@
+"""Settings by name: fields of PPOConfig and Hyperparams that replace those of a preset or a config."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from jppo.config.checks import find_similar
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.presets import Preset
+from jppo.config.ray import RayConfig
+from jppo.config.run import RunConfig
+
+HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
+CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
+_HINTS = {
+    "batch_size": "a batch has num_envs*num_steps samples: set one of these",
+    "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
+}
+R = TypeVar("R")
+
+
+def resolve_settings(
+    preset: Preset, config: Any, hyperparams: Any, overrides: Mapping[str, Any]
+) -> tuple[PPOConfig, Hyperparams]:
+    """Returns the config and hyperparams of a run: the arguments, or those of the preset, with the overrides.
+
+    Args:
+      config, hyperparams: a record, a mapping of its fields, or None for the preset's.
+      overrides: values of fields of either record.
+
+    Raises:
+      ValueError: an unknown name or an invalid value.
+    """
+    config = preset.config if config is None else as_record("config", config, PPOConfig)
+    hyperparams = preset.hyperparams if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
+    return override(config, hyperparams, overrides)
+
+
+def override(config: PPOConfig, hyperparams: Hyperparams, values: Mapping[str, Any]) -> tuple[PPOConfig, Hyperparams]:
+    """Returns both with other values of some fields. Raises ValueError for an unknown name or an invalid value."""
+    for name in values:
+        if name not in CONFIG_NAMES + HYPERPARAM_NAMES:
+            raise ValueError(f"unknown setting {name!r}{hint_for(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
+    structure = {name: value for name, value in values.items() if name in CONFIG_NAMES}
+    numbers = {name: value for name, value in values.items() if name in HYPERPARAM_NAMES}
+    return config.replace(**structure), hyperparams.replace(**numbers)
+
+
+def as_record(name: str, value: Any, kind: type[R]) -> R:
+    """Returns an argument as a record of this kind.
+
+    Raises:
+      ValueError: the argument is neither such a record nor a mapping of its fields.
+    """
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} = {value!r} must be a jppo.{kind.__name__} or a mapping of its fields")
+    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in value:
+        if key not in fields:
+            raise ValueError(f"{name} has no field {key!r}{hint_for(str(key), fields)}")
+    return kind(**value)
+
+
+def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) -> None:
+    """Raises TypeError if a keyword argument of a function is unknown, with the right name or the right place.
+
+    Args:
+      function: a function whose last parameter collects fields of PPOConfig and Hyperparams.
+      overrides: the collected arguments.
+    """
+    arguments = [name for name, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    names = [*arguments, *CONFIG_NAMES, *HYPERPARAM_NAMES]
+    for name in overrides:
+        if name not in names:
+            hint = hint_for(name, names) or f"; see help({function.__name__})"
+            raise TypeError(f"{function.__name__}() has no argument {name!r}{hint}")
+
+
+def hint_for(name: str, names: Iterable[str]) -> str:
+    """Returns "; " and a hint for an unknown name: its place in a record, or a similar name. "" if there is none."""
+    names = list(names)
+    for argument, kind in {"ray": RayConfig, "run": RunConfig}.items():
+        if argument in names and name in {field.name for field in dataclasses.fields(kind)}:
+            return f"; use {argument}=jppo.{kind.__name__}({name}=...)"
+    if name in _HINTS:
+        return f"; {_HINTS[name]}"
+    for argument, kinds in {"config": CONFIG_NAMES, "hyperparams": HYPERPARAM_NAMES}.items():
+        if name in kinds and name not in names:
+            return f"; it is a field of {argument}"
+    similar = find_similar(name, names)
+    return f"; did you mean {similar}?" if similar else ""
+
+
+def take_network(network: Any, overrides: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the network object and the overrides; the name of a network ("mlp", "cnn") or a list of names becomes an
+    override of PPOConfig.network."""
+    if isinstance(network, str) or (isinstance(network, list) and all(isinstance(one, str) for one in network)):
+        return None, {**overrides, "network": network}
+    return network, dict(overrides)

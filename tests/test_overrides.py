@@ -1,0 +1,80 @@
+"""Settings by name: `jppo.train(env, num_envs=8, learning_rate=1e-3)`, mappings, and hints for wrong names."""
+
+import pytest
+from lenient import lenient_env
+
+import jppo
+from jppo.config.overrides import resolve_settings
+from jppo.sweeps.tune_trial import apply_space
+
+PRESET = jppo.PRESETS["pendulum"]
+
+
+def test_overrides_replace_single_values_of_the_preset():
+    config, hyperparams = resolve_settings(PRESET, None, None, {"num_envs": 8, "learning_rate": 0.5})
+    assert config == PRESET.config.replace(num_envs=8)
+    assert hyperparams == PRESET.hyperparams.replace(learning_rate=0.5)
+
+
+def test_overrides_replace_values_of_records_and_mappings():
+    records = jppo.PPOConfig(num_epochs=2), jppo.Hyperparams(gamma=0.5)
+    assert resolve_settings(PRESET, *records, {}) == records
+    assert resolve_settings(PRESET, {"num_epochs": 2}, {"gamma": 0.5}, {}) == records
+    config, hyperparams = resolve_settings(PRESET, *records, {"num_steps": 16, "gamma": 0.25})
+    assert config == jppo.PPOConfig(num_epochs=2, num_steps=16)
+    assert hyperparams == jppo.Hyperparams(gamma=0.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": {"gamma": 0.5}}, "config has no field 'gamma'; it is a field of hyperparams"),
+        ({"hyperparams": {"lr": 0.5}}, "hyperparams has no field 'lr'; did you mean learning_rate?"),
+        ({"config": 7}, "config = 7 must be a jppo.PPOConfig or a mapping of its fields"),
+        ({"num_envs": 0}, "num_envs = 0 must be a whole number of at least 1"),
+        ({"gamma": 2.0}, "gamma = 2 is outside"),
+        ({"network": "rnn"}, "network = 'rnn' is not one of mlp, cnn"),
+    ],
+)
+@pytest.mark.parametrize("function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep])
+def test_invalid_settings_raise(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(lenient_env("CartPole-v1"), **arguments)
+
+
+@pytest.mark.parametrize(
+    "function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep, jppo.tune.trainable, jppo.tune.population]
+)
+def test_unknown_arguments_raise_with_the_right_name(function):
+    for wrong, right in (("lr", "learning_rate"), ("n_envs", "num_envs"), ("hiden_sizes", "hidden_sizes")):
+        message = rf"{function.__name__}\(\) has no argument '{wrong}'; did you mean {right}\?$"
+        with pytest.raises(TypeError, match=message):
+            function("CartPole-v1", **{wrong: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("policy_lag", r"use ray=jppo\.RayConfig\(policy_lag=\.\.\.\)$"),
+        ("wandb", r"use run=jppo\.RunConfig\(wandb=\.\.\.\)$"),
+        ("batch_size", r"a batch has num_envs\*num_steps samples: set one of these$"),
+        ("frobnicate", r"has no argument 'frobnicate'; see help\(train\)$"),
+    ],
+)
+def test_arguments_of_records_are_named_with_their_place(name, message):
+    with pytest.raises(TypeError, match=message):
+        jppo.train("CartPole-v1", **{name: 1})
+
+
+def test_train_and_sweep_accept_overrides():
+    env, sizes = lenient_env("CartPole-v1"), {"num_envs": 4, "num_steps": 16, "hidden_sizes": [8]}
+    result = jppo.train(env, total_steps=64, network="mlp", learning_rate=0.25, num_devices=1, **sizes)
+    assert result.agent.config == jppo.PRESETS["cleanrl-classic"].config.replace(**sizes)
+    swept = jppo.sweep(env, seeds=1, total_steps=64, network=["mlp"], num_devices=1, **sizes)
+    assert swept.runs[0].agent.config == result.agent.config
+    assert swept.runs[0].settings["hidden_sizes"] == (8,)
+
+
+def test_a_search_space_overrides_the_settings_of_a_trial():
+    config, hyperparams, seed = apply_space({"num_envs": 8, "gamma": 0.5, "seed": 3}, *PRESET[:2], 0)
+    assert (config, hyperparams, seed) == (PRESET.config.replace(num_envs=8), PRESET.hyperparams.replace(gamma=0.5), 3)
