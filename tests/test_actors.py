@@ -1,4 +1,4 @@
-"""Actors: that they change nothing, and that no failure of theirs stops a run."""
+"""Tests actors: they do not change the results, and their failures do not stop a run."""
 
 import concurrent.futures
 import functools
@@ -35,16 +35,16 @@ from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
 UPDATES = 6
-NO_ROW = ("time/", "actors/")  # metrics that measure
+NO_ROW = ("time/", "actors/")  # metrics that measure time
 
 
 @pytest.fixture(scope="module")
 def local_ray(tmp_path_factory):
-    """A Ray of the test's own, which runs must leave running, and whose notes go where no argument can say."""
+    """Starts Ray, which runs must not stop. Returns the directory for notes of environments without one."""
     notes = tmp_path_factory.mktemp("notes")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        patch.setenv("RAY_worker_niceness", "0")  # deadlines are short here
+        patch.setenv("RAY_worker_niceness", "0")  # the time limits of these tests are short
         patch.setenv(NOTES, str(notes))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -58,7 +58,7 @@ def local_ray(tmp_path_factory):
 
 
 class Recorder(NullReporter):
-    """Keeps what it was told, and calls `act` with the number of updates."""
+    """Records messages, and calls `act` with the number of updates."""
 
     def __init__(self, act=lambda update: None):
         self.act, self.messages, self.started = act, [], time.monotonic()
@@ -71,7 +71,7 @@ class Recorder(NullReporter):
 
 
 def train(env, notes, updates=UPDATES, **options):
-    """A run of actors (2 x 4 environments) that leaves none of them behind."""
+    """Trains with 2 actors of 4 environments and checks that the actors end with the run."""
     config = options.pop("config", CONFIG)
     given = {"backend": "ray", "num_actors": 2, "seed": 3} | options
     try:
@@ -79,11 +79,11 @@ def train(env, notes, updates=UPDATES, **options):
     finally:
         pids = {int(pid) for pid in noted(notes, "pid")} - {os.getpid()}
         left = left_of([process for process in running() if process.pid in pids], 10.0)
-        assert not left, "actors outlive their run"
+        assert not left, "actors still run after the end of the run"
 
 
 def assert_full_batches(result, updates=UPDATES, num_envs=8):
-    """Every environment ends its episode in the last step of a fragment, so each update must see all of them end."""
+    """Checks that an episode of each environment ends in each update. Episodes have the length of a rollout."""
     assert result.metrics["update"].tolist() == list(range(1, updates + 1))
     np.testing.assert_array_equal(result.metrics["episode/count"], num_envs)
     np.testing.assert_array_equal(result.metrics["episode/length_mean"], CONFIG.num_steps)
@@ -102,13 +102,13 @@ def assert_same_run(a, b):
 
 @pytest.fixture(scope="module")
 def told(local_ray, tmp_path_factory):
-    """A run whose environments tell of themselves, where it left its notes, and what was reported."""
+    """Trains with environments that write facts about their process. Returns the result, the notes and the messages."""
     notes, recorder = tmp_path_factory.mktemp("told"), Recorder()
     result = train(functools.partial(Telling, notes=notes), notes, actor_cpus=0.5, progress=recorder)
     return result, notes, recorder
 
 
-def test_actors_change_nothing(told, tmp_path):
+def test_a_run_with_actors_equals_a_run_in_this_process(told, tmp_path):
     alone = jppo.train(
         functools.partial(Healthy, notes=tmp_path),
         total_steps=UPDATES * CONFIG.batch_size,
@@ -132,12 +132,12 @@ def test_an_actor_has_one_thread_on_the_cpu_and_half_a_core(told):
     for fact in facts:
         assert fact["environ"]["JAX_PLATFORMS"] == "cpu"
         assert fact["environ"]["OMP_NUM_THREADS"] == fact["environ"]["NPROC"] == "1"
-        assert fact["threads"].count("tf_XLAEigen") <= 1, "the pool of XLA's own operations"
-        assert fact["at_once"], "what it calls is not handed to another thread"
+        assert fact["threads"].count("tf_XLAEigen") <= 1, "XLA may have one thread"
+        assert fact["at_once"], "computations must run in the calling thread"
         assert fact["cpus"] == 0.5
 
 
-def test_actors_close_their_environments_and_take_their_children_along(told):
+def test_actors_close_their_environments_and_end_their_child_processes(told):
     _, notes, recorder = told
     acted = {path.name.removeprefix("facts-") for path in notes.glob("facts-*")}
     assert acted <= set(noted(notes, "closed"))
@@ -146,7 +146,7 @@ def test_actors_close_their_environments_and_take_their_children_along(told):
     assert [message.split(" after ")[0] for message in recorder.messages[2:]] == ["2 actors on 1 node ready"]
 
 
-def test_a_lag_of_one_is_deterministic(local_ray, tmp_path):
+def test_a_run_with_policy_lag_1_is_deterministic(local_ray, tmp_path):
     env = functools.partial(Healthy, notes=tmp_path)
     lagging = train(env, tmp_path, policy_lag=1)
     alone = train(env, tmp_path, policy_lag=1, num_actors=0)
@@ -174,7 +174,7 @@ def test_parameters_may_be_of_a_class_that_actors_cannot_import(local_ray, tmp_p
     assert isinstance(train(env, tmp_path, network=network).policy.state.params, Params)
 
 
-def test_whatever_happens_to_actors_costs_a_fragment(local_ray, tmp_path):
+def test_any_failure_of_an_actor_loses_one_fragment(local_ray, tmp_path):
     faults = ["raise", "exit", "kill", "hang"]
     recorder = Recorder()
     env = functools.partial(Faulty, faults=faults, at=40, notes=tmp_path)
@@ -195,12 +195,12 @@ def test_whatever_happens_to_actors_costs_a_fragment(local_ray, tmp_path):
     assert "(no answer within 5 s);" in said
     assert said.count("(ActorDiedError: ") == 2
     seeds = [name.split("-")[0] for name in noted(tmp_path, "seed")]
-    assert len(set(seeds)) == len(seeds) == 8, "replacements draw as new environments do"
+    assert len(set(seeds)) == len(seeds) == 8, "environments of a new actor must have new seeds"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["stop", "hang in C"])
-def test_processes_that_cannot_answer_are_killed(local_ray, tmp_path, fault):
+def test_processes_that_do_not_respond_are_killed(local_ray, tmp_path, fault):
     env = functools.partial(Faulty, faults=[fault], at=40, notes=tmp_path)
     result = train(env, tmp_path, actor_timeout=5.0)
     assert_full_batches(result)
@@ -227,13 +227,13 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(local
 
 
 @pytest.mark.parametrize("where", ["making", "reset"])
-def test_what_raises_only_in_actors_ends_the_run_too(local_ray, tmp_path, where):
+def test_an_environment_that_raises_in_actors_only_ends_the_run(local_ray, tmp_path, where):
     env = functools.partial(Broken, where=where, notes=tmp_path)
     with pytest.raises(ActorsFailed, match=f"(?s) failed once, the last time with:.*: no licence in {where}$"):
         train(env, tmp_path, max_restarts=0, num_actors=1)
 
 
-def test_a_run_that_fails_in_the_end_is_saved(local_ray, tmp_path, capsys):
+def test_a_run_that_fails_is_saved(local_ray, tmp_path, capsys):
     sizes = ["--num-envs", "8", "--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8"]
     options = ["--num-actors", "2", "--max-restarts", "1", "--run-dir", str(tmp_path / "run"), "--json", *sizes]
     code = main(["train", "faulty_envs:WearsOut", "--total-steps", "1e6", *options])
@@ -253,12 +253,12 @@ def test_a_run_that_fails_in_the_end_is_saved(local_ray, tmp_path, capsys):
 
 
 def kill_at_random(notes, every, most, over):
-    """SIGKILLs an actor that has environments, after random times; returns how many."""
+    """Kills actors that have environments, at random times. Returns the number of killed actors."""
     chance, killed = random.Random(0), []
     while len(killed) < most and not over.wait(chance.uniform(*every)):
         theirs = {int(pid) for pid in noted(notes, "pid")} - set(killed)
         pids = sorted(process.pid for process in descendants() if process.pid in theirs)
-        if pids:  # the others have not made their environments yet
+        if pids:  # other actors have not made their environments yet
             killed.append(chance.choice(pids))
             os.kill(killed[-1], signal.SIGKILL)
     return len(killed)
@@ -269,7 +269,7 @@ def kill_at_random(notes, every, most, over):
     [(8, (0.5, 1.5), 3), pytest.param(30, (3.0, 7.0), 99, marks=pytest.mark.slow)],
     ids=["short", "a minute"],
 )
-def test_chaos(local_ray, tmp_path, updates, every, most):
+def test_a_run_survives_actors_killed_at_random_times(local_ray, tmp_path, updates, every, most):
     started, over = threading.Event(), threading.Event()
     recorder = Recorder(lambda update: over.set() if update >= updates - 3 else None)
     recorder.message = lambda text: started.set() if "ready" in text else None
@@ -298,7 +298,7 @@ def test_chaos(local_ray, tmp_path, updates, every, most):
         ),
     ],
 )
-def test_refused_in_words(local_ray, tmp_path, env, options, message):
+def test_invalid_resources_and_environments_are_refused(local_ray, tmp_path, env, options, message):
     with pytest.raises(ValueError, match=message):
         train(env, tmp_path, **options)
     assert ray.is_initialized()
@@ -310,7 +310,7 @@ class PretendCall:
 
 
 class PretendRay:
-    """Ray and a clock in one, with actors whose calls take as long, and answer, as `behaviour` says."""
+    """Replaces Ray and time. `behaviour` defines the duration and the result of each call of an actor."""
 
     exceptions = ray.exceptions
     util = types.SimpleNamespace(get_current_placement_group=lambda: None)
@@ -318,7 +318,7 @@ class PretendRay:
     def __init__(self, behaviour):
         ready = {"begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
         self.behaviour, self.now = ready | behaviour, 0.0
-        self.began, self.killed = [], []  # (when, environments), when
+        self.began, self.killed = [], []  # (time, environments), time
 
     def monotonic(self):
         return self.now
@@ -374,7 +374,7 @@ DIED = ray.exceptions.RayError("gone")
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Makes two actors of two environments, which are ready; and the Ray they live in, and what they said."""
+    """Returns a function that makes a ready pool of two actors, the replaced Ray, and the list of messages."""
 
     def make(*collects, **config):
         rest = iter(collects)
@@ -391,13 +391,13 @@ def pretend(monkeypatch):
 
 
 def rollout(fleet, pretended):
-    """Has one collected; returns how long it took."""
+    """Collects one rollout. Returns its duration."""
     fleet.start(None, 0.9)
     begin = pretended.now
     while True:
         before = pretended.now
         fragments = fleet.poll(0.2)
-        assert pretended.now - before <= 0.2 + 1e-9, "poll takes longer than it may"
+        assert pretended.now - before <= 0.2 + 1e-9, "poll exceeds its timeout"
         if fragments is not None:
             assert len(fragments) == 2
             return pretended.now - begin
@@ -406,36 +406,38 @@ def rollout(fleet, pretended):
 NEVER = (1e9, None)
 
 
-def test_slow_is_not_hung_until_it_is_known_how_slow(pretend):
+def test_the_time_limit_follows_the_longest_rollout(pretend):
     slow, quick = (1700.0, fragment(1700.0)), (3.0, fragment(3.0))
     fleet, pretended, said = pretend(slow, slow, NEVER, slow, slow)
     assert rollout(fleet, pretended) == pytest.approx(1700.0, abs=0.3)
     assert said == []
-    assert rollout(fleet, pretended) == pytest.approx(17000.0 + 0.5 + 3.0 + 1700.0, abs=1.0), "ten times the longest"
+    assert rollout(fleet, pretended) == pytest.approx(17000.0 + 0.5 + 3.0 + 1700.0, abs=1.0), (
+        "the limit is ten times the longest rollout"
+    )
     fleet, pretended, said = pretend(quick, quick, NEVER, quick, quick)
     rollout(fleet, pretended)
-    assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0), "a minute at least"
+    assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0), "the limit is at least a minute"
     assert said == ["actor 0 (environments 0 to 1) failed (no answer within 60 s); a new one starts in 0.5 s"]
 
 
-def test_the_first_rollout_shows_at_once_how_long_others_may_take(pretend):
+def test_the_first_rollout_determines_the_time_limit(pretend):
     quick = (3.0, fragment(3.0))
     fleet, pretended, _ = pretend(NEVER, quick, quick)
     assert rollout(fleet, pretended) == pytest.approx(60.0 + 0.5 + 3.0 + 3.0, abs=1.0)
 
 
-def test_a_timeout_counts_only_time_in_which_somebody_waited(pretend):
+def test_time_limits_count_only_time_spent_waiting(pretend):
     fleet, pretended, said = pretend((105.0, fragment(105.0)), (1.0, fragment(1.0)), NEVER, *[(1.0, fragment(1.0))] * 2)
     fleet._config = RayConfig(2, 2, actor_timeout=10.0)
     fleet.start(None, 0.9)
-    pretended.now += 100.0  # a long update beside it, say
+    pretended.now += 100.0  # for example, a long update
     while fleet.poll(0.2) is None:
         pass
     assert said == []
     assert rollout(fleet, pretended) == pytest.approx(10.0 + 0.5 + 3.0 + 1.0, abs=1.0)
 
 
-def test_failures_in_a_row_wait_twice_as_long_each_and_end_the_run(pretend):
+def test_consecutive_failures_double_the_wait_and_end_the_run(pretend):
     fine, died = (1.0, fragment(1.0)), (0.5, DIED)
     fleet, pretended, said = pretend(fine, fine, fine, died, died, died, died)
     rollout(fleet, pretended)
@@ -448,7 +450,7 @@ def test_failures_in_a_row_wait_twice_as_long_each_and_end_the_run(pretend):
     assert fleet.counts() == {"lost_fragments": 4, "restarts": 3}
 
 
-def test_a_success_in_between_forgives(pretend):
+def test_a_success_resets_the_count_of_failures(pretend):
     fine, died = (1.0, fragment(1.0)), (0.5, DIED)
     fleet, pretended, said = pretend(*[fine, fine], *[fine, died, fine] * 9, max_restarts=1)
     for _ in range(10):
@@ -457,7 +459,7 @@ def test_a_success_in_between_forgives(pretend):
     assert fleet.counts() == {"lost_fragments": 9, "restarts": 9}
 
 
-def test_an_actor_that_fails_while_it_starts_loses_no_fragment(pretend):
+def test_a_failure_during_the_start_loses_no_fragment(pretend):
     fine = (1.0, fragment(1.0))
     fleet, pretended, _ = pretend(fine, fine, (0.5, DIED), fine, fine)
     rollout(fleet, pretended)
@@ -467,14 +469,14 @@ def test_an_actor_that_fails_while_it_starts_loses_no_fragment(pretend):
     assert fleet.counts() == {"lost_fragments": 1, "restarts": 3}
 
 
-def test_before_the_first_rollout_one_replacement_is_tried(pretend):
+def test_before_the_first_rollout_one_restart_is_allowed(pretend):
     died = (0.5, DIED)
     fleet, pretended, _ = pretend(died, died, died, died)
     with pytest.raises(ActorsFailed, match=r"failed 2 times in a row, the last time with:\ngone$"):
         rollout(fleet, pretended)
 
 
-def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
+def test_an_actor_without_resources_waits_without_limit(pretend):
     fine = (1.0, fragment(1.0))
     fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
     rollout(fleet, pretended)
@@ -484,7 +486,7 @@ def test_an_actor_without_room_waits_as_long_as_it_takes(pretend):
     assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
 
 
-def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):
+def test_actors_without_resources_wait_and_report_it(local_ray, tmp_path, monkeypatch):
     monkeypatch.setattr(actors, "_ROOM_SECONDS", 1.0)
     recorder = Recorder()
 
@@ -503,6 +505,6 @@ def test_actors_without_room_wait_and_say_so(local_ray, tmp_path, monkeypatch):
     )
 
 
-def test_more_cpus_than_there_are_is_said(pretend):
+def test_too_few_cpus_are_reported(pretend):
     _, _, said = pretend(actor_cpus=60.0)
     assert said == ["2 actors of actor_cpus = 60 need 120 CPUs; the cluster has 99: waiting for it to grow"]

@@ -1,4 +1,4 @@
-"""`jppo.bench`: its parts are those of an update, and its shares add up to 1."""
+"""Tests `jppo.bench`: the parts of an update, and shares that add up to 1."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def call(*argv):
-    """Exit code, standard output and standard error of the command."""
+    """Runs the command line. Returns exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(word) for word in argv])
@@ -143,7 +143,7 @@ def test_options_start_from_the_preset_and_envs_per_actor_sets_num_envs(monkeypa
     assert (config.num_envs, config.num_steps) == (8, jppo.PRESETS["default"].config.num_steps)
 
 
-def test_programs_run_in_rounds_until_the_time_is_over_or_a_stop():
+def test_programs_run_in_rounds_until_the_time_limit_or_a_stop():
     ran = []
     programs = {name: lambda count, name=name: ran.append((name, count)) for name in "ab"}
     times = timing.time_programs(programs, 1e-9, lambda: False)
@@ -175,7 +175,7 @@ def test_random_actions_fit_the_environment(env, shape):
     assert np.abs(action).max() <= 1
 
 
-def test_waiting_environments_keep_no_core_busy(tmp_path):
+def test_waiting_environments_use_no_core(tmp_path):
     def waiting():
         return faulty_envs.Healthy(notes=tmp_path, step_seconds=0.005)
 
@@ -250,7 +250,7 @@ def test_the_repr_is_short():
     )
 
 
-def test_the_command_prints_a_table_and_draws_a_picture(monkeypatch):
+def test_the_command_prints_a_table_and_draws_a_plot(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(benching, "bench", lambda env, **options: make_result())
     code, out, err = call("bench", "CartPole-v1", "--output", "a.png")
@@ -267,7 +267,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(monkeypatch):
         assert text in out, text
     with Image.open("a.png") as picture:
         assert picture.format == "PNG"
-        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the picture is empty"
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the plot is empty"
 
 
 def test_rollouts_have_no_share_if_they_run_in_parallel(monkeypatch):
@@ -286,8 +286,8 @@ def test_an_output_that_cannot_be_written_is_an_error(monkeypatch):
     monkeypatch.setattr(benching, "bench", lambda env, **options: make_result())
     code, out, err = call("bench", "CartPole-v1", "--output", "no/a.png")
     assert (code, err) == (2, "jppo: output no/a.png cannot be written: there is no directory no\n")
-    assert out == "", "it measured first"
+    assert out == "", "the path must be checked before the measurement"
     Path("b.png").mkdir()
     code, out, err = call("bench", "CartPole-v1", "--output", "b.png")
     assert (code, err) == (2, "jppo: b.png cannot be written: Is a directory\n")
-    assert "82%" in out, "the measurement is lost"
+    assert "82%" in out, "the measurement must be printed"

@@ -1,4 +1,4 @@
-"""The command line: options, messages and exit codes."""
+"""Tests the command line: options, messages and exit codes."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from jppo.runs.plots import learning_curves
 from jppo.runs.run_dir import read_metrics
 from jppo.training import train as driver
 
-DEADLINE = 120  # seconds, for other processes
+DEADLINE = 120  # time limit for other processes in seconds
 SMALL = ["--num-envs", "8", "--num-steps", "16", "--hidden-sizes", "8", "--num-minibatches", "2"]
 SUMMARY = {
     *("env", "backend", "status", "steps", "updates", "seconds", "compile_seconds", "steps_per_second", "episodes"),
@@ -51,7 +51,7 @@ def in_temporary_directory(tmp_path, monkeypatch):
 
 
 def call(*argv, run=main):
-    """Exit code, standard output and standard error, the latter two without boxes and line breaks."""
+    """Runs the command line. Returns exit code, standard output and standard error without boxes and line breaks."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -64,7 +64,7 @@ def call(*argv, run=main):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of the command, and what it printed."""
+    """Trains with the command line. Returns the run directory and the output."""
     path = tmp_path_factory.mktemp("runs") / "run"
     options = ["--total-steps", "2e3", "--seed", "3", "--run-dir", path, "--json", *SMALL]
     return path, *call("train", "CartPole-v1", *options)
@@ -124,7 +124,7 @@ def test_every_setting_of_a_sweep_has_the_documentation_of_its_field():
             assert f" --{field.name.replace('_', '-')} [" in out
 
 
-def test_the_version():
+def test_version():
     assert call("--version") == (0, f"jppo {jppo.__version__}", "")
 
 
@@ -150,7 +150,7 @@ def test_the_defaults_are_those_of_the_environments_preset(train_arguments, argv
     assert given["seed"] == 0
 
 
-def test_options_override_the_preset_and_leave_the_rest(train_arguments):
+def test_options_override_single_fields_of_the_preset(train_arguments):
     given = train_arguments("Pendulum-v1", "--gamma", "0.5", "--num-steps", "256", "--normalize-obs", "--seed", "7")
     preset = PRESETS["pendulum"]
     assert given["config"] == dataclasses.replace(preset.config, num_steps=256, normalize_obs=True)
@@ -160,7 +160,7 @@ def test_options_override_the_preset_and_leave_the_rest(train_arguments):
 
 
 def options_of(values):
-    """Command-line words for fields."""
+    """Returns the command-line options for fields."""
     for name, value in values.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
@@ -178,7 +178,7 @@ def test_every_option_reaches_its_field(train_arguments):
     numbers = {field.name: field.default / 2 for field in dataclasses.fields(jppo.Hyperparams)}
     config = jppo.PPOConfig(**changed | flags)
     same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
-    assert not same, "some fields keep their default"
+    assert not same, "every field must differ from its default"
     given = train_arguments("Catch-bsuite", *options_of(changed | flags | numbers))
     assert given["config"] == config
     assert given["hyperparams"] == jppo.Hyperparams(**numbers)
@@ -338,7 +338,7 @@ def test_training_ends_standard_output_with_json(trained):
 
 
 def test_sweep(tmp_path):
-    """Two shapes, two rates, two seeds; a run directory each; and once more, when all is there."""
+    """Two shapes, two learning rates and two seeds, with run directories. The second call finds all results."""
     words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-3, 1e-2, "--hidden-sizes", "8", "8,8"]
     words += ["--num-envs", 8, "--num-steps", 16, "--num-minibatches", 2, "--total-steps", "1e3", "--num-devices", 1]
     words += ["--normalize-obs", "True", "--sweep-dir", tmp_path / "sweep", "--run-dirs"]
@@ -440,7 +440,7 @@ def test_eval(trained):
         *("return_min", "return_max", "length_mean", "unfinished"),
     }
     assert (greedy["env"], greedy["sampled"], greedy["episodes"], greedy["unfinished"]) == ("CartPole-v1", False, 20, 0)
-    assert greedy["return_mean"] == pytest.approx(greedy["length_mean"]), "CartPole pays 1 per step"
+    assert greedy["return_mean"] == pytest.approx(greedy["length_mean"]), "the reward of CartPole is 1 per step"
     assert 5 < greedy["return_min"] < greedy["return_mean"] < greedy["return_max"] <= 500
     text = call("eval", path, "--episodes", "20")[1]
     assert text.startswith(f"CartPole-v1, greedy, 20 episodes: return {greedy['return_mean']:.2f} +- ")
@@ -466,13 +466,13 @@ def test_plot_of_two_seeds(trained):
     assert call("plot", trained[0], other, "--output", "a.png") == (0, "wrote a.png", "")
     with Image.open("a.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (1320, 540))
-        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the picture is empty"
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the plot is empty"
     code, _, err = call("plot", trained[0], "--output", "no/a.png")
     assert (code, err) == (2, "jppo: output no/a.png cannot be written: there is no directory no")
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the drawing packages
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from drawing packages
 def test_play(env):
     save_run(Path("run"), env)
     code, out, _ = call("play", "run", "--max-steps", "6", "--sampled", "--output", "a.gif")
@@ -481,7 +481,7 @@ def test_play(env):
     with Image.open("a.gif") as film:
         assert film.format == "GIF"
         assert min(film.size) >= 100
-        assert 2 <= film.n_frames <= 6  # equal ones are merged
+        assert 2 <= film.n_frames <= 6  # equal frames are merged
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def unseen():
 
 @pytest.fixture
 def shell(monkeypatch):
-    """The command as the shell calls it, in a directory with an environment of one's own."""
+    """Returns a function that runs the installed command in a directory with a custom environment."""
     Path("corridors.py").write_text(OWN)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
     before = signal.getsignal(signal.SIGINT)
@@ -567,7 +567,7 @@ def test_a_custom_environment_from_training_to_gif(shell):
     assert (code, err) == (0, "")
     played = json.loads(out)
     assert (played["env"], played["episodes"], played["length_mean"]) == ("corridors:Corridor", 5, 10.0)
-    assert played["return_mean"] == 10.0, "the policy always goes right"
+    assert played["return_mean"] == 10.0, "the policy must learn to go right"
     assert shell("play", "run", "--output", "a.gif") == (0, "wrote a.gif: 10 steps, return 10.00", "")
     with Image.open("a.gif") as film:
         assert (film.format, film.size, film.n_frames) == ("GIF", (120, 100), 10)
@@ -678,7 +678,7 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
         end = time.monotonic() + DEADLINE
         while not (path / "metrics.jsonl").exists() or not (path / "metrics.jsonl").read_text().count("\n"):
             assert process.poll() is None, process.communicate()
-            assert time.monotonic() < end, "it does not start to train"
+            assert time.monotonic() < end, "training does not start"
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE)
@@ -693,7 +693,7 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
     assert summary["status"] == "interrupted"
     assert summary["updates"] == len(read_metrics(path)["update"]) >= 1
     assert load_run(path).settings["total_steps"] == 10**9
-    with pytest.raises(ProcessLookupError):  # nothing of it is left
+    with pytest.raises(ProcessLookupError):  # no process is left
         os.killpg(process.pid, 0)
 
 

@@ -1,4 +1,4 @@
-"""A cluster of three nodes, on one machine, that loses one in the middle of a run."""
+"""Tests a run on a Ray cluster of three nodes, on one machine, that loses a node."""
 
 import functools
 import os
@@ -40,7 +40,7 @@ def cluster():
 
 
 class Removal(NullReporter):
-    """Takes a node away once the run has made a few updates."""
+    """Removes a node after some updates."""
 
     def __init__(self, cluster):
         self.cluster, self.messages, self.removed_at = cluster, [], None
@@ -54,7 +54,7 @@ class Removal(NullReporter):
             self.cluster.remove_node(next(iter(self.cluster.worker_nodes)), allow_graceful=False)
 
 
-def test_a_run_outlives_a_node(cluster, tmp_path):
+def test_a_run_survives_the_loss_of_a_node(cluster, tmp_path):
     removal = Removal(cluster)
     result = jppo.train(
         functools.partial(Healthy, notes=tmp_path, step_seconds=0.01),  # 0.32 s per fragment
@@ -65,7 +65,7 @@ def test_a_run_outlives_a_node(cluster, tmp_path):
         progress=removal,
     )
     assert any(message.startswith("3 actors on 3 nodes ready") for message in removal.messages)
-    # The first replacement may be sent to the dead node too, while Ray has not yet missed it.
+    # Ray may place the first new actor on the dead node, too, before it detects the loss.
     said = [message for message in removal.messages if "failed" in message]
     matches = [
         re.fullmatch(r"(actor \d \(\D*\d to \d\)) failed \(.*\); a new one starts in \d\.\d s", text) for text in said
@@ -81,5 +81,5 @@ def test_a_run_outlives_a_node(cluster, tmp_path):
     assert lost[-1] == 1.0
     assert (np.diff(lost) >= 0.0).all()
     assert (result.summary["lost_fragments"], result.summary["restarts"]) == (1, len(said))
-    assert not ray.is_initialized(), "the run leaves the cluster it joined"
-    assert {process.pid for process in descendants(os.getpid())}, "but does not end it"
+    assert not ray.is_initialized(), "the run must disconnect from the cluster"
+    assert {process.pid for process in descendants(os.getpid())}, "the run must not stop the cluster"

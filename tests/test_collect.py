@@ -22,7 +22,7 @@ T, N, GAMMA = 16, 8, 0.9
 
 
 def collector(env, network=None, num_steps=T):
-    """An environment, its policy and state, and a compiled collect of both."""
+    """Returns an environment, its policy, the initial states and a compiled `collect`."""
     env = make_env(env)
     network = network or make_network(jppo.PPOConfig(hidden_sizes=(8,)), env.obs_spec, env.action_spec)
     policy = make_policy(network, env.obs_spec, env.action_spec)
@@ -38,7 +38,7 @@ def start(env, index=range(N), seed=0):
 
 @pytest.fixture(scope="module")
 def counting():
-    """Two consecutive fragments of Counting; every kind of ending occurs in the first."""
+    """Collects two consecutive fragments of Counting; the first contains every kind of ending."""
     env, policy, policy_state, run = collector(Counting())
     state, first, _ = run(start(env))
     _, second, _ = run(state)
@@ -90,7 +90,7 @@ def test_value_and_log_prob_are_the_behaviour_policys(counting):
     np.testing.assert_allclose(rollout.log_prob.ravel(), log_prob, rtol=1e-5)
 
 
-def test_observations_follow_the_counting(counting):
+def test_consecutive_observations_follow_the_environment(counting):
     _, _, first, second = counting
     obs, done = (np.concatenate([getattr(r, name) for r in (first, second)]) for name in ("obs", "done"))
     np.testing.assert_array_equal(obs[0, :, 2], 0.0)
@@ -100,7 +100,7 @@ def test_observations_follow_the_counting(counting):
 
 
 def test_next_value_is_of_the_true_successor(counting):
-    """The successor of [cue, kind, t] is [cue, kind, t+1] by definition of the environment, reset or not."""
+    """The true successor of [cue, kind, t] is [cue, kind, t+1], also at the end of an episode."""
     policy, policy_state, rollout, _ = counting
     successor = rollout.obs + jnp.asarray([0.0, 0.0, 1.0])[None, None]
     value = policy.apply(policy_state, successor.reshape(-1, 3))[1].reshape(T, N)
@@ -110,7 +110,7 @@ def test_next_value_is_of_the_true_successor(counting):
     assert (np.abs(rollout.next_value[:-1] - rollout.value[1:])[after_reset] > 1e-3).all()
 
 
-def test_the_last_step_has_its_successors_value(counting):
+def test_the_last_step_has_the_value_of_its_successor(counting):
     _, _, first, second = counting
     going_on = ~np.asarray(first.done[-1])
     assert going_on.any()
@@ -144,11 +144,11 @@ def test_observations_are_recorded_without_normalization():
     flat = rollout.obs.reshape(-1, 3)
     np.testing.assert_allclose(rollout.value.ravel(), agent.policy.apply(policy_state, flat)[1], rtol=1e-5, atol=1e-6)
     raw = agent.policy.apply(policy_state.replace(obs_stats=()), flat)[1]
-    assert np.abs(rollout.value.ravel() - raw).max() > 1e-2, "the policy saw the observations un-normalised"
+    assert np.abs(rollout.value.ravel() - raw).max() > 1e-2, "the policy must see normalized observations"
 
 
 def test_episode_statistics_match_a_recount():
-    """Over four fragments that no episode is in step with; the sums run on from one to the next."""
+    """The lengths of episodes and of fragments differ, so episodes continue across four fragments."""
     env, _, _, run = collector(Counting(), num_steps=7)
     state = start(env)
     running_return, running_discounted = np.zeros(N), np.zeros(N)
@@ -189,7 +189,7 @@ def test_no_statistics_where_no_episode_ended():
 
 
 def noise_env() -> Environment:
-    """Every reset and step shows three normal draws from its key."""
+    """Returns an environment with three normal draws from the key of each reset and step as observation."""
 
     def draw(key):
         return jax.random.normal(key, (3,))
@@ -216,7 +216,7 @@ class StandardNormal:
 
 
 def test_every_draw_has_a_separate_key():
-    """Resets, steps and actions all draw normal(key, (3,)), so that one key used twice would show as equal draws."""
+    """Resets, steps and actions all draw normal(key, (3,)), so a key that is used twice gives equal draws."""
     env, _, _, run = collector(noise_env(), StandardNormal())
     state, first, _ = run(start(env))
     last, second, _ = run(state)
@@ -252,7 +252,7 @@ def test_runs_repeat_and_seeds_differ():
 
 
 class Blank(Probe):
-    """Truncated every third step; observations do not matter."""
+    """Truncated every third step, with constant observations."""
 
     continuous = True
     length, limit, obs_size = 10, 3, 2
@@ -263,7 +263,7 @@ class Blank(Probe):
 
 @pytest.mark.parametrize(("limit", "extra"), [(3, 2), (100, 0)])
 def test_no_critic_pass_over_final_observations_unless_truncated(limit, extra):
-    """The critic's second pass sits in a branch that steps without a truncation never take."""
+    """The critic evaluates final observations only in steps with a truncation."""
     passes = []
 
     class Watched(StandardNormal):

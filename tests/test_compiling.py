@@ -26,7 +26,7 @@ print(len(hits), jax.config.jax_compilation_cache_dir)
 
 @pytest.fixture
 def no_cache(monkeypatch):
-    """JAX as it comes, without a cache."""
+    """Removes the compilation cache from JAX's config."""
     before = {option: getattr(jax.config, option) for option in OPTIONS}
     jax.config.update(OPTIONS[0], None)
     monkeypatch.delenv(compiling.CACHE, raising=False)
@@ -35,40 +35,40 @@ def no_cache(monkeypatch):
         jax.config.update(option, value)
 
 
-def kept_in() -> str | None:
-    """Where a process like this one would keep its programs."""
+def cache_folder() -> str | None:
+    """Returns the folder of the compilation cache of a new process."""
     compiling._enable_cache.__wrapped__()
     return jax.config.jax_compilation_cache_dir
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME", compiling.CACHE])
-def test_programs_are_kept_in_a_folder_of_the_users(no_cache, tmp_path, variable):
+def test_the_cache_is_in_a_private_folder_of_the_user(no_cache, tmp_path, variable):
     no_cache.delenv("XDG_CACHE_HOME", raising=False)
     no_cache.setenv(variable, str(tmp_path))
-    folder = Path(kept_in())
+    folder = Path(cache_folder())
     below = {"XDG_CACHE_HOME": "jppo", "HOME": ".cache/jppo", compiling.CACHE: "."}[variable]
     assert folder.parent == tmp_path / below
     assert folder.name.startswith(f"jax-{jax.__version__}-")
-    assert folder.stat().st_mode & 0o777 == 0o700, "programs in it are run: it is nobody else's"
+    assert folder.stat().st_mode & 0o777 == 0o700, "other users must not be able to write programs"
 
 
 @pytest.mark.parametrize("off", ["off", "OFF", "0", "none"])
 def test_the_cache_can_be_switched_off(no_cache, tmp_path, off):
     no_cache.setenv("HOME", str(tmp_path))
     no_cache.setenv(compiling.CACHE, off)
-    assert kept_in() is None
+    assert cache_folder() is None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cache_that_jax_has_been_given_stays(no_cache, tmp_path):
+def test_a_cache_that_the_user_configured_is_kept(no_cache, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-    assert kept_in() == str(tmp_path / "mine")
+    assert cache_folder() == str(tmp_path / "mine")
 
 
-def test_without_a_place_for_it_there_is_no_cache(no_cache, tmp_path):
+def test_without_a_writable_folder_there_is_no_cache(no_cache, tmp_path):
     (tmp_path / "file").touch()
     no_cache.setenv(compiling.CACHE, str(tmp_path / "file" / "below"))
-    assert kept_in() is None
+    assert cache_folder() is None
 
 
 def test_a_second_process_does_not_compile(tmp_path):
@@ -85,7 +85,7 @@ def test_a_second_process_does_not_compile(tmp_path):
 
 
 @pytest.mark.parametrize("size", [4, 2**20])
-def test_arrays_are_put_as_they_are_whatever_their_size(size):
+def test_arrays_of_any_size_are_put_on_the_device_unchanged(size):
     device = jax.devices()[3]
     tree = {"many": np.arange(size, dtype=np.float32), "few": (np.ones((2, 3), np.float16), np.array(True), ())}
     there = compiling.make_device_put(jax.sharding.SingleDeviceSharding(device))(tree)

@@ -1,4 +1,4 @@
-"""What the configuration refuses, and that it says why."""
+"""Tests the validation of configurations and its error messages."""
 
 import dataclasses
 import math
@@ -31,14 +31,14 @@ def refusal(**fields):
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", [0, -3, 2.0, 1.5, "8", None, True, math.nan])
-def test_counts_are_whole_and_positive(name, value):
+def test_counts_must_be_positive_integers(name, value):
     assert refusal(**{name: value}) == f"{name} = {value!r} must be a whole number of at least 1"
 
 
 @pytest.mark.parametrize(
     ("num_minibatches", "nearest"), [(3, "1, 2, 4, 5, 8"), (30, "5, 8, 10, 20, 40"), (41, "5, 8, 10, 20, 40")]
 )
-def test_a_ragged_last_minibatch_is_refused_with_the_nearest_that_fit(num_minibatches, nearest):
+def test_unequal_minibatches_are_refused_with_the_nearest_valid_numbers(num_minibatches, nearest):
     message = refusal(num_envs=8, num_steps=5, num_minibatches=num_minibatches)
     assert message == (
         f"num_envs*num_steps = 40 is not divisible by num_minibatches = {num_minibatches}; "
@@ -46,7 +46,7 @@ def test_a_ragged_last_minibatch_is_refused_with_the_nearest_that_fit(num_miniba
     )
 
 
-def test_one_sample_cannot_be_standardised():
+def test_one_sample_per_minibatch_cannot_be_standardized():
     fields = {"num_envs": 4, "num_steps": 2, "num_minibatches": 8}
     message = refusal(**fields)
     assert "num_minibatches = 8" in message
@@ -140,7 +140,7 @@ _PLAUSIBLE = {
 
 @settings(deadline=None, max_examples=300)
 @given(fields=st.fixed_dictionaries({}, optional={name: _PLAUSIBLE.get(name, st.booleans()) | _ODD for name in FIELDS}))
-def test_every_combination_is_sound_or_refused_by_name(fields):
+def test_every_combination_is_valid_or_refused_with_a_field_name(fields):
     try:
         config = PPOConfig(**fields)
     except ValueError as error:
@@ -154,7 +154,7 @@ def test_every_combination_is_sound_or_refused_by_name(fields):
     assert config.batch_size // config.effective_strata % config.num_minibatches == 0
 
 
-def test_the_defaults_and_the_edges_of_the_ranges_pass():
+def test_the_defaults_and_the_limits_of_the_ranges_are_valid():
     check_hyperparams(Hyperparams())
     check_hyperparams(Hyperparams(gamma=1, gae_lambda=0.0, learning_rate=0, ent_coef=-0.1, max_grad_norm=math.inf))
     check_hyperparams(Hyperparams(learning_rate=np.float32(1e-3), gamma=jnp.asarray(0.9)))
@@ -162,7 +162,7 @@ def test_the_defaults_and_the_edges_of_the_ranges_pass():
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [math.nan, -math.inf, "fast", "", None, 1j, (1, 2), np.ones(3)])
-def test_no_hyperparameter_may_be_nan_or_no_number(name, value):
+def test_hyperparameters_must_be_numbers(name, value):
     with pytest.raises(ValueError, match=f"^{name} = "):
         check_hyperparams(Hyperparams(**{name: value}))
 
@@ -180,26 +180,26 @@ def test_only_the_gradient_norm_may_be_unbounded(name):
 
 
 @pytest.mark.parametrize("name", ["clip_eps", "vf_clip_eps", "max_grad_norm", "target_kl", "adam_eps"])
-def test_what_divides_or_clips_may_not_be_zero(name):
+def test_divisors_and_clip_ranges_must_be_positive(name):
     with pytest.raises(ValueError, match=rf"^{name} = 0 is outside \(0, inf\)$"):
         check_hyperparams(Hyperparams(**{name: 0}))
 
 
 @pytest.mark.parametrize("name", ["gamma", "gae_lambda"])
-def test_discounts_stop_at_one(name):
+def test_discounts_are_at_most_one(name):
     with pytest.raises(ValueError, match=rf"^{name} = 1\.01 is outside \[0, 1\]$"):
         check_hyperparams(Hyperparams(**{name: 1.01}))
 
 
 @pytest.mark.parametrize(("value", "whole"), [(1, 1), (5e5, 500_000), (np.int32(7), 7), (np.float64(3.0), 3)])
-def test_total_steps_are_whole(value, whole):
+def test_total_steps_may_be_written_as_a_float(value, whole):
     steps = check_total_steps(value)
     assert steps == whole
     assert type(steps) is int
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, 1.5, math.nan, math.inf, -math.inf, "100", None, True])
-def test_other_total_steps_are_refused(value):
+def test_invalid_total_steps_are_refused(value):
     with pytest.raises(ValueError, match=r"^total_steps = .* must be a whole number of at least 1$"):
         check_total_steps(value)
 
@@ -229,12 +229,12 @@ def test_other_total_steps_are_refused(value):
     ],
     ids=lambda value: "-".join(f"{k}-{v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_actors_are_refused_in_words(fields, message):
+def test_invalid_ray_configs_are_refused(fields, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         RayConfig(**fields)
 
 
-def test_actors_that_pass():
+def test_valid_ray_configs():
     RayConfig(
         num_actors=0, envs_per_actor=1, policy_lag=1, actor_cpus=0.25, actor_gpus=0, actor_timeout=5, max_restarts=0
     )
@@ -247,7 +247,7 @@ def spread(num_envs=64, num_steps=128, cores=4, fixed=False, **actors):
     return actors.num_actors, actors.envs_per_actor, config.num_envs, config.num_steps
 
 
-def test_environments_are_spread_over_actors():
+def test_environments_are_divided_among_actors():
     assert spread() == (4, 16, 64, 128)
     assert spread(cores=12) == (8, 8, 64, 128)
     assert spread(cores=0) == (1, 64, 64, 128)
@@ -273,7 +273,7 @@ def test_environments_are_spread_over_actors():
         ),
     ],
 )
-def test_environments_that_cannot_be_spread(given, message):
+def test_environments_that_cannot_be_divided_are_refused(given, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         spread(**given)
 
@@ -289,7 +289,7 @@ _COUNT = st.integers(1, 24)
     cores=st.integers(0, 24),
     fixed=st.booleans(),
 )
-def test_every_spread_keeps_num_steps_or_is_refused_in_numbers(config, num_actors, envs_per_actor, cores, fixed):
+def test_every_division_keeps_num_steps_or_is_refused(config, num_actors, envs_per_actor, cores, fixed):
     wanted = RayConfig(num_actors=num_actors, envs_per_actor=envs_per_actor, policy_lag=1)
     try:
         spread_config, actors = spread_envs(config, wanted, cores, fixed)
@@ -326,7 +326,7 @@ GIVEN = {
     "kl_control": st.sampled_from(["none", "stop", "adapt", "adaptive"]),
     "action_bounds": st.sampled_from(["clip", "tanh", "squash"]),
 }
-WITHIN = {  # what there is to train with
+WITHIN = {  # valid values
     name: st.sampled_from(values)
     for name, values in {
         **{"num_envs": [1, 2, 4], "num_steps": [1, 2, 8], "num_epochs": [1, 2], "num_minibatches": [1, 2]},
@@ -339,8 +339,8 @@ WITHIN = {  # what there is to train with
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(st.fixed_dictionaries(WITHIN), st.fixed_dictionaries({}, optional=GIVEN)))
-def test_every_configuration_trains_or_is_refused_by_name(chosen):
-    """Trains: an update is traced, with all shapes and dtypes; compiling it would take the most of the time."""
+def test_every_configuration_trains_or_is_refused_with_a_field_name(chosen):
+    """Traces an update, which checks shapes and dtypes, instead of compiling it, which would be slow."""
     refusal = ""
     try:
         agent = jppo.make_anakin(BoxTimeLimit(), jppo.PPOConfig(**chosen), total_steps=64)

@@ -1,5 +1,4 @@
-"""Gymnasium environments: what is made of them, against stepping them by hand; what is refused, in which words; and
-their evaluation."""
+"""Tests adapters for Gymnasium environments by comparison with manual steps, their error messages, and evaluation."""
 
 import copy
 import dataclasses
@@ -30,8 +29,11 @@ envpool_warns = pytest.mark.filterwarnings("ignore:.*precision lowered by castin
 
 
 def by_hand(make, seeds, actions):
-    """What single environments say, each reset at once where it ends: first observations, and per step those to act
-    on next, outcomes and final observations, all by environment."""
+    """Steps single environments and resets each at the end of its episodes.
+
+    Returns the first observations, and for each step the next observations, (reward, terminated, truncated) and the
+    final observations, as lists over environments.
+    """
     envs = [make() for _ in seeds]
     first = [copy.deepcopy(env.reset(seed=seed)[0]) for env, seed in zip(envs, seeds, strict=True)]
     steps = []
@@ -51,7 +53,7 @@ def by_hand(make, seeds, actions):
 
 
 def check_by_hand(source, make, seeds=SEEDS, num_steps=14, draw=None):
-    """Steps `source` as jppo does, and single environments of the same by hand; returns how often one was cut."""
+    """Compares jppo's adapter with single environments that are stepped manually. Returns the number of truncations."""
     env, rng = make_host_env(source), np.random.default_rng(0)
     start = getattr(env.action_space, "start", 0)
     draw = draw or (lambda rng: start + rng.integers(2))
@@ -74,7 +76,7 @@ def check_by_hand(source, make, seeds=SEEDS, num_steps=14, draw=None):
 
 
 def check_obs(batch, observations):
-    """[n, ...] against n observations."""
+    """Compares a batch [n, ...] with n observations."""
     first = observations[0]
     if isinstance(first, dict):
         assert set(batch) == set(first)
@@ -101,12 +103,12 @@ def check_obs(batch, observations):
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_final_and_next_observations_are_the_true_ones(source, make):
+def test_next_and_final_observations_equal_those_of_manual_steps(source, make):
     assert check_by_hand(source, make) > 5
 
 
 class InArrays(gymnasium.Wrapper):
-    """Says so in arrays of one."""
+    """Returns terminated and truncated as arrays of one element."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -130,13 +132,13 @@ def test_wrappers(wrap):
     assert check_by_hand(make, make) > 5
 
 
-def test_gymnasiums_own_by_their_ids():
+def test_environments_of_gymnasium_by_id():
     check_by_hand("CartPole-v1", functools.partial(gymnasium.make, "CartPole-v1"), num_steps=60)
 
 
 def test_mujoco(tmp_path, monkeypatch):
     pytest.importorskip("mujoco")
-    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log there when it warns
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log to the current directory
     env = make_host_env("HalfCheetah-v5")
     assert env.obs_spec == ObsSpec((17,), "float32")
     assert env.action_spec == ActionSpec((6,), "float32", low=(-1.0,) * 6, high=(1.0,) * 6)
@@ -167,7 +169,7 @@ def test_atari_preprocessing():
 
 @envpool_warns
 def test_envpool():
-    """It names its states: CartPole's dynamics, from Gymnasium, tell the successor of each."""
+    """Gymnasium's CartPole computes the true successor of each observation."""
     pytest.importorskip("envpool")
     physics = gymnasium.make("CartPole-v1").unwrapped
     physics.reset(seed=0)
@@ -189,14 +191,14 @@ def test_envpool():
             assert after.terminated[i] == terminated
             assert after.truncated[i] == (time[i] == 500 and not terminated)
             if i in after.final_obs:
-                assert np.abs(after.obs[i]).max() <= 0.05, "a new episode's first"
+                assert np.abs(after.obs[i]).max() <= 0.05, "the first observation of an episode is near 0"
                 time[i], cut = 0, cut + after.truncated[i]
         obs = after.obs.copy()
     envs.close()
     assert cut == 1
 
 
-def test_what_the_policy_gets_to_know():
+def test_specs_of_observations_and_actions():
     env = make_host_env(Parts)
     assert env.obs_spec == {
         "where": ObsSpec((1,), "float32"),
@@ -210,8 +212,8 @@ def test_what_the_policy_gets_to_know():
     assert [make_host_env(source).name for source in (Counting, "CartPole-v1")] == ["Counting", "CartPole-v1"]
 
 
-def test_a_trained_policy_speaks_the_environments_language():
-    """Discrete values that do not count from 0: the network's first is the environment's first."""
+def test_a_trained_policy_uses_the_values_of_discrete_spaces():
+    """Value 0 of the network corresponds to the first value of a discrete space that does not start at 0."""
 
     class Telling(Fixed):
         def apply(self, params, obs):
@@ -231,8 +233,8 @@ def test_a_trained_policy_speaks_the_environments_language():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bounds", ["clip", "tanh"])
-def test_actions_are_never_a_rounding_beyond_their_bounds(dtype, bounds):
-    """Environments ask `action_space.contains(action)`."""
+def test_rounding_does_not_move_actions_out_of_bounds(dtype, bounds):
+    """Environments check `action_space.contains(action)`."""
     low = np.round(np.random.default_rng(0).uniform(-3.0, 3.0, 50), 1)
     space = spaces.Box(low.astype(dtype), (low + 0.7).astype(dtype), dtype=dtype)
     spec = dataclasses.replace(make_host_env(acting(space)).action_spec, bounds=bounds)
@@ -244,7 +246,7 @@ def test_actions_are_never_a_rounding_beyond_their_bounds(dtype, bounds):
 
 @pytest.mark.parametrize("source", ["CartPole-v1", host_probes.disabled, "envpool:CartPole-v1"])
 @envpool_warns
-def test_seeds(source):
+def test_seeds_determine_the_first_observations(source):
     if "envpool" in str(source):
         pytest.importorskip("envpool")
     env = make_host_env(source)
@@ -258,14 +260,14 @@ def test_seeds(source):
     assert len(np.unique(np.concatenate([first[0], first[2][1:]]), axis=0)) == 4
 
 
-def test_a_vector_of_gymnasiums_own_making():
+def test_vectors_made_by_gymnasium():
     same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
     make = functools.partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync", vector_kwargs=same_step)
     check_by_hand(make, functools.partial(gymnasium.make, "CartPole-v1"), num_steps=60)
 
 
-def test_it_is_drawn_where_it_can_be_and_only_then():
-    """Others may draw for themselves, into their observations."""
+def test_rendering_uses_render_mode_rgb_array():
+    """The environment also renders into its observations."""
     asked = []
 
     def make(render_mode="rgb_array"):
@@ -282,7 +284,7 @@ def test_it_is_drawn_where_it_can_be_and_only_then():
         make_host_env(lambda: Counting(None)).make([1], render=True)
 
 
-def test_an_environment_of_its_own_by_its_id(monkeypatch):
+def test_a_registered_custom_environment_by_id(monkeypatch):
     spec = EnvSpec("tests/Counting-v3", "host_probes:Counting", max_episode_steps=2)
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)
     make = functools.partial(gymnasium.make, spec.id)
@@ -341,20 +343,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED.items(), ids=lambda case: case[0])
-def test_refused_in_words(case):
+def test_invalid_environments_are_refused(case):
     name, said = case
     source, message = (name, said) if isinstance(said, str) else said
     with pytest.raises(ValueError, match=message):
         make_host_env(source)
 
 
-def test_one_environment_is_not_several():
+def test_a_factory_must_make_a_new_environment_each_time():
     env = Counting()
     with pytest.raises(ValueError, match="gave the same environment twice; it must make a new one each time"):
         make_host_env(lambda: env).make([1, 2])
 
 
-def test_an_instance_is_refused_by_the_driver_in_gymnasiums_words():
+def test_train_refuses_instances_of_environments():
     for env in (Counting(), gymnasium.make("CartPole-v1"), host_probes.same_step(2)):
         with pytest.raises(ValueError, match="neither a name nor a function that makes a gymnasium environment"):
             jppo.train(env)
@@ -364,7 +366,7 @@ def test_an_instance_is_refused_by_the_driver_in_gymnasiums_words():
     ("task", "message"),
     [("CartPol-v1", "envpool has no task 'CartPol-v1'; did you mean CartPole-v1"), ("q", "has no task 'q'$")],
 )
-def test_refused_by_envpool(task, message):
+def test_unknown_tasks_of_envpool_are_refused(task, message):
     pytest.importorskip("envpool")
     with pytest.raises(ValueError, match=message):
         make_host_env(f"envpool:{task}")
@@ -378,16 +380,16 @@ def test_refused_by_envpool(task, message):
         ("mujoco", "HalfCheetah-v5", r"needs a package that is not installed: .*pip install 'jppo\[mujoco\]'"),
     ],
 )
-def test_what_is_not_installed_is_named(monkeypatch, package, name, message):
+def test_missing_packages_are_named(monkeypatch, package, name, message):
     for module in [module for module in sys.modules if module.startswith("gymnasium.envs.mujoco")]:
-        monkeypatch.delitem(sys.modules, module)  # it remembers whether there was MuJoCo
+        monkeypatch.delitem(sys.modules, module)  # the module stores whether MuJoCo is installed
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=message):
         make_host_env(name)
 
 
 class Changing(Counting):
-    """Its observations have another shape, or dtype, from the first step on."""
+    """Its observations after the first step have another shape or dtype."""
 
     shown = np.zeros(2)
 
@@ -406,20 +408,20 @@ def test_observations_that_change_are_an_error(monkeypatch, shown, num_envs):
 
 
 class Uneven(Counting):
-    """From the first step on its observations have as many numbers as it says, of which all together have enough."""
+    """Observations after the first step have 2, 4 and 3 numbers instead of 3, so that their total is correct."""
 
     def see(self):
         return np.zeros((2, 4, 3)[self.seed]) if self.time else super().see()
 
 
-def test_observations_of_one_environment_are_never_cut_from_anothers():
+def test_wrong_sizes_with_a_correct_total_are_refused():
     envs = make_host_env(Uneven).make([0, 1, 2])
     envs.reset()
     with pytest.raises(ValueError, match=r"\[2, 3, 4\] long"):
         envs.step(np.zeros(3, np.int32))
 
 
-def test_errors_of_the_environment_stay_its_own():
+def test_errors_of_environments_are_raised_unchanged():
     with pytest.raises(ZeroDivisionError):
         make_host_env(lambda: 1 / 0)
     envs = make_host_env(host_probes.Failing).make([0])
@@ -430,7 +432,7 @@ def test_errors_of_the_environment_stay_its_own():
         envs.step(np.zeros(1, np.int32))
 
 
-def test_what_is_a_host_environment():
+def test_names_of_host_environments():
     taken = ("CartPole-v1", "host_probes:Counting", "envpool:Pong-v5", Counting, host_probes.disabled)
     assert all(map(is_host_env, taken))
     assert not any(map(is_host_env, ("Breakout-MinAtar", "cartpole", "", None)))
@@ -440,7 +442,7 @@ def test_what_is_a_host_environment():
 
 
 class Fixed:
-    """A network whose action probabilities are the same everywhere."""
+    """A network with constant action probabilities."""
 
     def __init__(self, *probabilities):
         self.logits = jnp.log(jnp.asarray(probabilities))
@@ -461,11 +463,11 @@ def evaluate(source, network, **options):
 
 
 def lengths_of(seed, count):
-    """Of the episodes of environments that take theirs from their seeds."""
+    """Returns the lengths of the episodes of `count` environments, which depend on their seeds."""
     return [2 + seed % 3 for seed in evaluation._seeds(seed, count)]
 
 
-def test_neighbouring_seeds_share_no_environment():
+def test_consecutive_seeds_share_no_environment_seed():
     seeds = [evaluation._seeds(seed, 16) for seed in (0, 1, 2**32 - 1)]
     assert len({number for numbers in seeds for number in numbers}) == 48
     assert all(0 <= number < 2**31 for numbers in seeds for number in numbers)
@@ -473,7 +475,7 @@ def test_neighbouring_seeds_share_no_environment():
 
 @pytest.mark.parametrize("action", [0, 1])
 def test_evaluation_counts_every_episode_once(action):
-    """Twenty episodes in sixteen environments: the first four play two each."""
+    """Sixteen environments play twenty episodes: the first four play two each."""
     played = evaluate(Counting, Fixed(0.9 - 0.8 * action, 0.1 + 0.8 * action), num_episodes=20, seed=5)
     lengths = [n for i, n in enumerate(lengths_of(5, 16)) for _ in range(2 if i < 4 else 1)]
     assert played.lengths.tolist() == lengths
@@ -485,8 +487,8 @@ def test_evaluation_counts_every_episode_once(action):
     assert summary["length_mean"] == np.mean(lengths)
 
 
-def test_evaluation_samples_when_asked_to():
-    """Half of each action is worth half a point."""
+def test_evaluation_can_sample_actions():
+    """The reward contains half the action."""
     draws = [evaluate(Counting, Fixed(0.4, 0.6), num_episodes=400, seed=seed, sampled=True) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(draws[0].returns, draws[1].returns)
     ones = [2.0 * (played.returns - played.lengths * (played.lengths - 1) / 2) for played in draws]
@@ -504,18 +506,18 @@ def test_evaluation_stops_at_max_steps():
     assert played.returns.tolist() == [1.0] * 6
     assert played.summary()["unfinished"] == 6 - sum(finished)
     endless = evaluate(host_probes.NaNReward, Fixed(0.9, 0.1), num_episodes=40, max_steps=3)
-    assert endless.lengths.tolist() == [3] * 16, "an environment that was cut short plays no more"
+    assert endless.lengths.tolist() == [3] * 16, "an environment must stop after an unfinished episode"
     assert not endless.finished.any()
 
 
-def test_evaluation_sees_parts_and_takes_actions_that_do_not_count_from_0():
+def test_evaluation_supports_dicts_and_actions_that_do_not_start_at_0():
     played = evaluate(Parts, Fixed(0.2, 0.1, 0.7), num_episodes=3)
     lengths = np.array(lengths_of(0, 3))
     assert played.lengths.tolist() == lengths.tolist()
     assert played.returns.tolist() == (lengths * (lengths - 1) / 2 + 0.5 * 6 * lengths).tolist()
 
 
-def test_names_that_cannot_be_put_in_order_are_refused():
+def test_dict_keys_of_different_types_are_refused():
     class Named(Counting):
         observation_space = spaces.Dict({1: spaces.Box(0, 1, (2,)), "a": spaces.Discrete(2)})
 

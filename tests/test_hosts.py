@@ -1,4 +1,4 @@
-"""A run over several hosts is the run of one: plain processes, hosts that Ray starts, and how such runs end."""
+"""Tests runs in several processes: they equal runs in one process, also if they are interrupted or resumed."""
 
 import dataclasses
 import functools
@@ -53,13 +53,13 @@ def quickly():
 
 
 def train(config=CONFIG, **arguments):
-    """In this process."""
+    """Trains in this process."""
     return jppo.train("CartPole-v1", config=config, hyperparams=RATE, seed=7, **group(arguments))
 
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """The directory in which two processes of two devices each left what came of RUNS."""
+    """Starts two processes with two devices each that train RUNS. Yields their directory and the processes."""
     directory, started = tmp_path_factory.mktemp("processes"), []
     (directory / "runs.json").write_text(json.dumps(RUNS))
     with socket.socket() as free:
@@ -77,7 +77,7 @@ def processes(tmp_path_factory):
 
 
 def outcomes(processes, name):
-    """What came of a run in each process, once it is there."""
+    """Waits for the results of a run and returns them, one per process."""
     directory, started = processes
     end, found = time.monotonic() + PATIENCE, []
     for number in (0, 1):
@@ -90,21 +90,21 @@ def outcomes(processes, name):
 
 
 @pytest.mark.parametrize("name", ["device", "ray"])
-def test_two_processes_are_one(processes, name):
-    """With as many devices in all."""
+def test_a_run_in_two_processes_equals_a_run_in_one(processes, name):
+    """Both runs have the same number of devices."""
     expected = train(**RUNS[name])
     first, second = outcomes(processes, name)
     for number, outcome in enumerate((first, second)):
         summary = outcome["summary"]
         assert (summary["status"], summary["num_processes"]) == ("finished", 2)
         assert summary["num_devices"] == expected.summary["num_devices"]
-        assert_same_settings(np.load(processes[0] / f"{name}-{number}.npz"), expected)
+        check_result(np.load(processes[0] / f"{name}-{number}.npz"), expected)
     assert (first["run_dir"], second["run_dir"]) == (str(processes[0] / name), "None")
     check_saved(processes[0] / name, expected)
 
 
-def assert_same_settings(given, expected):
-    """What was learnt, up to the order of sums."""
+def check_result(given, expected):
+    """Checks that parameters and metrics agree up to rounding."""
     for i, leaf in enumerate(jax.tree.leaves(expected.policy.state)):
         np.testing.assert_allclose(given[f"leaf{i}"], leaf, rtol=1e-4, atol=1e-5)
     check_metrics(given, expected.metrics)
@@ -120,7 +120,7 @@ def check_metrics(given, expected):
 
 def check_saved(run_dir, expected):
     metrics = read_metrics(run_dir)
-    assert metrics["update"].tolist() == expected.metrics["update"].tolist(), "written once"
+    assert metrics["update"].tolist() == expected.metrics["update"].tolist(), "only one process writes the metrics"
     check_metrics(metrics, expected.metrics)
     saved = load_policy_state(run_dir, expected.policy.state)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), saved, expected.policy.state)
@@ -129,7 +129,7 @@ def check_saved(run_dir, expected):
 
 @pytest.mark.parametrize("name", ["interrupted", "actors interrupted"])
 def test_ctrl_c_in_one_process_ends_both(processes, name):
-    """It came in the second; the first, which writes, ends with the same update."""
+    """The second process gets the signal. The first, which writes, ends after the same update."""
     first, second = (outcome["summary"] for outcome in outcomes(processes, name))
     assert first["status"] == second["status"] == "interrupted"
     assert first["updates"] == second["updates"] > 0
@@ -152,7 +152,7 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
         ("odd", ("ValueError: num_devices = 1 cannot be spread evenly over 2 processes",) * 2),
     ],
 )
-def test_what_cannot_be_ends_both_processes_in_words(processes, name, messages):
+def test_invalid_arguments_end_both_processes_with_a_message(processes, name, messages):
     for outcome, message in zip(outcomes(processes, name), messages, strict=True):
         assert re.match(message, outcome["error"], re.DOTALL)
 
@@ -161,7 +161,7 @@ def test_a_resumed_run_in_two_processes_equals_an_uninterrupted_run(processes):
     expected = train(dataclasses.replace(CONFIG, anneal_learning_rate=False), **RUNS["device"])
     for number, outcome in enumerate(outcomes(processes, "resumed")):
         assert (outcome["summary"]["status"], outcome["summary"]["updates"]) == ("finished", 6)
-        assert_same_settings(np.load(processes[0] / f"resumed-{number}.npz"), expected)
+        check_result(np.load(processes[0] / f"resumed-{number}.npz"), expected)
     check_saved(processes[0] / "stopped", expected)
 
 
@@ -170,20 +170,22 @@ def test_a_run_with_actors_in_two_processes_resumes(processes):
         np.load(processes[0] / f"actors resumed-{n}.npz") for n, _ in enumerate(outcomes(processes, "actors resumed"))
     )
     assert first["update"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert first["actors/policy_lag"].tolist() == [0, 1, 1, 1, 1, 1], "the lag continues after the checkpoint"
+    assert first["actors/policy_lag"].tolist() == [0, 1, 1, 1, 1, 1], (
+        "the policy lag must be 1 also after the checkpoint"
+    )
     for name in first.files:
         if not name.startswith(("time/", "actors/")):
             np.testing.assert_array_equal(first[name], second[name], name)
 
 
-def test_what_was_reached_is_saved_where_actors_of_another_process_fail(processes):
+def test_the_result_is_saved_if_actors_of_another_process_fail(processes):
     outcomes(processes, "tired")
     summary = json.loads((processes[0] / "tired" / "summary.json").read_text())
     assert (summary["status"], summary["updates"]) == ("failed", 2)
     assert (processes[0] / "tired" / "policy").is_dir()
 
 
-def test_actors_are_spread_evenly_over_hosts():
+def test_actors_are_divided_evenly_among_hosts():
     def spread(num_envs, cores, **actors):
         config, actors = spread_envs(PPOConfig(num_envs=num_envs), RayConfig(**actors), cores, False, 2)
         return actors.num_actors, actors.envs_per_actor, config.num_envs

@@ -1,4 +1,4 @@
-"""How a run with actors ends from outside, and that it takes everything it started along."""
+"""Tests how signals end a run with actors, and that no process is left."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from jppo.actors import ray_cluster
 from jppo.config.ray import RayConfig
 from jppo.runs.run_dir import read_metrics
 
-PATIENCE = 120.0  # seconds, for what a busy machine may delay
+PATIENCE = 120.0  # time limit in seconds; a busy machine is slow
 SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]
 LINES = [
     r"num_envs = 4: 2 x 2; num_steps = 32: batches of 128",
@@ -35,7 +35,7 @@ LINES = [
 
 
 class Command:
-    """`jppo train` with two actors, as a terminal starts it."""
+    """Runs `jppo train` with two actors in a process group of its own, like a terminal."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -54,18 +54,18 @@ class Command:
             time.sleep(0.05)
 
     def started(self):
-        """Everything of it that runs."""
+        """Returns the running processes of the command."""
         return of_session(self.process.pid)
 
     def acting(self):
         return [process.pid for process in self.started() if process.command.startswith("ray::ActorProcess")]
 
     def signal(self, number):
-        """To the process group, as a terminal does. Ray's processes have groups of their own, or block SIGINT."""
+        """Sends a signal to the process group, like a terminal. Ray's processes have other groups, or block SIGINT."""
         os.killpg(self.process.pid, number)
 
     def ended(self, everything, seconds=15.0):
-        """Its exit code, once all of `everything` and whatever came after it is gone."""
+        """Waits until the command and all its processes have ended. Returns the exit code."""
         code = self.process.wait(seconds)
         everything = [*everything, *self.started()]
         assert not left_of(without_agents(everything), seconds)
@@ -74,7 +74,7 @@ class Command:
 
 
 def without_agents(processes):
-    """Two of Ray's agents try for a minute to tell the vanished driver that its raylet is gone."""
+    """Leaves out two of Ray's agents, which try for a minute to reach the dead driver."""
     return [process for process in processes if not process.command.endswith("Agent")]
 
 
@@ -91,16 +91,18 @@ def command(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
     command.await_(lambda: " steps/s " in command.out.read_text())
-    useless = re.compile("log_monitor|ray::IDLE")  # they would take a hundredth of two cores
+    useless = re.compile("log_monitor|ray::IDLE")  # processes that the run ends, because they use 1 % of two cores
     command.await_(lambda: not any(useless.search(process.command) for process in command.started()))
-    os.kill(command.acting()[0], signal.SIGKILL)  # so that the signal comes while one is replaced
+    os.kill(command.acting()[0], signal.SIGKILL)  # the signal arrives while this actor is restarted
     command.await_(lambda: " failed (" in command.out.read_text())
     everything = command.started()
     assert any("gcs_server" in process.command for process in everything)
     command.signal(number)
     assert command.ended(everything) == 130
     said = command.out.read_text().splitlines()
-    assert [line for line in said if not any(re.fullmatch(pattern, line) for pattern in LINES)] == [], "Ray is silent"
+    assert [line for line in said if not any(re.fullmatch(pattern, line) for pattern in LINES)] == [], (
+        "Ray must not print anything"
+    )
     assert command.err.read_text() == ""
     summary = json.loads((command.directory / "run/summary.json").read_text())
     assert (summary["status"], summary["lost_fragments"]) == ("interrupted", 1)
@@ -108,19 +110,19 @@ def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
     assert (command.directory / "run/policy").is_dir()
 
 
-def test_two_ctrl_c_while_actors_start_end_it_at_once(command):
+def test_two_interrupts_while_actors_start_end_the_run_at_once(command):
     command.await_(command.acting)
     everything = command.started()
     command.signal(signal.SIGINT)
     time.sleep(0.2)
-    with contextlib.suppress(ProcessLookupError):  # on a fast machine the first was enough
+    with contextlib.suppress(ProcessLookupError):  # on a fast machine, the first has ended the run
         command.signal(signal.SIGINT)
     assert command.ended(everything) == 130
     assert command.err.read_text() == "jppo: interrupted\n"
     assert not (command.directory / "run").exists()
 
 
-def test_a_killed_driver_takes_its_processes_along(command):
+def test_the_processes_of_a_killed_driver_end(command):
     command.await_(lambda: "ready" in command.out.read_text())
     everything = without_agents(command.started())
     assert len(command.acting()) == 2
@@ -131,7 +133,7 @@ def test_a_killed_driver_takes_its_processes_along(command):
 
 
 @pytest.mark.slow
-def test_of_a_killed_driver_nothing_is_left_after_a_minute(command):
+def test_all_processes_of_a_killed_driver_end_after_a_minute(command):
     command.await_(lambda: "ready" in command.out.read_text())
     everything = command.started()
     os.kill(command.process.pid, signal.SIGKILL)
@@ -139,12 +141,12 @@ def test_of_a_killed_driver_nothing_is_left_after_a_minute(command):
     assert not left_of(everything, 90.0)
 
 
-def test_connecting_disturbs_no_handler_and_is_not_disturbed(monkeypatch):
+def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):
     seen, calls = [], []
 
     def init(address, **options):
         calls.append((address, options["num_cpus"]))
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # like Ray
         os.kill(os.getpid(), signal.SIGINT)
         assert seen == []
 
@@ -166,14 +168,14 @@ def test_connecting_disturbs_no_handler_and_is_not_disturbed(monkeypatch):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert calls == [("local", max(os.cpu_count(), 10))], "a CPU for the learner beside 8.1 for actors"
+    assert calls == [("local", max(os.cpu_count(), 10))], "one CPU for the learner and 8.1 for actors"
 
 
 @pytest.mark.parametrize(
     ("address", "reason"),
     [("127.0.0.1:1", "Connection refused"), ("ray://127.0.0.1:1", "Connection refused"), ("nonsense", "Invalid addr")],
 )
-def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, address, reason):
+def test_a_missing_cluster_is_reported_at_once(tmp_path, monkeypatch, address, reason):
     config = jppo.PPOConfig(num_envs=4, num_steps=8)
     monkeypatch.setenv("RAY_ADDRESS", address)
     before, begin = {process.pid for process in running()}, time.monotonic()
@@ -181,7 +183,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, addr
     for options in ({"ray": jppo.RayConfig(address=address)}, {}):
         with pytest.raises(ValueError, match=message):
             jppo.train(lambda: Healthy(tmp_path), backend="ray", num_actors=1, config=config, total_steps=1, **options)
-    assert time.monotonic() - begin < 60.0, "Ray itself tries for two minutes"
+    assert time.monotonic() - begin < 60.0, "Ray itself would try for two minutes"
     assert not ray.is_initialized()
     mine = [process for process in running() if process.pid not in before and "ray" in process.command]
     assert not [process for process in mine if process.parent == os.getpid()]

@@ -76,8 +76,8 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def repeated(run):
-    """The run again from its config.json alone, in chunks of at most three updates; and how often step was traced
-    by the end of compiling and by the end of the run."""
+    """Repeats the run from its config.json in chunks of at most three updates. Also returns how often step was traced
+    before the first update and at the end."""
     saved = read_config(run.run_dir)
     config = jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])})
     traces, make = [], run_settings.make_anakin
@@ -107,7 +107,7 @@ def assert_trees_equal(a, b):
 
 
 def assert_trees_agree(a, b):
-    """Up to rounding, which differs between programs; an update changes parameters a hundred times as much."""
+    """Compares trees up to rounding, which is about a hundredth of the change by an update."""
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
 
 
@@ -135,7 +135,7 @@ def test_each_update_is_one_line_of_metrics(run):
 
 def test_episode_metrics_are_nan_without_episodes(run):
     ended = run.metrics["episode/count"] > 0
-    assert ended.sum() == UPDATES - UPDATES // 5, "the first of every five updates sees no end"
+    assert ended.sum() == UPDATES - UPDATES // 5, "no episode ends in the first of every five updates"
     for name in METRICS:
         expected = ended if name.startswith("episode/") and name != "episode/count" else np.full(UPDATES, True)
         np.testing.assert_array_equal(np.isfinite(run.metrics[name]), expected, name)
@@ -170,7 +170,9 @@ def test_summary_content(run):
     assert (summary["status"], summary["env"], summary["backend"]) == ("finished", "Cued", "device")
     assert (summary["updates"], summary["steps"]) == (UPDATES, UPDATES * BATCH)
     assert summary["episodes"] == run.metrics["episode/count"].sum() == 8 * (4 * UPDATES // 5)
-    last = np.flatnonzero(run.metrics["episode/count"])[-13:]  # of 8 episodes each: the fewest that make 100
+    last = np.flatnonzero(run.metrics["episode/count"])[
+        -13:
+    ]  # of 8 episodes each: the smallest number of updates with 100 episodes
     np.testing.assert_allclose(summary["return_mean"], run.metrics["episode/return_mean"][last].mean())
     np.testing.assert_allclose(summary["steps_per_second"], summary["steps"] / summary["seconds"])
     assert summary["run_dir"] == str(run.run_dir)
@@ -200,7 +202,7 @@ def test_config_json_reproduces_the_run_with_other_chunks(run, repeated):
 
 def test_chunks_compile_one_program(repeated):
     _, recorder, traced = repeated
-    assert len(traced) >= UPDATES / 3, "there were few chunks"
+    assert len(traced) >= UPDATES / 3, "the run must have several chunks"
     assert max(np.diff([0, *recorder.steps])) <= 3 * BATCH
     assert 1 <= traced[0] == traced[-1]
     assert [message.split(" in ")[0] for message in recorder.messages] == ["compiled"]
@@ -263,7 +265,7 @@ def test_interrupt_saves_the_result_so_far(tmp_path, run, interrupt):
     assert any("stopping" in message for message in recorder.messages)
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
     assert_trees_equal(load_policy_state(tmp_path / "run", result.policy.state), result.policy.state)
-    assert result.metrics["loss/value"][0] != run.metrics["loss/value"][0], "another seed made the same run"
+    assert result.metrics["loss/value"][0] != run.metrics["loss/value"][0], "runs with different seeds must differ"
 
 
 def test_second_interrupt_stops_at_once(tmp_path, interrupt):
