@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import probes
 import pytest
 from lenient import lenient
 from PIL import Image
@@ -563,21 +564,49 @@ def test_a_custom_environment_from_training_to_gif(shell):
     assert summary["episodes"] == read_metrics(Path("run"))["episode/count"].sum() == 8 * (2048 // 8 // 10)
     for said in ("environments in this process", "2,048/2,000 steps", "finished: 2,048 steps", "saved in run"):
         assert said in err
-    code, out, err = shell("eval", "run", "--episodes", "5", "--json")
+    named = ["--env", "corridors:Corridor"]
+    code, out, err = shell("eval", "run", "--episodes", "5", "--json", *named)
     assert (code, err) == (0, "")
     played = json.loads(out)
     assert (played["env"], played["episodes"], played["length_mean"]) == ("corridors:Corridor", 5, 10.0)
     assert played["return_mean"] == 10.0, "the policy must learn to go right"
-    assert shell("play", "run", "--output", "a.gif") == (0, "wrote a.gif: 10 steps, return 10.00", "")
+    assert shell("play", "run", "--output", "a.gif", *named) == (0, "wrote a.gif: 10 steps, return 10.00", "")
     with Image.open("a.gif") as film:
         assert (film.format, film.size, film.n_frames) == ("GIF", (120, 100), 10)
     assert shell("plot", "run", "--output", "a.png")[0] == 0
-    config = json.loads(Path("run/config.json").read_text())
-    Path("run/config.json").write_text(json.dumps(config | {"env": "corridors:unseen"}))
-    code, out, err = shell("play", "run", "--output", "b.gif")
+    code, out, err = shell("play", "run", "--output", "b.gif", "--env", "corridors:unseen")
     assert (code, out) == (2, "")
     assert err.startswith("jppo: corridors:unseen cannot be drawn: its render_mode is None")
     assert not Path("b.gif").exists()
+
+
+def test_a_module_that_only_config_json_names_is_not_imported(trained):
+    run = shutil.copytree(trained[0], Path("run"))
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"env": "sys:exit", "backend": "ray"}))
+    for words in (["eval", "run"], ["play", "run"], ["export", "run", "a.npz"]):
+        code, out, err = call(*words)
+        assert (code, out) == (2, "")
+        assert "config.json names the environment sys:exit, which would import a module" in err
+    with pytest.raises(ValueError, match="trust_env=True in Python"):
+        jppo.export_policy(run, "a.npz")
+    with pytest.raises(SystemExit):
+        jppo.load_policy(run, trust_env=True)
+    with pytest.raises(SystemExit):
+        jppo.load_policy(run, env="sys:exit")
+
+
+def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
+    config = jppo.PPOConfig(4, 8, num_minibatches=1)
+    jppo.train(probes.Counting(), config=config, total_steps=32, run_dir="run")
+    code, _, err = call("eval", "run")
+    assert code == 2
+    assert "run was trained in a custom environment, Counting; name it with --env module:name" in err
+    code, out, err = call("eval", "run", "--episodes", "2", "--env", "probes:Counting")
+    assert (code, err) == (0, "")
+    assert "greedy, 2 episodes" in out
+    code, _, err = call("eval", "run", "--env", "probes:Missing")
+    assert (code, err) == (2, "jppo: probes:Missing: module probes has no Missing")
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])

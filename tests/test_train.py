@@ -382,7 +382,7 @@ def test_run_dir_that_cannot_be_written_is_refused(tmp_path, below):
 
 
 def test_loading_a_custom_environment_needs_the_environment(run):
-    with pytest.raises(ValueError, match="in an environment of its own; rebuild it in Python"):
+    with pytest.raises(ValueError, match="in a custom environment"):
         load_run(run.run_dir)
 
 

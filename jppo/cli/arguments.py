@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -35,6 +35,24 @@ WHOLE_NUMBER = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda value: ["preset" if value is None else str(value)],
 )
 WholeNumber = Annotated[int, WHOLE_NUMBER]  # an int that may be written as 5e5 or 500_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """The arguments of the commands that load a run."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Run directory written by `jppo train`."""
+    env: str | None = None
+    """Environment of the run as module:name, if it is your own. Imports that module."""
+    trust_env: bool = False
+    """Import the module that the run's config.json names, if its environment is a module:name. It may run any code. Use --env for a module in the current directory."""  # noqa: E501
+
+    def load(self) -> Any:
+        """Returns the run. Raises ValueError, see `load_run`."""
+        from jppo.runs.load import load_run
+
+        return load_run(self.run_dir, env=self.env, trust_env=self.trust_env)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,14 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
-import tyro
+from jppo.cli.arguments import TrainedRun
 
 
-@dataclasses.dataclass(frozen=True)
-class Eval:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eval(TrainedRun):
     """Play episodes with a trained policy and print their returns."""
 
-    run_dir: tyro.conf.Positional[Path]
-    """Run directory written by `jppo train`."""
     episodes: int = 100
     """Number of episodes, played in parallel."""
     sampled: bool = False
@@ -25,10 +22,9 @@ class Eval:
     def run(self) -> int:
         from jppo.config.checks import check_seed
         from jppo.runs.evaluation import evaluate
-        from jppo.runs.load import load_run
 
         check_seed(self.seed)
-        run = load_run(self.run_dir)
+        run = self.load()
         result = evaluate(run.agent.env, run.policy, num_episodes=self.episodes, seed=self.seed, sampled=self.sampled)
         summary = result.summary()
         if self.json:

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import tyro
 
+from jppo.cli.arguments import TrainedRun
 
-@dataclasses.dataclass(frozen=True)
-class Export:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(TrainedRun):
     """Write a trained policy to one file, for use without jppo."""
 
-    run_dir: tyro.conf.Positional[Path]
-    """Run directory written by `jppo train`."""
     output: tyro.conf.Positional[Path]
     """Output file: NAME.npz for NumPy (jppo.actors.numpy_policy.load), NAME.stablehlo for JAX and other XLA programs (jppo.load_exported)."""  # noqa: E501
 
     def run(self) -> int:
         from jppo.runs.export import export_policy
 
-        path = export_policy(self.run_dir, self.output)
+        path = export_policy(self.load().policy, self.output)
         loader = "jppo.actors.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
         print(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}")
         return 0

@@ -3,15 +3,13 @@
 import dataclasses
 from pathlib import Path
 
-import tyro
+from jppo.cli.arguments import TrainedRun
 
 
-@dataclasses.dataclass(frozen=True)
-class Play:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Play(TrainedRun):
     """Play one episode with a trained policy and write it as a GIF."""
 
-    run_dir: tyro.conf.Positional[Path]
-    """Run directory written by `jppo train`."""
     output: Path = Path("play.gif")
     """Output file."""
     seed: int = 0
@@ -23,11 +21,10 @@ class Play:
 
     def run(self) -> int:
         from jppo.config.checks import check_seed
-        from jppo.runs.load import load_run
         from jppo.runs.render import play_gif
 
         check_seed(self.seed)
-        run = load_run(self.run_dir)
+        run = self.load()
         length, episode_return = play_gif(
             run.agent.env,
             run.policy,

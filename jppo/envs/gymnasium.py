@@ -3,7 +3,6 @@
 import copy
 import difflib
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
+from jppo.config.checks import names_module
 from jppo.envs.gymnasium_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
+from jppo.envs.modules import import_module_of
 from jppo.envs.spaces import ActionSpec, PyTree
 
 ENVPOOL = "envpool:"
@@ -219,16 +220,8 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
             if render_mode and _takes(source, "render_mode")
             else source
         )
-    module_name, colon, attribute = source.partition(":")
-    if colon:
-        if not all(part.isidentifier() for part in module_name.split(".")):
-            raise ValueError(f"{source}: {module_name!r} is not what Python calls a module; write module:name")
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name != module_name.split(".")[0] and error.name != module_name:
-                raise
-            raise ValueError(f"{source}: there is no module {module_name} (searched as Python does)") from None
+    if names_module(source):
+        module, attribute = import_module_of(source)
         if hasattr(module, attribute):
             maker = getattr(module, attribute)
             if not callable(maker):
@@ -237,7 +230,7 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
                 )
             return _maker(maker, render_mode)
         if attribute not in gymnasium.registry:
-            raise ValueError(f"{source}: module {module_name} has no {attribute} and registers no such environment")
+            raise ValueError(f"{source}: module {module.__name__} has no {attribute} and registers no such environment")
         source = attribute
     return functools.partial(_make_by_id, source, render_mode)
 

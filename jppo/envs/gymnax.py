@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.config.checks import names_module
 from jppo.envs.base import Environment, Step
+from jppo.envs.modules import make_named
 from jppo.envs.spaces import ActionSpec, Array, ObsSpec, PyTree
 
 _OF_ZEROS_AND_ONES = "gymnax.environments.minatar."  # images of bools, cast to float32: four times the memory
@@ -27,7 +29,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     """An on-device environment.
 
     Args:
-      env: a gymnax name such as "CartPole-v1", an object with gymnax's API (1.0.1 or later), or an Environment.
+      env: a gymnax name such as "CartPole-v1", an object with gymnax's API (1.0.1 or later), an Environment, or
+        "module:name" of such an object or of a function that makes one.
       params: the environment's parameters; its default_params when None.
       **overrides: fields of the parameters to replace, e.g. max_steps_in_episode=200.
 
@@ -38,6 +41,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
         if params is not None or overrides:
             raise ValueError(f"{env.name} is made already; give the parameters to the make_env that makes it")
         return env
+    if names_module(env):
+        return make_env(make_named(env), params, **overrides)._replace(name=env)
     source = make_source(env) if isinstance(env, str) else env
     wanted = ("reset", "step", "action_space", "observation_space", *(("default_params",) if params is None else ()))
     missing = [name for name in wanted if not hasattr(source, name)]

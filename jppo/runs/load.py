@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jppo.config.checks import names_module
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
@@ -28,41 +29,43 @@ class LoadedRun(NamedTuple):
         return TrainedPolicy(self.agent.policy, self.policy_state)
 
 
-def load_policy(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> TrainedPolicy:
+def load_policy(
+    run_dir: str | Path, *, network: Network | None = None, env: Any = None, trust_env: bool = False
+) -> TrainedPolicy:
     """Loads the final policy of a run or, if the run did not finish, the policy of its newest checkpoint.
 
     Args:
-      network, env: the network and environment of the run, if they are the user's own objects.
+      network, env, trust_env: see `load_run`.
 
     Raises:
       ValueError: see `load_run`.
     """
-    return load_run(run_dir, network=network, env=env).policy
+    return load_run(run_dir, network=network, env=env, trust_env=trust_env).policy
 
 
-def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = None) -> LoadedRun:
+def load_run(
+    run_dir: str | Path, *, network: Network | None = None, env: Any = None, trust_env: bool = False
+) -> LoadedRun:
     """Rebuilds the agent of a run from config.json and loads its policy, or that of its newest checkpoint.
 
     Args:
-      network, env: the network and environment of the run, if they are the user's own objects.
+      network: the network of the run, if it is the user's own object.
+      env: the environment of the run as for `jppo.train`, if it is the user's own. "module:name" imports that module.
+      trust_env: if config.json names the environment as module:name, import that module, which may run any code.
 
     Raises:
       ValueError: the directory contains no run, no policy and no checkpoint, or damaged files; or the run's own network
-        or environment is not passed.
+        or environment is not passed; or config.json names a module that the arguments do not allow to import.
     """
     run_dir = Path(run_dir)
     settings = runs.read_config(run_dir)
-    for name, argument, part, what in (
-        ("network", "network", network, "with a network"),
-        ("environment", "env", env, "in an environment"),
-    ):
-        if settings.get(name) == "custom" and part is None:
-            raise ValueError(
-                f"{run_dir} was trained {what} of its own; rebuild it in Python and give it: "
-                f"jppo.load_policy(run_dir, {argument}=...)"
-            )
+    if settings.get("network") == "custom" and network is None:
+        raise ValueError(
+            f"{run_dir} was trained with a custom network; pass it: jppo.load_policy(run_dir, network=...)"
+        )
+    if env is None:
+        env = _check_env_name(run_dir, settings, trust_env)
     config, _ = runs.config_of(settings, run_dir)
-    env = settings["env"] if env is None else env
     agent: Any
     if settings["backend"] == "ray":
         from jppo.actors.sebulba import make_sebulba  # an on-device run does not need the actors package
@@ -73,6 +76,26 @@ def load_run(run_dir: str | Path, *, network: Network | None = None, env: Any = 
         agent = make_anakin(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
     return LoadedRun(agent, _policy_state(run_dir, settings, like), settings)
+
+
+def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) -> str:
+    """Returns the environment's name in config.json.
+
+    Raises:
+      ValueError: the environment is an object of the user's, or its name would import a module that is not trusted.
+    """
+    name = settings["env"]
+    if settings.get("environment") == "custom":
+        raise ValueError(
+            f"{run_dir} was trained in a custom environment, {name}; name it with --env module:name on the command "
+            "line, or with env=... in Python"
+        )
+    if names_module(name) and not trust_env:
+        raise ValueError(
+            f"{run_dir}/config.json names the environment {name}, which would import a module; if you trust it, use "
+            f"--env {name} or --trust-env on the command line, or env={name!r} or trust_env=True in Python"
+        )
+    return name
 
 
 def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyState:
