@@ -1,4 +1,4 @@
-"""The speed of a run and the share of time of its parts, for several numbers of environments."""
+"""Measures the speed of a run and the shares of its parts, for several numbers of environments."""
 
 from collections.abc import Sequence
 

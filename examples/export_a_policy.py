@@ -28,7 +28,10 @@ def main(total_steps: int = 200_000, episodes: int = 10) -> tuple[np.ndarray, np
     observations = np.random.default_rng(0).uniform(-0.2, 0.2, (100, 4)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         path = jppo.export_policy(result.policy, Path(folder) / "policy.npz")
-        size, policy = path.stat().st_size, jppo.numpy_policy.load(path)  # which needs neither jax nor, copied, jppo
+        size, policy = (
+            path.stat().st_size,
+            jppo.numpy_policy.load(path),
+        )  # needs only NumPy; the module can be copied to machines without jppo
     score = play(policy, episodes)
     print(f"{size:,} bytes; with NumPy alone it balances for {score:.0f} of at most 500 steps")
     return result.policy.act(observations), policy.act(observations), score

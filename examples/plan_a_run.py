@@ -1,4 +1,4 @@
-"""Memory and compile time of a run before it starts, for several numbers of environments."""
+"""Computes memory and compile time of a run before it starts, for several numbers of environments."""
 
 from collections.abc import Sequence
 

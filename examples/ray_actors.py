@@ -27,18 +27,18 @@ class Heater(gymnasium.Env):
 
 
 def make_env() -> gymnasium.Env:
-    """Called in every actor, once per environment."""
+    """Makes the environment; every actor calls it once per environment."""
     return gymnasium.wrappers.TimeLimit(Heater(), 100)
 
 
 def main(total_steps: int = 200_000, num_actors: int = 2) -> tuple[float, float]:
-    """The mean return of the first and of the last tenth of the run."""
+    """Returns the mean return of the first and of the last tenth of the run."""
     result = jppo.train(
         make_env,
         total_steps=total_steps,
         config=jppo.PPOConfig(num_envs=16, num_steps=128),
         hyperparams=jppo.Hyperparams(learning_rate=3e-3, gamma=0.9),
-        num_actors=num_actors,  # processes, of 16/num_actors environments each; 0: everything in this process
+        num_actors=num_actors,  # number of processes with 16/num_actors environments each; 0: no actor processes
         ray=jppo.RayConfig(policy_lag=1),  # the actors collect while the learner learns
     )
     returns = result.metrics["episode/return_mean"]

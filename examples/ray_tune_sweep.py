@@ -15,7 +15,7 @@ CONFIG = jppo.PPOConfig(num_steps=128)
 
 
 def sweep(name: str, space: dict[str, Any], total_steps: int, **settings: Any) -> tune.Result:
-    """The best trial. ASHA ends those that are behind others after the same number of environment steps."""
+    """Returns the best trial. ASHA stops trials that are worse than others after the same number of steps."""
     early_end = ASHAScheduler(time_attr="env_steps", max_t=total_steps, grace_period=total_steps // 4)
     results = tune.Tuner(
         jppo.tune.trainable("CartPole-v1", total_steps=total_steps, config=CONFIG),
@@ -40,11 +40,11 @@ def main(
     num_envs: Sequence[int] = (4, 16),
     num_samples: int = 8,
 ) -> list[tune.Result]:
-    """The best trial of the grid, and that of Optuna's search."""
+    """Returns the best trial of the grid and the best trial of Optuna's search."""
     grid = {"learning_rate": tune.grid_search(list(learning_rates)), "num_envs": tune.grid_search(list(num_envs))}
     within = {"learning_rate": tune.loguniform(min(learning_rates), max(learning_rates))}
     within["num_envs"] = tune.choice(list(num_envs))
-    with ray.init(log_to_driver=False):  # or ray.init("auto"), to use the cluster that this machine is a part of
+    with ray.init(log_to_driver=False):  # or ray.init("auto") to use the cluster of this machine
         best = [
             sweep("grid", grid, total_steps),
             sweep("Optuna", within, total_steps, search_alg=OptunaSearch(seed=0), num_samples=num_samples),

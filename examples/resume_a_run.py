@@ -12,7 +12,7 @@ import jppo
 
 
 class Impatient(jppo.Reporter):
-    """Presses Ctrl-C, once, when a run is under way."""
+    """Presses Ctrl-C once during the run."""
 
     pressed = False
 
@@ -23,7 +23,7 @@ class Impatient(jppo.Reporter):
 
 
 def main(total_steps: int = 200_000) -> tuple[jppo.Result, jppo.Result]:
-    """The run that was not stopped, and the one that was."""
+    """Returns the results of the uninterrupted and of the resumed run."""
     config = jppo.PPOConfig(num_envs=64, num_steps=32)
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory) / "run"
@@ -32,14 +32,14 @@ def main(total_steps: int = 200_000) -> tuple[jppo.Result, jppo.Result]:
         part = jppo.train("CartPole-v1", config=config, total_steps=total_steps, run_dir=run_dir, progress=Impatient())
         print(f"{part.summary['status']} after {part.summary['updates']} updates")
 
-        early = jppo.load_policy(run_dir)  # of what there is
+        early = jppo.load_policy(run_dir)  # the policy of the newest checkpoint
         print(f"its policy pushes {'left' if early.act([0.0, 0.0, 0.1, 0.5]) == 0 else 'right'}")
 
-        resumed = jppo.train("CartPole-v1", run_dir=run_dir)  # with the arguments of the first part
+        resumed = jppo.train("CartPole-v1", run_dir=run_dir)  # the other arguments come from the run directory
         print(f"{resumed.summary['status']} after {resumed.summary['updates']} updates")
 
     same = jax.tree.map(np.array_equal, resumed.policy.state, whole.policy.state)
-    print(f"bit for bit the same policy: {all(jax.tree.leaves(same))}")
+    print(f"bit-identical policies: {all(jax.tree.leaves(same))}")
     return whole, resumed
 
 

@@ -1,4 +1,4 @@
-"""One run in two processes that Ray Train starts on this machine, and the same run in this process.
+"""Trains in two processes that Ray Train starts on this machine, and compares with the same run in this process.
 
 On a cluster with GPUs: call ray.init(address="auto"), and ScalingConfig(num_workers=8, use_gpu=True).
 Needs pip install 'jppo[train]'.

@@ -12,7 +12,7 @@ import jppo
 def main(
     total_steps: int = 100_000, learning_rates: Sequence[float] = (1e-4, 1e-3, 1e-2), num_seeds: int = 8
 ) -> tune.Result:
-    """The best trial."""
+    """Returns the best trial."""
     config = jppo.PPOConfig(num_envs=8, num_steps=128)
     with ray.init(log_to_driver=False):
         results = tune.Tuner(

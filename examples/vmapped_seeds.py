@@ -10,7 +10,7 @@ LEARNING_RATES = (1e-5, 1e-3, 1e-1)
 
 
 def main(total_steps: int = 100_000, num_seeds: int = 4) -> np.ndarray:
-    """Mean returns of the last update, [learning rates, seeds]."""
+    """Returns the mean returns of the last update, [learning rates, seeds]."""
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps)
 

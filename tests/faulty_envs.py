@@ -21,7 +21,7 @@ NOTES = "JPPO_TEST_NOTES"
 
 
 class Unpicklable(Exception):
-    """An exception that cannot be unpickled, as in many libraries."""
+    """An exception that fails to unpickle, as in many libraries."""
 
     def __init__(self, code, text):
         super().__init__(f"{text} (code {code})")

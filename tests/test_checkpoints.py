@@ -39,7 +39,7 @@ RESUME, ALWAYS = jppo.RunConfig(resume=True), jppo.RunConfig(checkpoint_seconds=
 
 
 class Stopping(NullReporter):
-    """Sends Ctrl-C after so many updates; collects messages."""
+    """Sends Ctrl-C after a number of updates; collects messages."""
 
     def __init__(self, after=None):
         self.after, self.messages = after, []
@@ -378,7 +378,7 @@ def test_a_failed_tensorboard_write_is_reported_once(tmp_path):
 
 
 def events(run_dir):
-    """(step, names, whether it begins a session) of all that TensorBoard is to read, in its order."""
+    """Returns (step, names, whether it starts a session) of all events, in TensorBoard's order."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = []
@@ -400,7 +400,7 @@ def test_tensorboard_drops_steps_after_the_checkpoint(copied):
     before = latest(copied).update
     resume(copied)
     sessions = [step for step, _, begins in events(copied) if begins]
-    assert sessions == [before * BATCH + 1], "where steps from on are forgotten"
+    assert sessions == [before * BATCH + 1], "TensorBoard must drop later steps"
     steps = [step for step, names, _ in events(copied) if "loss/total" in names]
     assert steps[-(UPDATES - before) :] == [BATCH * update for update in range(before + 1, UPDATES + 1)]
 
@@ -409,7 +409,7 @@ def test_tensorboard_drops_steps_after_the_checkpoint(copied):
 
 
 def limit_file_size(size=resource.RLIM_INFINITY):
-    """Makes this process unable to write files beyond a size, like a full disk."""
+    """Limits the size of files that this process can write, like a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
@@ -599,7 +599,7 @@ def test_other_settings_are_refused_with_the_differences(copied, given, message)
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 
-def test_what_is_no_run_cannot_resume(tmp_path):
+def test_other_directories_cannot_be_resumed(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run directory: it has no config\.json"):
         resume(tmp_path)
     with pytest.raises(ValueError, match="resume needs a run_dir"):
@@ -620,7 +620,7 @@ ACTORS = {"env": Guessing, "backend": "ray"}
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["in turn", "overlapping"])
 def acted(request, tmp_path_factory):
-    """A whole run in this process."""
+    """A complete run with actors in this process."""
     lag = {"policy_lag": request.param}
     return lag, train(tmp_path_factory.mktemp("runs") / "acted", num_actors=0, **lag, **ACTORS)
 

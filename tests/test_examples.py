@@ -116,10 +116,10 @@ CLAIMS = {
     "several_hosts": ({"total_steps": 32_768}, is_the_same_in_two_processes, "2 processes, 2 devices: "),
     "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
     "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
-    "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit for bit the same policy: True"),
+    "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit-identical policies: True"),
     "plan_a_run": ({"sizes": (8,)}, plans, "environments fit"),
     "bench_a_setting": ({"sizes": (8, 32), "seconds": 0.1}, measures, "steps/s  shares: environment"),
-    "population_based_training": ({"lanes": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
+    "population_based_training": ({"num_runs": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
     "tune_populations": (
         {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
         reports_runs,

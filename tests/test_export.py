@@ -1,4 +1,4 @@
-"""Exported policies act as the ones they were made from; what is not one is refused, and executes nothing."""
+"""Tests exported policies: they act like the trained policy, and damaged or foreign files execute nothing."""
 
 import contextlib
 import dataclasses
@@ -61,7 +61,7 @@ def is_spec(node):
 
 
 def observations(obs_spec, count):
-    """A batch of random ones."""
+    """Returns a batch of random observations."""
     rng = np.random.default_rng(0)
 
     def draw(spec):
@@ -74,7 +74,7 @@ def observations(obs_spec, count):
 
 
 def untrained(settings, obs_spec, action_spec, network=None):
-    """A policy of random weights, large enough that all of them matter."""
+    """Returns a policy with random weights that are large enough to affect the actions."""
     config = SMALL(**settings)
     whole = make_policy(
         network or make_network(config, obs_spec, action_spec),
@@ -93,7 +93,7 @@ def untrained(settings, obs_spec, action_spec, network=None):
 
     stats = jax.tree.map(moments, obs_spec, is_leaf=is_spec) if config.normalize_obs else ()
     state = PolicyState(params=jax.tree.map(draw, shapes), obs_stats=stats)
-    if action_spec.num_actions and network is None:  # so that each is taken somewhere
+    if action_spec.num_actions and network is None:  # every action must occur
         logits = whole.apply(state, observations(obs_spec, 16))[0].logits
         state.params["params"]["policy"]["bias"] -= logits.mean(axis=0)
     return TrainedPolicy(whole, state)
@@ -110,11 +110,11 @@ def exported(simple, tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_exported_policies_act_and_value_as_the_trained_one(name, tmp_path):
+def test_exported_policies_equal_the_trained_policy(name, tmp_path):
     trained, obs_spec = untrained(*CASES[name]), CASES[name][1]
     batch = observations(obs_spec, 16)
     actions, values = trained.act(batch), trained.value(batch)
-    assert np.unique(actions, axis=0).shape[0] > 1, "nothing is compared"
+    assert np.unique(actions, axis=0).shape[0] > 1, "the policy must not be constant"
     for path, load in (("policy.npz", numpy_policy.load), ("policy.stablehlo", jppo.load_exported)):
         loaded = load(jppo.export_policy(trained, tmp_path / path))
         acted, valued = loaded.act(batch), loaded.value(batch)
@@ -135,7 +135,7 @@ def test_exported_policies_act_and_value_as_the_trained_one(name, tmp_path):
     assert sorted(tmp_path.iterdir()) == [tmp_path / "policy.npz", tmp_path / "policy.stablehlo"]
 
 
-def test_statistics_of_nothing_only_clip(tmp_path):
+def test_empty_statistics_only_clip(tmp_path):
     trained = untrained({"normalize_obs": True}, FOUR, THREE)
     zeros = jax.tree.map(jnp.zeros_like, trained.state.obs_stats)
     trained.state = trained.state.replace(obs_stats=zeros)
@@ -144,7 +144,7 @@ def test_statistics_of_nothing_only_clip(tmp_path):
     np.testing.assert_allclose(loaded.value(obs), trained.value(obs), rtol=1e-5)
 
 
-def test_numpy_draws_actions_as_often_as_their_probability(simple, exported):
+def test_numpy_samples_actions_with_their_probabilities(simple, exported):
     obs = observations(FOUR, 1)
     wanted = jax.nn.softmax(simple.policy.apply(simple.state, obs)[0].logits)[0]
     drawn = numpy_policy.load(exported).act(np.repeat(obs, 20_000, axis=0), rng=np.random.default_rng(0))
@@ -152,7 +152,7 @@ def test_numpy_draws_actions_as_often_as_their_probability(simple, exported):
     np.testing.assert_allclose(np.bincount(drawn) / 20_000, wanted, atol=4 * 0.5 / 20_000**0.5)
 
 
-def test_numpy_draws_normals(tmp_path):
+def test_numpy_samples_normal_distributions(tmp_path):
     free = ActionSpec((2,), "float32", low=(-INF, -INF), high=(INF, INF))
     trained = untrained({}, FOUR, free)
     loaded, obs = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz")), observations(FOUR, 1)
@@ -164,7 +164,7 @@ def test_numpy_draws_normals(tmp_path):
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
 
 
-def test_draws_of_the_program_differ_without_a_seed(simple, tmp_path):
+def test_samples_of_the_program_differ_without_a_seed(simple, tmp_path):
     loaded = jppo.load_exported(jppo.export_policy(simple, tmp_path / "policy.stablehlo"))
     obs = observations(FOUR, 500)
     assert (loaded.act(obs, sampled=True) != loaded.act(obs, sampled=True)).any()
@@ -185,7 +185,7 @@ assert found == {found!r}, found
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_numpy_is_enough(simple, exported, tmp_path, copied):
+def test_numpy_policy_needs_only_numpy(simple, exported, tmp_path, copied):
     obs = observations(FOUR, 3)
     how, found = "from jppo import numpy_policy", {"jppo"}
     if copied:
@@ -204,7 +204,7 @@ def test_numpy_is_enough(simple, exported, tmp_path, copied):
     assert json.loads(done.stdout) == [simple.act(obs).tolist(), [3]]
 
 
-def test_the_documented_way_without_jppo(simple, tmp_path):
+def test_documented_use_without_jppo(simple, tmp_path):
     path, obs = jppo.export_policy(simple, tmp_path / "policy.stablehlo"), observations(FOUR, 3)
     program = jax.export.deserialize(bytearray(path.read_bytes()))
     found = program.call(obs, np.uint32(0))
@@ -218,7 +218,7 @@ class Own(nn.Module):
         return Categorical(nn.Dense(3)(obs)), nn.Dense(1)(obs)[:, 0]
 
 
-def test_a_network_of_ones_own_is_a_program(tmp_path):
+def test_custom_networks_are_exported_as_programs(tmp_path):
     trained, obs = untrained({}, FOUR, THREE, Own()), observations(FOUR, 5)
     with pytest.raises(ValueError, match=r"network is your own, Own, which NumPy cannot know; export it as .stablehlo"):
         jppo.export_policy(trained, tmp_path / "policy.npz")
@@ -227,7 +227,7 @@ def test_a_network_of_ones_own_is_a_program(tmp_path):
 
 
 def call(*argv):
-    """Exit code, standard output and standard error of the command."""
+    """Runs the command line. Returns exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(word) for word in argv])
@@ -260,13 +260,13 @@ def test_run_directories_are_exported_by_the_command(tmp_path):
         ("policy.npz", "is not a run directory: it has no config.json"),
     ],
 )
-def test_what_cannot_be_exported_is_said(tmp_path, output, message):
+def test_invalid_exports_are_refused(tmp_path, output, message):
     code, out, err = call("export", tmp_path, tmp_path / output)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_a_path_that_cannot_be_written_is_said_and_keeps_what_was_there(simple, tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_previous_file(simple, tmp_path, monkeypatch):
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(ValueError, match=r"folder.npz cannot be written: Is a directory"):
         jppo.export_policy(simple, tmp_path / "folder.npz")
@@ -292,7 +292,7 @@ def test_observations_of_another_shape_are_refused(simple, exported, tmp_path, o
             loaded.act(obs)
 
 
-def test_parts_of_observations_are_named(tmp_path):
+def test_messages_name_the_observation_leaf(tmp_path):
     loaded = numpy_policy.load(jppo.export_policy(untrained({}, PARTS, THREE), tmp_path / "policy.npz"))
     obs = observations(PARTS, 2)
     for wrong, message in (
@@ -313,7 +313,7 @@ def test_observations_in_other_containers_are_refused(tmp_path):
             jppo.export_policy(trained, tmp_path / name)
 
 
-def test_the_npz_is_data_that_numpy_reads(exported):
+def test_the_npz_file_contains_no_pickles(exported):
     with np.load(exported, allow_pickle=False) as arrays:
         description = json.loads(str(arrays["description"]))
         assert {array.dtype.kind for array in arrays.values()} == {"f", "U"}
@@ -323,14 +323,14 @@ def test_the_npz_is_data_that_numpy_reads(exported):
 
 
 class Trap:
-    """Leaves a file behind where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __reduce__(self):
         return open, ("trapped", "w")
 
 
 def rewrite(path, change):
-    """The same file with description and arrays changed."""
+    """Writes a copy of a file with changed description and arrays."""
     with np.load(path) as found:
         arrays = dict(found)
     description = json.loads(str(arrays["description"]))
@@ -388,7 +388,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_no_npz_of_ours_is_refused(exported, tmp_path, monkeypatch, name):
+def test_damaged_and_foreign_npz_files_are_refused(exported, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     damage, message = DAMAGES[name]
     damage(exported)
@@ -409,19 +409,19 @@ def test_what_is_no_npz_of_ours_is_refused(exported, tmp_path, monkeypatch, name
         (Path.unlink, "cannot be read: No such file"),
     ],
 )
-def test_what_is_no_program_of_ours_is_refused(simple, tmp_path, damage, message):
+def test_damaged_and_foreign_programs_are_refused(simple, tmp_path, damage, message):
     path = jppo.export_policy(simple, tmp_path / "policy.stablehlo")
     damage(path)
     with pytest.raises(ValueError, match=message):
         jppo.load_exported(path)
 
 
-def test_no_observation_is_a_batch_too(simple, exported):
+def test_an_empty_batch_is_accepted(simple, exported):
     nothing = np.zeros((0, 4), np.float32)
     for acting in (simple, numpy_policy.load(exported)):
         assert acting.act(nothing).shape == acting.value(nothing).shape == (0,)
 
 
-def test_the_same_policy_makes_the_same_file(simple, exported, tmp_path):
+def test_exports_of_a_policy_are_identical(simple, exported, tmp_path):
     again = jppo.export_policy(simple, tmp_path / "again.npz")
     assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(exported.read_bytes()).digest()

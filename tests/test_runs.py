@@ -1,4 +1,4 @@
-"""What a run keeps: in memory, whose size does not grow, and on disk, where it may be damaged."""
+"""Tests the data of a run: metrics in memory, which does not grow, and run directories, also damaged ones."""
 
 import gc
 import json
@@ -27,7 +27,7 @@ from jppo.runs.writer import RunWriter
 from jppo.training.history import History, RecentEpisodes
 
 CHUNK = 1000
-HOUR = 130_000  # updates; 36 a second
+HOUR = 130_000  # updates, with 36 per second
 
 
 def chunk(start, length=CHUNK):
@@ -40,7 +40,7 @@ def chunk(start, length=CHUNK):
     }
 
 
-def test_an_hour_takes_no_more_memory_than_a_quarter():
+def test_memory_does_not_grow_with_the_number_of_updates():
     history, peaks = History(capacity=2048), []
     tracemalloc.start()
     try:
@@ -57,7 +57,7 @@ def test_an_hour_takes_no_more_memory_than_a_quarter():
 
 @pytest.mark.parametrize("length", [1, 7, 100, 1024])
 @pytest.mark.parametrize("updates", [1, 64, 65, 5000])
-def test_history_keeps_evenly_spaced_whole_rows_whatever_the_chunks(length, updates):
+def test_history_has_evenly_spaced_rows_for_any_chunks(length, updates):
     history = History(capacity=64)
     for start in range(1, updates + 1, length):
         history.add(chunk(start, min(length, updates + 1 - start)))
@@ -70,7 +70,7 @@ def test_history_keeps_evenly_spaced_whole_rows_whatever_the_chunks(length, upda
         np.testing.assert_array_equal(kept[name], column[::stride], name)
 
 
-def test_updates_added_one_at_a_time_take_little_more_than_their_numbers():
+def test_single_updates_need_little_more_memory_than_their_values():
     history = History()
     tracemalloc.start()
     try:
@@ -84,7 +84,7 @@ def test_updates_added_one_at_a_time_take_little_more_than_their_numbers():
     assert taken < 2.5 * held
 
 
-def test_names_that_come_and_go_are_nan_where_they_are_not():
+def test_missing_values_of_a_metric_are_nan():
     history = History(capacity=4)
     history.add({"update": np.array([1, 2]), "old": np.array([1, 2])})
     history.add({"update": np.array([3]), "new": np.array([7.0], np.float32)})
@@ -102,7 +102,7 @@ def test_an_empty_history():
     assert History().arrays() == {}
 
 
-def test_recent_episodes_are_those_of_the_fewest_last_updates_that_make_a_hundred():
+def test_recent_return_covers_the_fewest_updates_with_100_episodes():
     rng = np.random.default_rng(0)
     recent, updates = RecentEpisodes(), []
     assert math.isnan(recent.mean)
@@ -119,7 +119,7 @@ def test_recent_episodes_are_those_of_the_fewest_last_updates_that_make_a_hundre
             np.testing.assert_allclose([recent.mean, recent.std], [window.mean(), window.std()], rtol=1e-6)
 
 
-def test_json_has_null_for_nan_and_plain_numbers_for_numpys():
+def test_json_has_null_for_nan_and_numbers_for_numpy_scalars():
     value = {"a": math.nan, "b": [math.inf, (1.5, -math.inf)], "c": np.float32(0.5), "d": np.int64(3), "e": None}
     assert jsonable(value) == {"a": None, "b": [None, [1.5, None]], "c": 0.5, "d": 3, "e": None}
     json.dumps(jsonable(value), allow_nan=False)
@@ -135,7 +135,7 @@ def test_a_config_of_numpy_numbers_is_saved(tmp_path):
     assert jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])}) == config
 
 
-def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_json_file_is_replaced_atomically(tmp_path):
     write_json(tmp_path / "x.json", {"a": 1})
     with pytest.raises(TypeError):
         write_json(tmp_path / "x.json", {"a": 2, "b": object()})
@@ -143,7 +143,7 @@ def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize(("seed", "whole"), [(0, 0), (2**32 - 1, 2**32 - 1), (np.uint32(7), 7)])
-def test_seeds(seed, whole):
+def test_seeds_are_32_bit_integers(seed, whole):
     assert check_seed(seed) == whole
     assert type(check_seed(seed)) is int
     jax.random.key(check_seed(seed))
@@ -169,7 +169,7 @@ def metrics_file(path, text):
     return path
 
 
-def test_a_torn_last_line_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_ignored(tmp_path):
     rows = [{"update": n, "loss": None if n == 2 else n / 2} for n in (1, 2, 3)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     whole = read_metrics(metrics_file(tmp_path / "whole", text))
@@ -189,12 +189,12 @@ def test_a_torn_last_line_is_left_out(tmp_path):
         ("1\n2\n", "is damaged: "),
     ],
 )
-def test_other_damage_to_metrics_is_named(tmp_path, text, message):
+def test_damaged_metrics_are_refused(tmp_path, text, message):
     with pytest.raises(ValueError, match=f"{tmp_path / 'run'}/metrics.jsonl {message}"):
         read_metrics(metrics_file(tmp_path / "run", text))
 
 
-def test_metrics_of_no_run(tmp_path):
+def test_metrics_of_a_missing_run_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run directory: it has no metrics\.jsonl"):
         read_metrics(tmp_path)
 
@@ -212,14 +212,14 @@ def copied(saved, tmp_path):
 
 
 def change(path, **fields):
-    """Overwrites parts of config.json; a dict updates, None removes."""
+    """Changes fields of config.json; a dict updates a field, None removes it."""
     settings = json.loads((path / "config.json").read_text())
     for name, value in fields.items():
         settings[name] = settings[name] | value if isinstance(value, dict) else value
     (path / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
 
 
-def test_a_saved_run_is_loaded_as_it_was(saved):
+def test_a_loaded_run_equals_the_saved_run(saved):
     path, config, policy = saved
     with lenient():
         agent, loaded, settings = load_run(str(path))
@@ -240,13 +240,13 @@ def test_the_writer_refuses_a_directory_in_use(saved, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
 
 
-def test_no_summary_without_an_end(tmp_path):
+def test_an_unfinished_run_has_no_summary(tmp_path):
     assert read_summary(tmp_path) == {}
 
 
 @pytest.fixture
 def swept():
-    """On an error orbax drops coroutines; they are collected here, where their complaints are ignored."""
+    """Collects the coroutines that orbax drops after an error, and ignores their warnings."""
     yield
     gc.collect()
 
@@ -279,7 +279,7 @@ ORBAX_COMPLAINS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExc
         (lambda path: shutil.rmtree(path / "policy/d"), "does not hold the policy"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(copied, damage, message):
+def test_damaged_runs_are_refused(copied, damage, message):
     damage(copied)
     with lenient(), pytest.raises(ValueError, match=message) as caught:
         load_run(copied)

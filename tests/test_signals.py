@@ -35,7 +35,7 @@ LINES = [
 
 
 class Command:
-    """Runs `jppo train` with two actors in a process group of its own, like a terminal."""
+    """Runs `jppo train` with two actors in a new process group, like a terminal."""
 
     def __init__(self, directory):
         self.directory = directory
