@@ -232,7 +232,6 @@ def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
         num_minibatches=setting["num_minibatches"],
         hidden_sizes=tuple(setting["hidden_sizes"]),
         clip_value=False,
-        anneal_learning_rate=False,
     )
     actors, envs = (0, num_envs) if setting["in_process"] else (setting["num_actors"], setting["envs_per_actor"])
     result = jppo.train(

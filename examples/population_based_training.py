@@ -9,7 +9,7 @@ import numpy as np
 
 import jppo
 
-CONFIG = jppo.PPOConfig(num_envs=16, num_steps=64, anneal_learning_rate=False)
+CONFIG = jppo.PPOConfig(num_envs=16, num_steps=64)
 
 
 def main(num_runs: int = 16, rounds: int = 10, updates: int = 8) -> tuple[np.ndarray, np.ndarray]:

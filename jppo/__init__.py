@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.benchmark.plan import PlanResult as PlanResult
     from jppo.benchmark.plan import plan as plan
     from jppo.benchmark.report import BenchResult as BenchResult
+    from jppo.config import schedules as schedules
     from jppo.config.ppo import Hyperparams as Hyperparams
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.presets import PRESETS as PRESETS
@@ -63,6 +64,7 @@ _MODULES = {
     "jppo.config.ray": ("RayConfig",),
     "jppo.config.resources": ("Resources",),
     "jppo.config.run": ("RunConfig",),
+    "jppo.config.schedules": ("schedules",),
     "jppo.devices.jit": ("jit",),
     "jppo.envs": ("make_env",),
     "jppo.envs.base": ("Environment", "Step"),
@@ -84,7 +86,7 @@ _MODULES = {
     "jppo.training.run": ("Result",),
     "jppo.training.train": ("train",),
 }
-_PUBLIC_MODULES = ("numpy_policy", "tune")
+_PUBLIC_MODULES = ("numpy_policy", "schedules", "tune")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = list(_HOMES)
 

@@ -4,7 +4,6 @@ Arguments: the coordinator's address, the number of processes, the index of this
 runs.json, which maps the names of runs to arguments of `jppo.train`. The results are written to that directory.
 """
 
-import dataclasses
 import json
 import os
 import signal
@@ -54,12 +53,13 @@ def main(coordinator, count, number, directory):
         path.with_suffix(".tmp").rename(path)
 
 
-def train(number, run_dir, interrupted=False, tired=False, seeds=(7, 7), anneal=True, **arguments):
+def train(
+    number, run_dir, interrupted=False, tired=False, seeds=(7, 7), rate=jppo.schedules.linear(3e-3, 0.0), **arguments
+):
     if interrupted and number == 1:
         threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
-    rate = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+    rate = jppo.Hyperparams(learning_rate=rate, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
-    config = dataclasses.replace(config, anneal_learning_rate=anneal)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
     return jppo.train(Tired if tired else "CartPole-v1", **group(arguments))
 

@@ -21,15 +21,14 @@ from jppo.ppo.distributions import Categorical
         (Counting(), {"shared_torso": True, "activation": "relu", "kl_control": "stop"}),
         (DictCounting(), {"normalize_obs": True, "normalize_reward": True, "kl_control": "adapt"}),
         (BoxTimeLimit(), {"normalize_obs": True, "action_bounds": "tanh", "activation": "swish"}),
-        (BoxTimeLimit(), {"normalize_advantage": False, "clip_value": False, "anneal_learning_rate": False}),
+        (BoxTimeLimit(), {"normalize_advantage": False, "clip_value": False}),
     ],
     ids=["kl stop", "kl adapt, dict obs", "box, tanh", "all off"],
 )
 def test_every_option_trains(env, options):
     _, metrics = check_two_updates(env, SMALL(**options))
-    second = 0.5 if options.get("anneal_learning_rate", True) else 1.0
     if options.get("kl_control") != "adapt":
-        np.testing.assert_allclose(metrics["learning_rate"], [2.5e-4, second * 2.5e-4], rtol=1e-5)
+        np.testing.assert_allclose(metrics["learning_rate"], [2.5e-4, 0.5 * 2.5e-4], rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize_obs": True, "normalize_reward": True, "kl_control": "adapt"}])
@@ -46,7 +45,7 @@ def test_step_is_traced_once(options):
     state = quick_jit(agent.init)(jax.random.key(0))
     for _ in range(5):
         state, _ = step(state)
-    step(agent.init(jax.random.key(1), jppo.Hyperparams(learning_rate=1, gamma=0.5)))
+    step(agent.init(jax.random.key(1), jppo.Hyperparams(learning_rate=jppo.schedules.linear(1, 0), gamma=0.5)))
     assert len(traces) == 1
     assert state.train.update == 5
 

@@ -184,14 +184,16 @@ def test_the_newest_checkpoints_are_kept(stopped, full):
     assert len(list((stopped / "checkpoints").iterdir())) == 3
 
 
-def test_a_finished_run_can_be_extended_only_without_annealing(full, tmp_path):
+def test_a_finished_run_can_be_extended_only_without_schedules(full, tmp_path):
     with pytest.raises(ValueError, match=r"which is finished; use another run_dir$"):
         train(full.run_dir)
-    with pytest.raises(ValueError, match=r"with total_steps = 384; it cannot change to 768, .*anneal_learning_rate"):
+    with pytest.raises(
+        ValueError, match=r"with total_steps = 384; it cannot change to 768, because .*: learning_rate = linear"
+    ):
         train(full.run_dir, total_steps=2 * UPDATES * BATCH)
-    level = SMALL(num_envs=8, num_steps=4, num_minibatches=2, anneal_learning_rate=False)
-    whole = train(tmp_path / "whole", config=level)
-    half = train(tmp_path / "half", config=level, total_steps=UPDATES // 2 * BATCH)
+    level = jppo.Hyperparams(learning_rate=2.5e-4)
+    whole = train(tmp_path / "whole", hyperparams=level)
+    half = train(tmp_path / "half", hyperparams=level, total_steps=UPDATES // 2 * BATCH)
     assert half.summary["status"] == "finished"
     with pytest.raises(ValueError, match="finished; use another run_dir, or increase total_steps"):
         resume(tmp_path / "half")

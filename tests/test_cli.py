@@ -92,7 +92,7 @@ def test_help_lists_every_option_with_the_defaults_of_the_environment():
             assert f" --{field.name.replace('_', '-')}" in out
     for option in ("--total-steps", "--seed", "--preset", "--run-dir", "--quiet", "--json", "--wandb", "--backend"):
         assert f" {option}" in out
-    assert "Discount per step. (default: 0.9)" in out
+    assert "Discount factor per step. (default: 0.9)" in out
     assert all(preset in out for preset in PRESETS)
 
 
@@ -119,7 +119,7 @@ def test_help_fits_into_80_columns(monkeypatch, command):
 
 def test_every_setting_of_a_sweep_has_the_documentation_of_its_field():
     out = call("sweep", "--help")[1]
-    assert "--gamma [FLOAT [FLOAT ...]] Discount per step." in out
+    assert "--gamma [FLOAT|SCHEDULE [FLOAT|SCHEDULE ...]] Discount factor per step." in out
     for options in (jppo.PPOConfig, jppo.Hyperparams):
         for field in dataclasses.fields(options):
             assert f" --{field.name.replace('_', '-')} [" in out
@@ -176,7 +176,8 @@ def test_every_option_reaches_its_field(train_arguments):
         **{"hidden_sizes": (3, 2, 1), "activation": "swish", "kl_control": "adapt", "action_bounds": "tanh"},
     }
     flags = {field.name: not field.default for field in dataclasses.fields(jppo.PPOConfig) if field.type is bool}
-    numbers = {field.name: field.default / 2 for field in dataclasses.fields(jppo.Hyperparams)}
+    numbers = {field.name: 0.5 * float(field.default) for field in dataclasses.fields(jppo.Hyperparams)[1:]}
+    numbers["learning_rate"] = 0.125
     config = jppo.PPOConfig(**changed | flags)
     same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
     assert not same, "every field must differ from its default"

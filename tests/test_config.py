@@ -318,10 +318,7 @@ GIVEN = {
     "activation": st.sampled_from(["tanh", "relu", "swish", "gelu", None]),
     **{
         name: st.sampled_from([True, False, True, False, 1, "yes"])
-        for name in (
-            *("shared_torso", "normalize_obs", "normalize_reward", "normalize_advantage", "clip_value"),
-            "anneal_learning_rate",
-        )
+        for name in (*("shared_torso", "normalize_obs", "normalize_reward", "normalize_advantage", "clip_value"),)
     },
     "kl_control": st.sampled_from(["none", "stop", "adapt", "adaptive"]),
     "action_bounds": st.sampled_from(["clip", "tanh", "squash"]),
@@ -334,7 +331,7 @@ WITHIN = {  # valid values
         "kl_control": ["none", "stop", "adapt"],
         "action_bounds": ["clip", "tanh"],
     }.items()
-} | {name: st.booleans() for name in GIVEN if name.split("_")[0] in ("shared", "normalize", "anneal")}
+} | {name: st.booleans() for name in GIVEN if name.split("_")[0] in ("shared", "normalize")}
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ import jppo
 from jppo.devices.determinism import GPU_FLAG, ask_for_determinism, check_determinism, fingerprint
 from jppo.runs.run_dir import config_of, read_config
 
-SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--no-anneal-learning-rate")
+SIZES = ("--num-envs", "8", "--num-steps", "16", "--total-steps", "1024", "--learning-rate", "2.5e-4")
 MODES = {
     "on two devices": ("Pendulum-v1", "--normalize-obs", "--normalize-reward", "--num-devices", "2"),
     "with actors": ("CartPole-v1", "--backend", "ray", "--num-actors", "2", "--policy-lag", "1"),

@@ -19,7 +19,7 @@ from jppo.ppo.losses import ppo_loss
 from jppo.training import settings as run_settings
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
-RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+RATE = jppo.Hyperparams(learning_rate=jppo.schedules.linear(3e-3, 0.0), gamma=0.9)
 UPDATES = 6
 EPISODES = ("return_mean", "return_std", "length_mean", "count")
 

@@ -23,7 +23,7 @@ from jppo.config.ray import RayConfig, spread_envs
 from jppo.runs.run_dir import load_policy_state, read_metrics
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
-RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+RATE = jppo.Hyperparams(learning_rate=jppo.schedules.linear(3e-3, 0.0), gamma=0.9)
 STEPS = 6 * CONFIG.batch_size
 IN_PROCESS = {"backend": "ray", "num_actors": 0}
 PATIENCE = 240.0
@@ -35,11 +35,11 @@ RUNS = {
     "actors interrupted": IN_PROCESS | {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
     "tired": IN_PROCESS | {"total_steps": STEPS, "tired": True},
     "device again": {"run_dir_of": "device"},
-    "stopped": {"anneal": False, "total_steps": STEPS // 2, "num_devices": 4},
-    "resumed": {"anneal": False, "run_dir_of": "stopped", "total_steps": STEPS, "num_devices": 4},
-    "actors stopped": IN_PROCESS | {"anneal": False, "total_steps": STEPS // 2, "policy_lag": 1, "num_devices": 4},
+    "stopped": {"rate": 3e-3, "total_steps": STEPS // 2, "num_devices": 4},
+    "resumed": {"rate": 3e-3, "run_dir_of": "stopped", "total_steps": STEPS, "num_devices": 4},
+    "actors stopped": IN_PROCESS | {"rate": 3e-3, "total_steps": STEPS // 2, "policy_lag": 1, "num_devices": 4},
     "actors resumed": IN_PROCESS
-    | {"anneal": False, "run_dir_of": "actors stopped", "total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
+    | {"rate": 3e-3, "run_dir_of": "actors stopped", "total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
     "seeds": {"total_steps": STEPS, "seeds": [1, 2]},
     "odd": {"total_steps": STEPS, "num_devices": 1},
 }
@@ -52,9 +52,9 @@ def quickly():
         yield
 
 
-def train(config=CONFIG, **arguments):
+def train(rate=RATE, **arguments):
     """Trains in this process."""
-    return jppo.train("CartPole-v1", config=config, hyperparams=RATE, seed=7, **group(arguments))
+    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=rate, seed=7, **group(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_invalid_arguments_end_both_processes_with_a_message(processes, name, me
 
 
 def test_a_resumed_run_in_two_processes_equals_an_uninterrupted_run(processes):
-    expected = train(dataclasses.replace(CONFIG, anneal_learning_rate=False), **RUNS["device"])
+    expected = train(dataclasses.replace(RATE, learning_rate=3e-3), **RUNS["device"])
     for number, outcome in enumerate(outcomes(processes, "resumed")):
         assert (outcome["summary"]["status"], outcome["summary"]["updates"]) == ("finished", 6)
         check_result(np.load(processes[0] / f"resumed-{number}.npz"), expected)

@@ -156,7 +156,8 @@ def test_public_names_agree_with_the_names_for_type_checkers():
         if isinstance(node, ast.If):
             imports = [item for item in node.body if isinstance(item, ast.ImportFrom)]
     typed = {alias.name: item.module for item in imports for alias in item.names}
-    typed |= {"tune": "jppo.sweeps.tune", "numpy_policy": "jppo.actors.numpy_policy"}  # modules
+    modules = {"jppo.sweeps.tune", "jppo.actors.numpy_policy", "jppo.config.schedules"}
+    typed |= {name.rpartition(".")[2]: name for name in modules}
     assert typed == jppo._HOMES
     for name in jppo.__all__:
         assert getattr(jppo, name) is not None

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
 
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.schedules import linear
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo import learner as learner_module
 from jppo.ppo.advantages import gae
@@ -37,7 +38,6 @@ NORMALISED = dataclasses.replace(
     normalize_obs=True,
     normalize_reward=True,
     clip_value=False,
-    anneal_learning_rate=False,
     kl_control="adapt",
 )
 NUMBERS = Hyperparams(
@@ -178,8 +178,6 @@ class Reference:
             centred = raw_obs - self.seen_obs.mean(0) if self.updates else raw_obs
             flat["obs"] = np.clip(centred / scale, -10, 10)
         rate = h.learning_rate * self.rate_scale
-        if config.anneal_learning_rate:
-            rate *= 1 - self.updates / self.num_updates
         steps = [self.step({k: v[rows] for k, v in flat.items()}, rate) for rows in self.minibatches()]
         metrics = {name: np.mean([step[name] for step in steps]) for name in steps[0]}
         metrics["value/mean"] = flat["value"].mean(dtype=float)
@@ -380,7 +378,7 @@ def test_kl_adapt_changes_the_learning_rate_within_bounds():
 
 def test_annealing_ends_at_zero():
     init, update = compiled(BASE)
-    state = init(num_updates=4)
+    state = init(hyperparams=numbers(learning_rate=linear(3e-3, 0.0)), num_updates=4)
     rollout = rollout_for(state, BASE, 0)
     rates, moves = [], []
     for _ in range(6):
@@ -388,7 +386,7 @@ def test_annealing_ends_at_zero():
         rates.append(float(metrics["learning_rate"]))
         moves.append(largest_difference(after.policy, state.policy))
         state = after
-    np.testing.assert_allclose(rates, NUMBERS.learning_rate * np.array([1, 0.75, 0.5, 0.25, 0, 0]), rtol=1e-6)
+    np.testing.assert_allclose(rates, 3e-3 * np.array([1, 0.75, 0.5, 0.25, 0, 0]), rtol=1e-6)
     assert min(moves[:4]) > 0
     assert moves[4:] == [0.0, 0.0]
 

@@ -277,7 +277,7 @@ def mixed(dtype):
 
 def test_parameters_with_different_dtypes():
     """One step of Adam has the size of the learning rate and the same direction for all dtypes."""
-    config = SMALL(num_epochs=1, num_minibatches=1, anneal_learning_rate=False)
+    config = SMALL(num_epochs=1, num_minibatches=1)
     after = []
     for dtype in (jnp.bfloat16, jnp.float32):
         network = mixed(dtype)

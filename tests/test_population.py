@@ -28,7 +28,7 @@ from jppo.training.progress import NullReporter
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 UPDATES = 6
 STEPS = UPDATES * CONFIG.batch_size
-BASE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+BASE = jppo.Hyperparams(learning_rate=jppo.schedules.linear(3e-3, 0.0), gamma=0.9)
 RATES, SEEDS = [1e-3, 1e-2], [0, 7, 2**32 - 1]
 
 

@@ -24,7 +24,7 @@ CONFIG = jppo.PPOConfig(num_envs=8, num_steps=16, num_minibatches=2, hidden_size
 def learn(env, obs, *, steps=20_000, config=CONFIG, **hyperparams):
     """Trains on a probe; returns the distribution and values at the given observations, and the metrics."""
     agent = jppo.make_anakin(env, config, total_steps=steps)
-    hyperparams = {"learning_rate": 1e-2, "ent_coef": 0.0} | hyperparams
+    hyperparams = {"learning_rate": jppo.schedules.linear(1e-2, 0.0), "ent_coef": 0.0} | hyperparams
     state, metrics = jit(agent.train)(jax.random.key(0), jppo.Hyperparams(**hyperparams))
     assert metrics["finite"].all()
     distribution, value = agent.policy.apply(state.train.policy, jnp.asarray(obs, jnp.float32)[:, None])

@@ -21,7 +21,7 @@ from jppo.training import ray_loop
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
-RATE = jppo.Hyperparams(learning_rate=3e-3, gamma=0.9)
+RATE = jppo.Hyperparams(learning_rate=jppo.schedules.linear(3e-3, 0.0), gamma=0.9)
 UPDATES = 4
 STEPS = UPDATES * CONFIG.batch_size
 

@@ -21,14 +21,14 @@ from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
-from jppo.runs.run_dir import load_policy_state, read_config, read_metrics
+from jppo.runs.run_dir import config_of, load_policy_state, read_config, read_metrics
 from jppo.training import device_loop
 from jppo.training import run as running
 from jppo.training import settings as run_settings
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=4, num_epochs=2, num_minibatches=2)
-RATE = jppo.Hyperparams(learning_rate=3e-3)
+RATE = jppo.Hyperparams(learning_rate=jppo.schedules.linear(3e-3, 0.0))
 BATCH, UPDATES = 32, 40
 METRICS = {
     *("update", "env_steps", "time/elapsed", "time/steps_per_second", "learning_rate", "grad/norm"),
@@ -79,7 +79,7 @@ def repeated(run):
     """Repeats the run from its config.json in chunks of at most three updates. Also returns how often step was traced
     before the first update and at the end."""
     saved = read_config(run.run_dir)
-    config = jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])})
+    config, hyperparams = config_of(saved, run.run_dir)
     traces, make = [], run_settings.make_anakin
 
     def counting(*args, **kwargs):
@@ -96,7 +96,7 @@ def repeated(run):
             total_steps=saved["total_steps"],
             seed=saved["seed"],
             config=config,
-            hyperparams=jppo.Hyperparams(**saved["hyperparams"]),
+            hyperparams=hyperparams,
             progress=recorder,
         )
     return result, recorder, traced

@@ -26,7 +26,7 @@ from jppo.training import ray_loop
 
 CONFIG = jppo.PPOConfig(num_envs=4, num_steps=16, num_epochs=1, num_minibatches=2)
 STEPS = 8 * CONFIG.batch_size
-SPACE = {"learning_rate": 1e-2, "seed": 5}
+SPACE = {"learning_rate": jppo.schedules.linear(1e-2, 0.0), "seed": 5}
 
 
 def test_search_space_replaces_arguments():
@@ -176,7 +176,7 @@ def test_restored_trial_may_change_hyperparameters(interrupted, tmp_path, monkey
     """Population-based training does this."""
     taker = FakeTune(tmp_path, monkeypatch, start=interrupted.checkpoints[4], last=5)
     with pytest.raises(SystemExit):
-        on_device(checkpoint_updates=5)(SPACE | {"learning_rate": 3 * SPACE["learning_rate"]})
+        on_device(checkpoint_updates=5)(SPACE | {"learning_rate": jppo.schedules.linear(3e-2, 0.0)})
     before, after = (report["learning_rate"] for report in (interrupted.reports[3], taker.reports[0]))
     assert after == pytest.approx(3 * before * 4 / 5)  # the annealing continues
     for path in (interrupted.checkpoints[4], taker.checkpoints[5]):  # also usable before the end of a run

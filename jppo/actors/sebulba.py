@@ -56,7 +56,7 @@ def make_sebulba(
 
     Args:
       env: see `make_host_env`.
-      total_steps: environment steps of a run, rounded up to whole updates; also the end of annealing.
+      total_steps: environment steps of a run, rounded up to whole updates; schedules end there, too.
       network: a `jppo.Network`. Default: the network that `config` describes.
       optimizer, loss: see `make_learner`.
       num_devices: devices that share the samples, an equal number from each process. Parameters are replicated.

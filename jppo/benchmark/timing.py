@@ -18,6 +18,7 @@ from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
 from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState
+from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.normalization import pool_moments
 from jppo.ppo.policy import act
 from jppo.ppo.rollout import collect
@@ -121,7 +122,7 @@ def device_programs(agent: Anakin, state: AnakinState, key: Array) -> dict[str, 
         return jit(shard_over_devices(function, agent.sharding.mesh, in_specs, out_specs))
 
     def roll_out(train_state: TrainState, collect_state: CollectState) -> tuple[Rollout, EpisodeStats]:
-        gamma, num_steps = train_state.hyperparams.gamma, agent.config.num_steps
+        gamma, num_steps = current_hyperparams(train_state).gamma, agent.config.num_steps
         _, rollout, stats = collect(agent.env, agent.policy, num_steps, train_state.policy, collect_state, gamma)
         return rollout, jax.tree.map(lambda x: x[None], stats)  # [1] on each device
 
@@ -178,7 +179,7 @@ def sample_rollout(
     """Returns the input of an update: one actor's fragment of `num_envs` environments, repeated for each actor."""
     runner = EnvRunner(agent.runner_spec(key), np.arange(num_envs, dtype=np.int32))
     try:
-        fragment = runner.collect(jax.device_get(state.policy), float(state.hyperparams.gamma))
+        fragment = runner.collect(jax.device_get(state.policy), float(current_hyperparams(state).gamma))
     finally:
         runner.close()
     return agent.place([fragment] * num_actors)

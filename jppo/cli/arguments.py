@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jppo.config import schedules
 from jppo.config.checks import did_you_mean
-from jppo.config.ppo import PPOConfig
+from jppo.config.ppo import Hyperparam, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 
@@ -35,6 +36,23 @@ WHOLE_NUMBER = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda value: ["preset" if value is None else str(value)],
 )
 WholeNumber = Annotated[int, WHOLE_NUMBER]  # an int that may be written as 5e5 or 500_000
+
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _hyperparam_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Returns how to parse a field of Hyperparams, a number or a schedule."""
+    if info.type != Hyperparam:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|SCHEDULE",
+        instance_from_str=lambda words: schedules.parse(words[0]),
+        is_instance=lambda value: isinstance(value, float | int | schedules.Schedule),
+        str_from_instance=lambda value: [schedules.show_parsable(value)],
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jppo import __version__
-from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, pre_parse
+from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, REGISTRY, pre_parse
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
 from jppo.cli.envs import Envs
@@ -103,6 +103,7 @@ def parse_command(argv: list[str]) -> Any:
         prog=f"jppo {name}",
         args=words,
         config=(tyro.conf.OmitArgPrefixes,),
+        registry=REGISTRY,
         **options,
     )
     return parsed.adjusted(given) if hasattr(parsed, "adjusted") else parsed

@@ -96,3 +96,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     names = list(choices)
     similar = find_similar(name, names)
     return f"did you mean {similar}?" if similar else f"choose from {', '.join(names)}"
+
+
+def to_float(value: Any) -> float:
+    """Returns a number or a scalar array as a float, and NaN for anything else."""
+    try:
+        return math.nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from jppo.config.checks import find_similar
-from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
@@ -16,7 +16,7 @@ CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
 _HINTS = {
     "batch_size": "a batch has num_envs*num_steps samples: set one of these",
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
-}
+} | REMOVED_FIELDS
 R = TypeVar("R")
 
 

@@ -1,13 +1,21 @@
 """Settings of the algorithm. Standard library only, so that `jppo --help` starts without JAX."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from jppo.config.checks import check_bool, check_choice, check_int, nearest_divisors
+from jppo.config.checks import check_bool, check_choice, check_int, nearest_divisors, to_float
+from jppo.config.schedules import Schedule, check_schedule, linear
 
 DEFAULT_STRATA = 8
+REMOVED_FIELDS = {
+    "anneal_learning_rate": "pass a schedule as the learning rate, Hyperparams(learning_rate=jppo.schedules.linear("
+    "2.5e-4, 0)), or a number for a constant learning rate"
+}
+Hyperparam = float | Any  # a number or a schedule; Any, because losses and optimizers receive numbers only
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,6 @@ class PPOConfig:
     """Normalize advantages to mean 0 and standard deviation 1 within each minibatch."""
     clip_value: bool = True
     """Clip the change of the value to vf_clip_eps, as in the policy loss."""
-    anneal_learning_rate: bool = True
-    """Decrease the learning rate linearly to zero over the run."""
     kl_control: Literal["none", "stop", "adapt"] = "none"
     """stop: end an update when its KL divergence exceeds target_kl; adapt: adapt the learning rate to target_kl."""
     action_bounds: Literal["clip", "tanh"] = "clip"
@@ -110,29 +116,45 @@ class PPOConfig:
         return dataclasses.replace(self, **fields)
 
 
+def _explain_removed_fields(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def checked(self: PPOConfig, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs.keys() & REMOVED_FIELDS.keys():
+            raise TypeError(f"PPOConfig has no field {name} any more; {REMOVED_FIELDS[name]}")
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+PPOConfig.__init__ = _explain_removed_fields(PPOConfig.__init__)  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True)
 class Hyperparams:
-    """The numbers of a run. They are leaves of a pytree and can be arrays: under `vmap`, one value per run."""
+    """The numbers of a run. They are leaves of a pytree and can be arrays: under `vmap`, one value per run.
 
-    learning_rate: float = 2.5e-4
-    """Step size of Adam; its initial value if annealed."""
-    gamma: float = 0.99
+    Each field is a number or a schedule of `jppo.schedules`, such as linear(0.01, 0).
+    """
+
+    learning_rate: Hyperparam = linear(2.5e-4, 0.0)
+    """Step size of Adam."""
+    gamma: Hyperparam = 0.99
     """Discount factor per step."""
-    gae_lambda: float = 0.95
+    gae_lambda: Hyperparam = 0.95
     """Lambda of generalized advantage estimation."""
-    clip_eps: float = 0.2
+    clip_eps: Hyperparam = 0.2
     """The policy's probability ratio is clipped to 1 +- clip_eps."""
-    vf_clip_eps: float = 0.2
+    vf_clip_eps: Hyperparam = 0.2
     """With clip_value, the maximum difference to the value recorded in the rollout."""
-    vf_coef: float = 0.5
+    vf_coef: Hyperparam = 0.5
     """Weight of the value loss."""
-    ent_coef: float = 0.01
+    ent_coef: Hyperparam = 0.01
     """Weight of the entropy bonus."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Hyperparam = 0.5
     """Maximum global norm of the gradient; larger gradients are scaled down."""
-    target_kl: float = 0.01
+    target_kl: Hyperparam = 0.01
     """Target KL divergence of kl_control."""
-    adam_eps: float = 1e-5
+    adam_eps: Hyperparam = 1e-5
     """Adam's epsilon."""
 
     def replace(self, **fields: Any) -> Self:
@@ -157,15 +179,27 @@ _RANGES = {
 
 def check_hyperparams(hyperparams: Hyperparams) -> None:
     """Raises ValueError for the first value that is not a number or out of range. Takes concrete scalars only."""
-    for name, (low, high, closed) in _RANGES.items():
+    for name in _RANGES:
         value = getattr(hyperparams, name)
+        if not isinstance(value, Schedule):
+            if problem := _problem(name, value):
+                raise ValueError(f"{name} = {problem}")
+            continue
         try:
-            number = math.nan if isinstance(value, str | bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if math.isnan(number):
-            raise ValueError(f"{name} = {value!r} is not a number")
-        inside = (low <= number if closed else low < number) and number <= high
-        if not inside or (math.isinf(number) and name != "max_grad_norm"):
-            bounds = f"{'[' if closed else '('}{low:g}, {high:g}{']' if high < math.inf else ')'}"
-            raise ValueError(f"{name} = {number:g} is outside {bounds}")
+            check_schedule(value)
+        except ValueError as error:
+            raise ValueError(f"{name} = {value}: {error}") from None
+        for number in value.extremes:
+            if problem := _problem(name, number):
+                raise ValueError(f"{name} = {value} has a value outside its range: {problem}")
+
+
+def _problem(name: str, value: Any) -> str:
+    """Returns why a value is not a valid number for a hyperparameter; "" if it is one."""
+    (low, high, closed), number = _RANGES[name], to_float(value)
+    if math.isnan(number):
+        return f"{value!r} is not a number"
+    inside = (low <= number if closed else low < number) and number <= high
+    if not inside or (math.isinf(number) and name != "max_grad_norm"):
+        return f"{number:g} is outside {'[' if closed else '('}{low:g}, {high:g}{']' if high < math.inf else ')'}"
+    return ""

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.schedules import linear
 
 
 class Preset(NamedTuple):
@@ -18,7 +19,7 @@ class Preset(NamedTuple):
 PRESETS = {
     "default": Preset(
         PPOConfig(num_envs=64, num_steps=128),
-        Hyperparams(learning_rate=1e-3),
+        Hyperparams(learning_rate=linear(1e-3, 0.0)),
         1_000_000,
         "our own: wide batches, for environments without a preset of their own",
     ),
@@ -36,7 +37,6 @@ PRESETS = {
             num_minibatches=4,
             normalize_obs=True,
             clip_value=False,
-            anneal_learning_rate=False,
         ),
         Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
         1_000_000,
@@ -50,7 +50,6 @@ PRESETS = {
             num_epochs=10,
             num_minibatches=64,
             clip_value=False,
-            anneal_learning_rate=False,
         ),
         Hyperparams(learning_rate=1e-3, gamma=0.9, ent_coef=0.0),
         100_000,
@@ -66,7 +65,7 @@ PRESETS = {
             normalize_obs=True,
             normalize_reward=True,
         ),
-        Hyperparams(learning_rate=3e-4, ent_coef=0.0),
+        Hyperparams(learning_rate=linear(3e-4, 0.0), ent_coef=0.0),
         1_000_000,
         "CleanRL ppo_continuous_action.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/"
         "#ppo_continuous_actionpy (there 1 environment of 2,048 steps)",
@@ -85,7 +84,6 @@ PRESETS = {
             num_minibatches=8,
             hidden_sizes=(256, 256),
             activation="relu",
-            anneal_learning_rate=False,
         ),
         Hyperparams(learning_rate=5e-4, gamma=0.999),
         10_000_000,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
+from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.learner import Learner, build_learner
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
@@ -77,7 +78,7 @@ def make_anakin(
 
     Args:
       env: a name, an object with gymnax's API, or an Environment.
-      total_steps: environment steps of `train`, rounded up to whole updates; annealing ends there, too.
+      total_steps: environment steps of `train`, rounded up to whole updates; schedules end there, too.
       network: an object that fits the `Network` protocol; by default the network that `config` describes.
       optimizer, loss: see `make_learner`.
       num_devices: the same number on each process; must divide `config.effective_strata`.
@@ -97,7 +98,7 @@ def make_anakin(
         return AnakinState(train=train_state, collect=collect_state)
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
-        train_state, gamma = state.train, state.train.hyperparams.gamma
+        train_state, gamma = state.train, current_hyperparams(state.train).gamma
         collect_state, rollout, stats = collect(env, policy, config.num_steps, train_state.policy, state.collect, gamma)
         train_state, metrics = learner.update(train_state, rollout, stats)
         return AnakinState(train=train_state, collect=collect_state), metrics

@@ -15,6 +15,7 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, make_mesh
 from jppo.ppo import losses
 from jppo.ppo.advantages import gae
+from jppo.ppo.hyperparams import current_hyperparams, evaluate_schedules, schedule_metrics
 from jppo.ppo.kernels.finite import all_finite
 from jppo.ppo.kernels.flat_gradient import pack
 from jppo.ppo.kernels.microbatches import accumulate_gradients, num_microbatches
@@ -121,7 +122,7 @@ def make_learner(
         stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if config.normalize_obs else ()
         return TrainState(
             policy=PolicyState(params=params, obs_stats=stats),
-            opt_state=optimizer(hyperparams).init(params),
+            opt_state=optimizer(evaluate_schedules(hyperparams, 0.0)).init(params),
             hyperparams=hyperparams,
             reward_stats=empty_moments(),
             learning_rate_scale=jnp.ones(()),
@@ -138,8 +139,9 @@ def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: Epis
 
     If anything becomes NaN or infinite, only `update` and `key` change, and metrics["finite"] is False.
     """
-    config = spec.config
-    rate = learning_rate(state, config)
+    config, schedules = spec.config, state.hyperparams
+    state = state.replace(hyperparams=current_hyperparams(state))
+    rate = state.hyperparams.learning_rate * state.learning_rate_scale
     batch, moments = _make_batch(config, state, rollout)
     stats, moments = all_reduce((stats, moments), spec.axis_name)
     next_key, shuffle_key = jax.random.split(state.key)
@@ -153,19 +155,8 @@ def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: Epis
     # A condition instead of a selection per array, which would be one kernel each.
     after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
     metrics |= _value_metrics(moments) | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
-    return after.replace(update=state.update + 1, key=next_key), metrics
-
-
-def learning_rate(state: TrainState, config: PPOConfig) -> Array:
-    """Returns the learning rate of the next update, a scalar.
-
-    With annealing: learning_rate * (1 - update / num_updates), from learning_rate at the first update to 0 after the
-    last.
-    """
-    rate = state.hyperparams.learning_rate * state.learning_rate_scale
-    if config.anneal_learning_rate:
-        rate = rate * jnp.maximum(0.0, 1.0 - state.update / state.num_updates)
-    return rate
+    metrics |= schedule_metrics(schedules, state.hyperparams)
+    return after.replace(update=state.update + 1, key=next_key, hyperparams=schedules), metrics
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:

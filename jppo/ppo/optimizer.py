@@ -8,6 +8,7 @@ import optax
 
 from jppo.config.ppo import Hyperparams
 from jppo.errors import describe_error
+from jppo.ppo.hyperparams import evaluate_schedules
 from jppo.ppo.kernels.flat_gradient import flatten, ravel_f32, unpack
 from jppo.ppo.types import Array, PyTree
 
@@ -86,7 +87,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
 
     try:
         with jax.ensure_compile_time_eval():  # an agent may be made while a program is traced
-            total, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, Hyperparams())))
+            total, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, evaluate_schedules(Hyperparams(), 0.0))))
     except Exception as error:
         raise ValueError(
             f"optimizer failed ({describe_error(error)}); it must be a function of the "

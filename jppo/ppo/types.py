@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jppo.config import schedules
 from jppo.config.ppo import Hyperparams
 from jppo.envs.spaces import Array, PyTree
 
 Metrics = dict[str, Array]
 
-jax.tree_util.register_dataclass(Hyperparams)
+for _record in (Hyperparams, *schedules.KINDS):
+    jax.tree_util.register_dataclass(_record)
 
 
 class Moments(struct.PyTreeNode, kw_only=True):
@@ -104,12 +106,12 @@ class TrainState(struct.PyTreeNode, kw_only=True):
 
     policy: PolicyState
     opt_state: PyTree
-    hyperparams: Hyperparams  # f32 scalars
+    hyperparams: Hyperparams  # f32 scalars, or schedules of f32 scalars
     reward_stats: Moments  # of the discounted return
     learning_rate_scale: Array  # [] f32, changed by kl_control="adapt"
     key: Array  # [] key, split by every update
     update: Array  # [] i32, number of updates so far
-    num_updates: Array  # [] i32, number of updates of the whole run, for annealing
+    num_updates: Array  # [] i32, number of updates of the whole run, for schedules
 
 
 class Episode(struct.PyTreeNode, kw_only=True):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
 from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
@@ -23,7 +24,7 @@ from jppo.runs.files import jsonable, short_reason
 FORMAT = 4
 FOLDER = "checkpoints"
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)
-_DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | dataclasses.asdict(Hyperparams()))
+_DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | {k: to_json(v) for k, v in vars(Hyperparams()).items()})
 _ATTEMPTS = 5  # a training run may delete a checkpoint while another process reads it
 
 
@@ -255,19 +256,20 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
     names = [name for name in old | new if old.get(name) != new.get(name)]
     if names:
         differences = "; ".join(
-            f"{name} is {old.get(name, 'not set')} in the run, but {new.get(name, 'not set')} now" for name in names
+            f"{name} is {_show_setting(old, name)} in the run, but {_show_setting(new, name)} now" for name in names
         )
         raise ValueError(f"{run} with other settings: {differences}; use these settings or another run_dir")
-    old_steps, new_steps, annealed = before["total_steps"], now["total_steps"], now["config"]["anneal_learning_rate"]
-    if new_steps != old_steps and annealed:
+    old_steps, new_steps = before["total_steps"], now["total_steps"]
+    scheduled = [name for name, value in now["hyperparams"].items() if isinstance(value, dict)]
+    if new_steps != old_steps and scheduled:
         raise ValueError(
-            f"{run} with total_steps = {old_steps}; it cannot change to {new_steps}, because the learning rate "
-            "decreases to 0 at total_steps (anneal_learning_rate)"
+            f"{run} with total_steps = {old_steps}; it cannot change to {new_steps}, because schedules depend on it: "
+            + ", ".join(f"{name} = {_show_setting(new, name)}" for name in scheduled)
         )
     if new_steps < old_steps:
         raise ValueError(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
     if finished and new_steps == old_steps:
-        more = "" if annealed else ", or increase total_steps"
+        more = "" if scheduled else ", or increase total_steps"
         raise ValueError(f"{run}, which is finished; use another run_dir{more}")
 
 
@@ -278,6 +280,11 @@ def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
     if "actors" in settings:
         fields["policy_lag"] = settings["actors"].get("policy_lag")
     return _DEFAULTS | settings["config"] | settings["hyperparams"] | fields
+
+
+def _show_setting(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name, "not set")
+    return str(from_json(value) if isinstance(value, dict) else value)
 
 
 def copy_leaves(state: PyTree) -> dict[str, Any]:

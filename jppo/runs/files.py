@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jppo.config.schedules import Schedule, to_json
+
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Writes a whole file or nothing: writes a temporary file beside it, then renames it.
@@ -35,9 +37,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """Converts a value to JSON types: NumPy scalars to Python numbers, NaN and infinity to null, tuples to lists."""
+    """Converts a value to JSON types: NumPy scalars to Python numbers, NaN and infinity to null, tuples to
+    lists, schedules to the form of `jppo.config.schedules.to_json`."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, Schedule):
+        return to_json(value)
     if isinstance(value, dict):
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jppo.config.schedules import from_json
 from jppo.runs.run_dir import check_output, read_config, read_metrics
 
 _POINTS = 200
@@ -162,7 +163,7 @@ def bootstrap_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """Returns all settings of a run but its seed and its versions."""
-    nested = config["config"] | config["hyperparams"]
+    nested = config["config"] | {name: from_json(value) for name, value in config["hyperparams"].items()}
     return nested | {k: v for k, v in config.items() if k not in ("config", "hyperparams", "seed", "versions")}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.config import schedules
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.ppo.types import PolicyState
 
@@ -59,15 +60,10 @@ def run_config(
         "seed": seed,
         "total_steps": total_steps,
         "config": dataclasses.asdict(config),
-        "hyperparams": {name: _number(float(value)) for name, value in vars(hyperparams).items()},
+        "hyperparams": {name: schedules.to_json(value) for name, value in vars(hyperparams).items()},
         **more,
         "versions": versions(),
     }
-
-
-def _number(value: float) -> float | str:
-    """Returns infinity as text, because JSON has no infinity."""
-    return value if math.isfinite(value) else str(value)
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -91,7 +87,8 @@ def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyper
     """Returns the configuration in config.json. Raises ValueError if this version of jppo cannot read it."""
     try:
         fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}
-        return PPOConfig(**fields), Hyperparams(**{name: float(x) for name, x in settings["hyperparams"].items()})
+        hyperparams = {name: schedules.from_json(value) for name, value in settings["hyperparams"].items()}
+        return PPOConfig(**fields), Hyperparams(**hyperparams)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
 

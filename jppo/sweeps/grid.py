@@ -15,6 +15,7 @@ import numpy as np
 from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, resolve_settings
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
+from jppo.config.schedules import Schedule, to_json
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
@@ -37,7 +38,7 @@ class RunSpec(NamedTuple):
 
 
 class ProgramGroup(NamedTuple):
-    """The runs that share one compiled program: same environment, same PPOConfig."""
+    """The runs that share one compiled program: same environment, same PPOConfig, same kinds of schedules."""
 
     env: Any  # an Environment
     config: PPOConfig
@@ -70,9 +71,11 @@ class ProgramGroup(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The environment and the swept PPOConfig fields, for messages."""
-        swept = [f"{k} = {format_value(v)}" for k, v in self.runs[0].settings.items() if k in CONFIG_NAMES]
-        return ", ".join([self.env.name, *swept])
+        """The environment, the swept PPOConfig fields and the kinds of swept schedules, for messages."""
+        settings = self.runs[0].settings.items()
+        swept = [f"{k} = {format_value(v)}" for k, v in settings if k in CONFIG_NAMES]
+        kinds = [f"{k}: {v.name}" for k, v in settings if isinstance(v, Schedule)]
+        return ", ".join([self.env.name, *swept, *kinds])
 
     def make_agent(self) -> Anakin:
         """Returns the agent that the runs train."""
@@ -119,27 +122,44 @@ def make_groups(
         for structure in _combinations(values, CONFIG_NAMES):
             group_config = base_config.replace(**structure)
             check_sizes(group_config, steps)
-            runs: list[RunSpec] = []
-            for numbers in _combinations(values, HYPERPARAM_NAMES):
-                run_hyperparams = base_hyperparams.replace(**numbers)
-                check_hyperparams(run_hyperparams)
-                settings = {name: (structure | numbers)[name] for name in values}
-                runs += [
-                    RunSpec(number=next(index), seed=seed, settings=settings, hyperparams=run_hyperparams)
+            for alternatives in _hyperparams_by_kind(base_hyperparams, values):
+                runs = tuple(
+                    RunSpec(
+                        number=next(index),
+                        seed=seed,
+                        settings={name: (structure | numbers)[name] for name in values},
+                        hyperparams=run_hyperparams,
+                    )
+                    for numbers, run_hyperparams in alternatives
                     for seed in seeds
-                ]
-            groups.append(
-                ProgramGroup(
-                    env=one,
-                    config=group_config,
-                    total_steps=steps,
-                    parts=parts,
-                    custom_parts=own_parts(given_env, parts),
-                    runs=tuple(runs),
-                    **options,
                 )
-            )
+                groups.append(
+                    ProgramGroup(
+                        env=one,
+                        config=group_config,
+                        total_steps=steps,
+                        parts=parts,
+                        custom_parts=own_parts(given_env, parts),
+                        runs=runs,
+                        **options,
+                    )
+                )
     return groups
+
+
+def _hyperparams_by_kind(
+    base: Hyperparams, values: dict[str, list[Any]]
+) -> list[list[tuple[dict[str, Any], Hyperparams]]]:
+    """Returns the swept numbers and the hyperparameters of each combination, grouped by the kinds of the schedules.
+
+    Schedules of one kind differ only in numbers, so one program trains them together.
+    """
+    groups: dict[Any, list[tuple[dict[str, Any], Hyperparams]]] = {}
+    for numbers in _combinations(values, HYPERPARAM_NAMES):
+        hyperparams = base.replace(**numbers)
+        check_hyperparams(hyperparams)
+        groups.setdefault(jax.tree.structure(hyperparams), []).append((numbers, hyperparams))
+    return list(groups.values())
 
 
 def run_fingerprint(group: ProgramGroup, run: RunSpec) -> str:
@@ -150,13 +170,13 @@ def run_fingerprint(group: ProgramGroup, run: RunSpec) -> str:
 
 def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
     """Returns everything that identifies a run. User objects are represented by their repr and their bytecode."""
-    competitors = [(other.seed, _as_floats(other.hyperparams)) for other in group.runs]
+    competitors = [(other.seed, _as_json(other.hyperparams)) for other in group.runs]
     return {
         "env": group.env.name,
         "seed": run.seed,
         "updates": group.num_updates,
         "config": dataclasses.asdict(group.config),
-        "hyperparams": _as_floats(run.hyperparams),
+        "hyperparams": _as_json(run.hyperparams),
         "parts": {name: _represent(part) for name, part in group.parts.items()},
         "halving": [group.rungs, sorted(competitors, key=repr)] if group.successive_halving else None,
     }
@@ -226,8 +246,8 @@ def _make_device_env(env: Any) -> Any:
     return make_env(env)
 
 
-def _as_floats(hyperparams: Hyperparams) -> dict[str, float]:
-    return {name: float(value) for name, value in vars(hyperparams).items()}
+def _as_json(hyperparams: Hyperparams) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in vars(hyperparams).items()}
 
 
 def _represent(part: Any) -> str:

@@ -176,7 +176,9 @@ class GroupTrainer:
         """Returns the compiled program; compiles a smaller one when half of the runs have ended."""
         group = self._group
         if self._population is None or self._population.size > math.prod(shares(runs, group.num_devices)):
-            population = fitting_population(self._agent, runs, group.num_devices, group.max_parallel_runs)
+            population = fitting_population(
+                self._agent, runs, group.num_devices, group.max_parallel_runs, group.runs[0].hyperparams
+            )
             count = f"{runs} runs" if population.size >= runs else f"{population.size} of {runs} runs at a time"
             self._progress.reporter.message(
                 f"{group.env.name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "

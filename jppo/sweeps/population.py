@@ -37,10 +37,13 @@ class Population(NamedTuple):
     compile_seconds: float
 
 
-def compile_population(agent: Anakin, size: int, num_devices: int = 1) -> Population:
+def compile_population(
+    agent: Anakin, size: int, num_devices: int = 1, hyperparams: Hyperparams = Hyperparams()
+) -> Population:
     """Compiles one program for `size` runs of an agent that was made for one device.
 
     Args:
+      hyperparams: those of any run; all runs have the same kinds of schedules.
       size: number of runs, a multiple of num_devices. Each device gets an equal share.
     """
     start = time.perf_counter()
@@ -52,7 +55,7 @@ def compile_population(agent: Anakin, size: int, num_devices: int = 1) -> Popula
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
     keys, finite = jax.eval_shape(lambda: (_make_keys(np.zeros(size, np.uint32)), jnp.ones(size, bool)))
-    numbers = jax.tree.map(lambda _: jax.ShapeDtypeStruct((size,), jnp.float32), Hyperparams())
+    numbers = jax.tree.map(lambda _: jax.ShapeDtypeStruct((size,), jnp.float32), hyperparams)
     init_arguments = shapes_of((keys, numbers))
     init = jit(shard_over_devices(jax.vmap(agent.init), mesh, split, split), out_shardings=sharding)
     state_shapes = shapes_of(jax.eval_shape(jax.vmap(agent.init), *init_arguments))
@@ -75,13 +78,18 @@ def compile_population(agent: Anakin, size: int, num_devices: int = 1) -> Popula
 
 
 def fitting_population(
-    agent: Anakin, runs: int, num_devices: int = 1, max_parallel_runs: int | None = None
+    agent: Anakin,
+    runs: int,
+    num_devices: int = 1,
+    max_parallel_runs: int | None = None,
+    hyperparams: Hyperparams = Hyperparams(),
 ) -> Population:
     """Compiles a program for `runs` runs, or for an equal part of them if memory cannot hold all.
 
     Args:
       num_devices: maximum number of devices; fewer are used if that gives no device more runs.
       max_parallel_runs: maximum number of runs in the program. None: as many as memory holds.
+      hyperparams: see `compile_population`.
 
     Raises:
       ValueError: not even one run per device fits into memory.
@@ -91,7 +99,7 @@ def fitting_population(
     free = bytes_free(num_devices)
     while True:
         runs_per_device, devices = shares(math.ceil(runs / parts), num_devices)
-        population = compile_population(agent, runs_per_device * devices, devices)
+        population = compile_population(agent, runs_per_device * devices, devices, hyperparams)
         if max_parallel_runs is not None or population.bytes <= free:
             return population
         if runs_per_device == 1:

@@ -151,7 +151,7 @@ class SweepResult:
     def tidy(self) -> dict[str, np.ndarray]:
         """Returns one row per run and update, as columns: run, env, seed, the settings and all metrics.
 
-        A metric with the name of a setting is called "metric/...", for example the annealed learning rate.
+        A metric with the name of a setting is called "metric/...", for example the current learning rate.
         """
         columns: dict[str, list[np.ndarray]] = {}
         for run in self.runs:

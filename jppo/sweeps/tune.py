@@ -156,7 +156,10 @@ def population(
         values = check_settings(settings | space)
         groups = make_groups(values=values, num_devices=len(jax.local_devices()), **arguments)
         if len(groups) > 1:
-            raise ValueError(f"the trial has {len(groups)} programs; pass one environment and one value per setting")
+            raise ValueError(
+                f"the trial has {len(groups)} programs; pass one environment, one value per PPOConfig "
+                "field and one kind of schedule per hyperparameter"
+            )
         GroupTrainer(groups[0], _TuneProgress(), lambda: False, lambda outcome: None).train()
 
     return tune.with_resources(trial, {"CPU": resources.cpus, "GPU": resources.gpus})

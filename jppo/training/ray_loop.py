@@ -16,6 +16,7 @@ from jppo.config.ppo import Hyperparams
 from jppo.config.ray import RayConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
+from jppo.ppo.hyperparams import evaluate_schedules
 from jppo.ppo.types import PolicyState, TrainState
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
@@ -61,7 +62,7 @@ class RayLoop:
         start, key = time.perf_counter(), jax.random.key(seed)
         self._agent, self._log, self._config = agent, log, config
         self._rows: list[dict[str, Any]] = []
-        self._gamma = float(hyperparams.gamma)
+        self._hyperparams = hyperparams
         self.state: TrainState = agent.init(key, hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
@@ -146,7 +147,7 @@ class RayLoop:
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
         behind, update_seconds = bool(self._behaviour), math.inf
-        self._launch(self._behaviour or jax.device_get(self.state.policy))
+        self._launch(self._behaviour or jax.device_get(self.state.policy), first - 1)
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
             fragments = self._await(self._actors.poll, stop_requested)
@@ -157,7 +158,7 @@ class RayLoop:
             if lag:
                 self._behaviour = jax.device_get(self.state.policy)
                 if number < num_updates:
-                    self._launch(self._behaviour)
+                    self._launch(self._behaviour, number)
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
             self.state, metrics = self.update(self.state, rollout, stats)
@@ -165,7 +166,7 @@ class RayLoop:
             learnt = time.perf_counter()
             update_seconds = learnt - placed
             if not lag and number < num_updates and metrics["finite"]:
-                self._launch(jax.device_get(self.state.policy))
+                self._launch(jax.device_get(self.state.policy), number)
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             times = {
                 "time/wait_rollouts": arrived - begin,
@@ -189,8 +190,10 @@ class RayLoop:
         due = self._checkpoints.due(update)
         return bool(allgather_ints([due])[0, 0]) if jax.process_count() > 1 else due
 
-    def _launch(self, policy_state: PolicyState) -> None:
-        self._actors.start(policy_state, self._gamma)
+    def _launch(self, policy_state: PolicyState, updates: int) -> None:
+        """Starts the rollout of the update that follows `updates` updates."""
+        hyperparams = evaluate_schedules(self._hyperparams, updates / self._agent.num_updates)
+        self._actors.start(policy_state, float(hyperparams.gamma))
 
     def _await(self, poll: Callable[[float], Any], stop_requested: Callable[[], bool]) -> Any:
         """Returns the result of `poll`, or None if a stop was requested in any process.
