@@ -37,7 +37,7 @@ CASES = [
     ),
     (
         "jppo train CartPole-v1 --num-envs 5 --num-steps 8 --num-minibatches 3",
-        "num_envs*num_steps = 40 is not divisible by num_minibatches = 3; nearest that divide it: 1, 2, 4, 5, 8",
+        "num_envs*num_steps = 40 is not divisible by num_minibatches = 3; nearest numbers that divide it: 1, 2, 4, 5, 8",
     ),
     ("jppo train CartPole-v1 --gamma 1.5", "gamma = 1.5 is outside [0, 1]"),
     ("jppo train CartPole-v1 --learning-rate nan", "learning_rate = nan is not a number"),
@@ -48,7 +48,7 @@ CASES = [
     ("jppo train CartPole-v1 --total-steps 1e30", "updates; there must be less than 2**31"),
     ("jppo train CartPole-v1 --seed -1", "seed = -1 must be a whole number from 0 to 2**32 - 1"),
     ("jppo train CartPole-v1 --preset atary", "unknown preset 'atary'; choose from default,"),
-    ("jppo train CartPole-v1 --lerning-rate 1", "Perhaps you meant: --learning-rate"),
+    ("jppo train CartPole-v1 --lerning-rate 1", "did you mean --learning-rate?"),
     (
         "jppo train CartPole-v1 --num-devices 3",
         "num_devices = 3 must divide 4, the number of strata of the shuffle for num_envs = 4; set num_strata to a multiple of num_devices that divides num_envs",
@@ -61,7 +61,7 @@ CASES = [
         "jppo bench CartPole-v1 --output no/such/folder/bench.png",
         "cannot be written: there is no directory no/such/folder",
     ),
-    ("jppo plan CartPole-v1 --seconds 0", "Unrecognized options: --seconds"),
+    ("jppo plan CartPole-v1 --seconds 0", "unknown option --seconds"),
     ("jppo bench CartPole-v1 --seconds 0", "seconds = 0.0 must be a number greater than 0"),
     ("jppo check-env CartPole-v1 --steps 0", "steps = 0 must be a whole number of at least 1"),
     ("jppo eval RUN --episodes 0", "num_episodes = 0 must be from 1 to 1,000,000"),

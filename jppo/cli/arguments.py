@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from jppo.config import schedules
-from jppo.config.checks import did_you_mean
+from jppo.config.checks import did_you_mean, find_similar
 from jppo.config.ppo import Hyperparam, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -19,6 +20,48 @@ EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": E
 Backend = Literal["auto", "device", "ray"]
 Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
+
+
+_HINTS = {  # options of other programs
+    **dict.fromkeys(
+        ("env", "env_id", "env_name"), "the environment is an argument without an option: jppo {} CartPole-v1"
+    ),
+    **dict.fromkeys(
+        ("gpu", "gpus", "cuda", "device", "platform"),
+        "JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU, and --num-devices the number "
+        "of devices",
+    ),
+}
+
+
+def check_options(name: str, command: Any, words: list[str]) -> None:
+    """Raises ValueError with a hint for the first option that the command does not have."""
+    known = _option_names(command)
+    for word in words:
+        option = word.partition("=")[0][2:].replace("-", "_")
+        if not word.startswith("--") or not option or option.removeprefix("no_") in known:
+            continue
+        similar = find_similar(option, known)
+        hint = f"did you mean {show_option(similar)}? " if similar else ""
+        hint = f"{_HINTS[option].format(name)}; " if option in _HINTS else hint
+        raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
+
+
+def show_option(field_name: str) -> str:
+    """Returns the option of a field, for example --num-envs."""
+    return f"--{field_name.replace('_', '-')}"
+
+
+def _option_names(record: Any) -> list[str]:
+    """Returns the names of the fields that are options, also those of nested records."""
+    names = ["help"]
+    for name, hint in typing.get_type_hints(record, include_extras=True).items():
+        kind, *marks = typing.get_args(hint) or (hint,)
+        if Inline in marks:
+            names += _option_names(kind)
+        elif tyro.conf.Positional not in marks:
+            names.append(name)
+    return names
 
 
 def _parse_whole_number(text: str) -> int:

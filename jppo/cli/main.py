@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jppo import __version__
-from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, REGISTRY, pre_parse
+from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, REGISTRY, check_options, pre_parse
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
 from jppo.cli.envs import Envs
@@ -96,6 +96,7 @@ def parse_command(argv: list[str]) -> Any:
     if name not in COMMANDS:
         raise ValueError(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
     command, given, options = COMMANDS[name], pre_parse(words), dict[str, Any]()
+    check_options(name, command, words)
     if hasattr(command, "with_defaults"):
         options["default"] = command.with_defaults(given)
     parsed = tyro.cli(

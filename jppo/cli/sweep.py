@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, PreParse
+from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, PreParse, show_option
 from jppo.config.ppo import Hyperparams, PPOConfig
 
 
@@ -94,7 +94,7 @@ class Sweep:
         """Returns the command. Raises ValueError for a setting without a value."""
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
-                raise ValueError(f"--{name.replace('_', '-')} needs one value, or several values to sweep")
+                raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
         return self
 
     def run(self) -> int:
