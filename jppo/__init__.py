@@ -1,6 +1,6 @@
-"""jppo trains PPO policies fast, on the device or with Ray actors.
+"""Trains PPO policies on the device or with Ray actors.
 
-Every name loads its module at the first use, so that `import jppo` takes a few milliseconds.
+Each name loads its module on first use, so that `import jppo` takes a few milliseconds.
 """
 
 import importlib
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.ppo.losses import mean_over_rows as mean_over_rows
     from jppo.ppo.losses import ppo_loss as ppo_loss
     from jppo.ppo.networks import Network as Network
+    from jppo.runs.evaluation import Evaluation as Evaluation
     from jppo.runs.evaluation import evaluate as evaluate
     from jppo.runs.export import export_policy as export_policy
     from jppo.runs.export import load_exported as load_exported
@@ -75,7 +76,7 @@ _MODULES = {
     "jppo.ppo.distributions": ("Categorical", "DiagGaussian"),
     "jppo.ppo.losses": ("mean_over_rows", "ppo_loss"),
     "jppo.ppo.networks": ("Network",),
-    "jppo.runs.evaluation": ("evaluate",),
+    "jppo.runs.evaluation": ("Evaluation", "evaluate"),
     "jppo.runs.export": ("export_policy", "load_exported"),
     "jppo.runs.load": ("load_policy",),
     "jppo.runs.policy": ("TrainedPolicy",),
@@ -86,12 +87,15 @@ _MODULES = {
     "jppo.training.run": ("Result",),
     "jppo.training.train": ("train",),
 }
+_PACKAGES = ("actors", "benchmark", "cli", "config", "devices", "envs", "errors", "ppo", "runs", "sweeps", "training")
 _PUBLIC_MODULES = ("numpy_policy", "schedules", "tune")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"jppo.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'jppo' has no attribute {name!r}")
     module = importlib.import_module(_HOMES[name])

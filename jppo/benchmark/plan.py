@@ -21,6 +21,7 @@ from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.types import PyTree
+from jppo.runs.display import html_table, show_record
 from jppo.training.settings import RunSettings, prepare_run
 
 
@@ -47,10 +48,15 @@ class PlanResult:
         return dataclasses.asdict(self)
 
     def __repr__(self) -> str:
-        return (
-            f"PlanResult(env={self.env!r}, num_envs={self.num_envs}, memory_needed={show_bytes(self.memory_needed)!r}, "
-            f"compile_seconds={self.compile_seconds:.1f}, largest_num_envs={self.largest_num_envs})"
-        )
+        return show_record("PlanResult", self._shown)
+
+    def _repr_html_(self) -> str:
+        return html_table("PlanResult", self._shown)
+
+    @property
+    def _shown(self) -> dict[str, Any]:
+        names = ("env", "num_envs", "compile_seconds", "largest_num_envs")
+        return {name: getattr(self, name) for name in names} | {"memory_needed": show_bytes(self.memory_needed)}
 
 
 def plan(

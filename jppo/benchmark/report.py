@@ -10,6 +10,7 @@ from rich.table import Table
 
 from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
+from jppo.runs.display import html_table, show_record
 from jppo.runs.plots import draw_bars, format_steps
 
 ROLLOUT_PARTS = ("environment", "policy", "other")
@@ -67,9 +68,16 @@ class BenchResult:
         return values | {"run": self.run._asdict(), "loop": self.loop._asdict(), "alone": alone}
 
     def __repr__(self) -> str:
+        return show_record("BenchResult", self._shown)
+
+    def _repr_html_(self) -> str:
+        return html_table("BenchResult", self._shown)
+
+    @property
+    def _shown(self) -> dict[str, Any]:
         shares = ", ".join(f"{part} {share:.0%}" for part, share in self.shares.items())
         speed = format_steps(self.run.steps_per_second)
-        return f"BenchResult(env={self.env!r}, backend={self.backend!r}, steps_per_second={speed}, shares={shares!r})"
+        return {"env": self.env, "backend": self.backend, "steps_per_second": speed, "shares": shares}
 
 
 def print_bench(result: BenchResult) -> None:

@@ -1,5 +1,6 @@
-"""Published configurations, by name, and which environment starts with which."""
+"""Published configurations by name, and the environments that use them by default."""
 
+import re
 from typing import NamedTuple
 
 from jppo.config.ppo import Hyperparams, PPOConfig
@@ -7,13 +8,13 @@ from jppo.config.schedules import linear
 
 
 class Preset(NamedTuple):
-    """A configuration and where it was published."""
+    """A configuration and its source."""
 
     config: PPOConfig
     hyperparams: Hyperparams
     total_steps: int
     source: str
-    envs: tuple[str, ...] = ()  # that use it unless told otherwise
+    envs: tuple[str, ...] = ()  # environments that use it by default, in any version
 
 
 PRESETS = {
@@ -21,7 +22,7 @@ PRESETS = {
         PPOConfig(num_envs=64, num_steps=128),
         Hyperparams(learning_rate=linear(1e-3, 0.0)),
         1_000_000,
-        "our own: wide batches, for environments without a preset of their own",
+        "jppo: large batches, for environments without their own preset",
     ),
     "cleanrl-classic": Preset(
         PPOConfig(num_envs=4, num_steps=128),
@@ -40,7 +41,7 @@ PRESETS = {
         ),
         Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
         1_000_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalised, rewards not)",
+        "rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalized, rewards not)",
         ("MountainCar-v0",),
     ),
     "pendulum": Preset(
@@ -94,5 +95,12 @@ PRESETS = {
 
 
 def preset_for(env_name: str) -> str:
-    """Name of the preset that an environment starts with."""
-    return next((name for name, preset in PRESETS.items() if env_name in preset.envs), "default")
+    """Returns the name of an environment's preset. HalfCheetah-v4 has the preset of HalfCheetah-v5."""
+    for name, preset in PRESETS.items():
+        if _without_version(env_name) in map(_without_version, preset.envs):
+            return name
+    return "default"
+
+
+def _without_version(env_name: str) -> str:
+    return re.sub(r"-v\d+$", "", env_name)

@@ -1,16 +1,22 @@
 """Evaluates a policy over whole episodes."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.config.checks import check_int
 from jppo.devices.jit import jit
+from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
-from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.gymnasium import HostEnvironment, make_host_env
+from jppo.envs.gymnax import make_env
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.runs.display import html_table, show_record
+from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 
 _MAX_EPISODES = 1_000_000
@@ -23,6 +29,12 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # [E] f32, undiscounted
     lengths: np.ndarray  # [E] i32, steps
     finished: np.ndarray  # [E] bool; False if the episode was cut at max_steps
+
+    def __repr__(self) -> str:
+        return show_record("Evaluation", self.summary())
+
+    def _repr_html_(self) -> str:
+        return html_table("Evaluation", self.summary())
 
     def summary(self) -> dict[str, Any]:
         """Returns mean, std, min and max of the returns, the mean length, and the number of unfinished episodes."""
@@ -38,8 +50,8 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    env: Environment | HostEnvironment,
-    policy: TrainedPolicy,
+    env_or_run: Any,
+    policy: Any = None,
     *,
     num_episodes: int = 100,
     seed: int = 0,
@@ -50,25 +62,75 @@ def evaluate(
 
     On-device environments play all episodes in parallel; on the host, at most 16 environments run side by side.
 
+        result = jppo.train("CartPole-v1", run_dir="runs/first")
+        jppo.evaluate(result)                        # the environment and the policy of a run
+        jppo.evaluate("runs/first")                  # the same from its directory
+        jppo.evaluate("CartPole-v1", result.policy)  # any environment with the same spaces
+        jppo.evaluate("CartPole-v1", "runs/first")
+
     Args:
-      policy: the trained policy, for example `result.policy`.
+      env_or_run: without `policy`, a result of `jppo.train`, a run of a sweep or a run directory. With `policy`, an
+        environment, as for `jppo.train`.
+      policy: a `jppo.TrainedPolicy`, or a result, run of a sweep or run directory that contains one.
       sampled: sample actions instead of taking the most likely ones.
       max_steps: episodes longer than this are cut and reported as unfinished. A host environment stops after such an
         episode, so that the result may have fewer than num_episodes.
 
     Raises:
-      ValueError: num_episodes is outside 1 to 1,000,000.
+      ValueError: num_episodes is outside 1 to 1,000,000, or env_or_run or policy is something else.
     """
-    if not 1 <= num_episodes <= _MAX_EPISODES:
+    if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
+    if policy is None:
+        env, policy = _open_run("env_or_run", env_or_run)
+    else:
+        policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy)[1]
+        env = _open_env(env_or_run)
     if isinstance(env, HostEnvironment):
         return _evaluate_host(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
-    fixed = policy.policy
+    return _evaluate_device(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
+
+
+def _open_run(name: str, run: Any) -> tuple[Any, TrainedPolicy]:
+    """Returns the environment and the policy of a result, a run of a sweep or a run directory."""
+    if isinstance(run, str | Path):
+        run = load_run(run)
+    policy = getattr(run, "policy", None)
+    if isinstance(policy, TrainedPolicy) and hasattr(run, "agent"):
+        return run.agent.env, policy
+    if isinstance(run, TrainedPolicy):
+        raise ValueError("a TrainedPolicy has no environment; use jppo.evaluate(env, policy)")
+    kinds = "a result of jppo.train, a run of a sweep or a run directory"
+    raise ValueError(
+        f"{name} is a {type(run).__name__}; it must be {kinds}{' (or pass a policy)' * (name != 'policy')}"
+    )
+
+
+def _open_env(env: Any) -> Any:
+    if isinstance(env, Environment | HostEnvironment):
+        return env
+    if hasattr(env, "agent") and hasattr(env, "policy"):  # a result
+        return env.agent.env
+    if choose_backend(env) == "device":
+        return make_env(env)
+    return make_host_env(env)
+
+
+def _evaluate_device(
+    env: Environment,
+    policy: Policy,
+    state: PolicyState,
+    num_episodes: int,
+    seed: int,
+    sampled: bool,
+    max_steps: int,
+) -> Evaluation:
+    """Plays all episodes in parallel in one program."""
 
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
-            env_action = act(fixed, state, loop.obs, keys[:, 0] if sampled else None).env_action
+            env_action = act(policy, state, loop.obs, keys[:, 0] if sampled else None).env_action
             after = jax.vmap(env.step)(keys[:, 1], loop.env_state, env_action)
             return _Loop(
                 env_state=after.state,
@@ -86,7 +148,7 @@ def evaluate(
         return end.returns, end.lengths, end.done
 
     episode_keys = jax.random.split(jax.random.key(seed), num_episodes)
-    return Evaluation(*map(np.asarray, jit(play)(policy.state, episode_keys)))
+    return Evaluation(*map(np.asarray, jit(play)(state, episode_keys)))
 
 
 def _evaluate_host(

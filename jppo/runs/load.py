@@ -13,6 +13,7 @@ from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import latest_checkpoint
+from jppo.runs.display import show_record
 from jppo.runs.policy import TrainedPolicy
 
 
@@ -22,6 +23,11 @@ class LoadedRun(NamedTuple):
     agent: Any  # Anakin, or Sebulba if the run used actors
     policy_state: PolicyState
     settings: dict[str, Any]  # config.json
+
+    def __repr__(self) -> str:
+        return show_record(
+            "LoadedRun", {name: self.settings[name] for name in ("env", "backend", "seed", "total_steps")}
+        )
 
     @property
     def policy(self) -> TrainedPolicy:

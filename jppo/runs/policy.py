@@ -8,6 +8,7 @@ import numpy as np
 from jppo.devices.jit import jit
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.runs.display import html_table, show_record
 
 
 class TrainedPolicy:
@@ -29,6 +30,17 @@ class TrainedPolicy:
 
         self._act = jit(select_action, static_argnames="sampled")
         self._value = jit(lambda state, obs: policy.apply(state, obs)[1])
+
+    def __repr__(self) -> str:
+        return show_record("TrainedPolicy", self._shown)
+
+    def _repr_html_(self) -> str:
+        return html_table("TrainedPolicy", self._shown)
+
+    @property
+    def _shown(self) -> dict[str, Any]:
+        sizes = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        return {"observation": self.obs_spec, "action": self.action_spec, "num_parameters": sizes}
 
     def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
         """Returns actions for the environment: the most likely ones, or samples.

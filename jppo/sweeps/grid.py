@@ -15,6 +15,7 @@ import numpy as np
 from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, resolve_settings
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
+from jppo.config.presets import PRESETS
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
@@ -22,7 +23,7 @@ from jppo.envs.base import Environment
 from jppo.ppo.anakin import Anakin, make_anakin
 from jppo.runs.files import jsonable
 from jppo.runs.run_dir import safe_name
-from jppo.training.settings import check_sizes, own_parts, resolve_preset
+from jppo.training.settings import check_sizes, choose_preset, own_parts
 
 _MAX_HALVINGS = 4
 _MAX_SEEDS = 100_000
@@ -116,7 +117,7 @@ def make_groups(
         raise ValueError(f"env = {', '.join(one.name for one in made)} must name each environment once")
     groups, index = [], itertools.count()
     for given_env, one in zip(envs, made, strict=True):
-        chosen = resolve_preset(preset, one.name)
+        chosen = PRESETS[choose_preset(preset, one.name)]
         steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
         base_config, base_hyperparams = resolve_settings(chosen, config, hyperparams, {})
         for structure in _combinations(values, CONFIG_NAMES):

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jppo.runs.display import html_table
 from jppo.runs.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
 from jppo.sweeps.grid import format_value
 from jppo.sweeps.halving import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED
@@ -75,6 +76,13 @@ class SweepResult:
 
     def __repr__(self) -> str:
         return f"SweepResult(status={self.status!r}, runs={len(self.runs)}, settings={len(self.settings)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"env": one.env, "setting": one.label(self.swept), "runs": len(one.runs), "score": one.score}
+            for one in sorted(self.settings, key=lambda one: -one.score)[:_MAX_SETTINGS_SHOWN]
+        ]
+        return html_table(repr(self), *rows)
 
     def run(self, number: int) -> SweepRun:
         """Returns the run with this number. Raises ValueError if it does not exist."""

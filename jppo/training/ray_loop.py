@@ -71,17 +71,12 @@ class RayLoop:
         spec = agent.runner_spec(jax.random.fold_in(key, log.updates) if log.updates else key)
         if checkpoints is not None and checkpoints.start is not None:
             spec = self._restore(checkpoints.start, spec)
-        processes = max(config.num_actors or 0, jax.process_count())
-        log.info(
-            f"num_envs = {agent.config.num_envs}: {processes} x {config.envs_per_actor}; num_steps = "
-            f"{agent.config.num_steps}: batches of {agent.config.batch_size:,}"
-        )
         self._actors = _make_actors(spec, config, log.reporter.message)
         self._counts = self._actors.counts() | self._counts_before  # of all processes, since the start of the run
         try:
             blank = blank_fragment(spec, config.envs_per_actor or 1)
             self.update = agent.update.lower(
-                self.state, *agent.place([blank] * (processes // jax.process_count()))
+                self.state, *agent.place([blank] * max(1, (config.num_actors or 0) // jax.process_count()))
             ).compile()
         except BaseException:
             self._actors.close()

@@ -20,6 +20,7 @@ from jppo.ppo.networks import hint
 from jppo.ppo.types import TrainState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints, check_same_run
+from jppo.runs.display import html_table, show_record
 from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
@@ -32,6 +33,7 @@ from jppo.training.settings import (
     Agent,
     PreparedRun,
     RunSettings,
+    describe_start,
     fill_from_previous_run,
     prepare_run,
     process_count,
@@ -59,11 +61,15 @@ class Result(NamedTuple):
     """The run directory, or None if nothing was saved."""
 
     def __repr__(self) -> str:
-        summary = self.summary
-        shown = ", ".join(
-            f"{name}={summary[name]!r}" for name in ("env", "status", "steps", "updates", "return_mean", "run_dir")
-        )
-        return f"Result({shown})"
+        return show_record("Result", self._shown)
+
+    def _repr_html_(self) -> str:
+        return html_table("Result", self._shown)
+
+    @property
+    def _shown(self) -> dict[str, Any]:
+        names = ("env", "status", "steps", "updates", "return_mean", "run_dir")
+        return {name: self.summary[name] for name in names}
 
 
 def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: RunHooks | None = None) -> Result:
@@ -153,6 +159,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                 writer = files.open_writer(reporter)
             with raise_on_all_processes():
                 reporter.start()
+                reporter.message(describe_start(prepared))
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
                 log = Logger(config.batch_size, writer, reporter, files.hooks)

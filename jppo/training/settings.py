@@ -11,7 +11,7 @@ import jax
 from jppo.config.checks import check_seed, check_total_steps
 from jppo.config.overrides import resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
-from jppo.config.presets import PRESETS, Preset, preset_for
+from jppo.config.presets import PRESETS, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import RunConfig
 from jppo.devices.determinism import check_determinism
@@ -63,6 +63,7 @@ class PreparedRun:
     seed: int
     hyperparams: Hyperparams
     total_steps: int
+    preset: str
     config_json: dict[str, Any]  # content of config.json
 
 
@@ -83,7 +84,8 @@ def prepare_run(
     """
     backend = choose_backend(settings.env, settings.backend)
     env = _make_env(settings.env, backend)
-    preset = resolve_preset(settings.preset, env.name)
+    preset_name = choose_preset(settings.preset, env.name)
+    preset = PRESETS[preset_name]
     network, overrides = take_network(settings.network, settings.overrides)
     config, hyperparams = resolve_settings(preset, settings.config, settings.hyperparams, overrides)
     total_steps = check_total_steps(preset.total_steps if settings.total_steps is None else settings.total_steps)
@@ -109,8 +111,32 @@ def prepare_run(
         optional |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
     config_json = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional)
     return PreparedRun(
-        agent=agent, ray=ray, seed=seed, hyperparams=hyperparams, total_steps=total_steps, config_json=config_json
+        agent=agent,
+        ray=ray,
+        seed=seed,
+        hyperparams=hyperparams,
+        total_steps=total_steps,
+        preset=preset_name,
+        config_json=config_json,
     )
+
+
+def describe_start(prepared: PreparedRun) -> str:
+    """Returns the sizes of a run, its preset and the settings that differ from the preset, in one line."""
+    agent, ray, preset = prepared.agent, prepared.ray, PRESETS[prepared.preset]
+    num_devices = prepared.config_json["num_devices"]
+    parts = [f"num_envs = {agent.config.num_envs}", f"num_steps = {agent.config.num_steps}"]
+    if prepared.config_json["backend"] == "ray":
+        actors = f"{ray.num_actors} actor{'s' * (ray.num_actors != 1)} of {ray.envs_per_actor} environments"
+        parts.append(actors if ray.num_actors else "no actors")
+    parts += [f"{num_devices} device{'s' * (num_devices != 1)}", f"preset {prepared.preset}"]
+    changes = [
+        f"{name} = {value} (preset: {before})"
+        for record, base in ((agent.config, preset.config), (prepared.hyperparams, preset.hyperparams))
+        for (name, value), before in zip(vars(record).items(), vars(base).values(), strict=True)
+        if value != before
+    ]
+    return f"{agent.env.name}: {', '.join(parts)}{' with ' * bool(changes)}{', '.join(changes)}"
 
 
 def _make_env(env: Any, backend: str) -> Any:
@@ -201,9 +227,9 @@ def combine_actors(num_actors: int | None, ray: RayConfig | None) -> RayConfig |
     return dataclasses.replace(ray, num_actors=num_actors)
 
 
-def resolve_preset(name: str, env_name: str) -> Preset:
-    """Returns the preset of this name; for "auto", the environment's own. Raises ValueError for an unknown name."""
-    return PRESETS[preset_for(env_name) if name == "auto" else check_preset(name)]
+def choose_preset(name: str, env_name: str) -> str:
+    """Returns the name of a preset; for "auto", of the environment's preset. Raises ValueError for an unknown name."""
+    return preset_for(env_name) if name == "auto" else check_preset(name)
 
 
 def check_preset(name: str) -> str:

@@ -1,0 +1,107 @@
+"""The public names of `jppo`, the display of results, and what `jppo.evaluate` accepts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lenient import lenient, lenient_env
+
+import jppo
+from jppo.training.settings import RunSettings, describe_start, prepare_run
+
+ROOT = Path(__file__).parents[1]
+SIZES = {"num_envs": 4, "num_steps": 16, "hidden_sizes": (8,), "num_devices": 1, "total_steps": 128}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    with lenient():
+        return jppo.train("CartPole-v1", run_dir=tmp_path_factory.mktemp("api") / "run", **SIZES)
+
+
+def test_every_public_name_is_listed_and_loads():
+    assert set(jppo.__all__) <= set(dir(jppo))
+    assert all(getattr(jppo, name) is not None for name in jppo.__all__)
+
+
+def test_submodules_load_on_access():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "jppo/training/train.py"]
+    text = "".join(page.read_text() for page in pages)
+    names = {*re.findall(r"\bjppo\.(\w+)\.\w+", text), "errors", "config", "ppo"}
+    packages = {name for name in names if (ROOT / f"jppo/{name}").is_dir() or (ROOT / f"jppo/{name}.py").exists()}
+    code = f"import jppo; print([getattr(jppo, name).__name__ for name in {sorted(packages)}])"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == repr([f"jppo.{name}" for name in sorted(packages)])
+    with pytest.raises(AttributeError, match="module 'jppo' has no attribute 'frobnicate'"):
+        _ = jppo.frobnicate
+
+
+def test_results_have_a_short_repr_and_a_table_in_notebooks(result):
+    with lenient():
+        swept = jppo.sweep("CartPole-v1", seeds=1, learning_rate=[1e-4, 1e-3], **SIZES)
+        shown = [result, result.policy, jppo.evaluate(result, num_episodes=2), swept]
+        shown += [jppo.plan("CartPole-v1", num_envs=4), jppo.bench("CartPole-v1", seconds=1e-3, num_envs=4)]
+    for one in shown:
+        assert re.fullmatch(rf"{type(one).__name__}\(.*\)", repr(one))
+        assert len(repr(one)) < 400
+        assert one._repr_html_().startswith(f"<table><caption>{type(one).__name__}")
+    assert "learning_rate=0.001" in swept._repr_html_()
+
+
+def test_evaluate_accepts_results_and_run_directories(result):
+    with lenient():
+        returns = jppo.evaluate(result.agent.env, result.policy, num_episodes=4).returns
+        for arguments in (
+            (result,),
+            (result.run_dir,),
+            (str(result.run_dir),),
+            ("CartPole-v1", result.policy),
+            ("CartPole-v1", result),
+            (result, str(result.run_dir)),
+        ):
+            np.testing.assert_array_equal(jppo.evaluate(*arguments, num_episodes=4).returns, returns)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("policy",), r"a TrainedPolicy has no environment; use jppo\.evaluate\(env, policy\)"),
+        (("CartPole-v1",), "CartPole-v1 is not a run directory"),
+        ((7,), "env_or_run is a int; it must be a result of"),
+        (("CartPole-v1", 7), "policy is a int; it must be a result of"),
+    ],
+)
+def test_evaluate_refuses_other_arguments(result, arguments, message):
+    arguments = [result.policy if argument == "policy" else argument for argument in arguments]
+    with pytest.raises(ValueError, match=message):
+        jppo.evaluate(*arguments)
+
+
+def start_line(env, **arguments):
+    return describe_start(prepare_run(RunSettings(env=env, num_devices=1, **arguments)))
+
+
+def test_the_start_line_shows_sizes_and_differences_to_the_preset():
+    env = lenient_env("CartPole-v1")
+    sizes = "num_envs = 4, num_steps = 128, 1 device, preset cleanrl-classic"
+    assert start_line(env) == f"CartPole-v1: {sizes}"
+    assert start_line(env, overrides={"gamma": 0.5}) == f"CartPole-v1: {sizes} with gamma = 0.5 (preset: 0.99)"
+    assert start_line(env, config=jppo.PPOConfig()) == (
+        "CartPole-v1: num_envs = 64, num_steps = 128, 1 device, preset cleanrl-classic with num_envs = 64 (preset: 4)"
+    )
+    ray = jppo.RayConfig(num_actors=2, envs_per_actor=4)
+    assert start_line("CartPole-v1", backend="ray", ray=ray) == (
+        "CartPole-v1: num_envs = 8, num_steps = 128, 2 actors of 4 environments, 1 device, preset cleanrl-classic with "
+        "num_envs = 8 (preset: 4)"
+    )
+
+
+def test_presets_apply_to_all_versions():
+    preset_for = jppo.config.presets.preset_for
+    assert preset_for("HalfCheetah-v4") == preset_for("HalfCheetah-v5") == "mujoco"
+    assert preset_for("Pendulum-v0") == "pendulum"
+    assert preset_for("Pendulum") == "pendulum"
+    assert preset_for("HalfCheetah-v4x") == "default"
