@@ -24,6 +24,7 @@ from saved import save_run
 import jppo
 from jppo import PRESETS
 from jppo.cli import main as cli
+from jppo.cli import play
 from jppo.cli.main import main
 from jppo.envs import available
 from jppo.errors import TrainingDiverged
@@ -404,7 +405,9 @@ def pretend(trained, monkeypatch):
     """Replaces `train` by a function that returns a status at once."""
 
     def ending(status, error=None):
-        result = SimpleNamespace(summary=json.loads(trained[2]) | {"status": status, "return_mean": float("nan")})
+        result = SimpleNamespace(
+            summary=json.loads(trained[2]) | {"status": status, "return_mean": float("nan")}, run_dir=Path("my runs/1")
+        )
 
         def train(env, **kwargs):
             if error is not None:
@@ -431,6 +434,13 @@ def test_exit_codes(pretend, status, error, code, said):
     assert (ended, out) == (code, "")
     assert err.startswith(said)
     assert bool(err) == bool(said)
+
+
+def test_an_interrupted_run_prints_the_command_that_resumes_it(pretend):
+    pretend("interrupted")
+    assert "resume with: jppo train CartPole-v1 --resume 'my runs/1'" in call("train", "CartPole-v1")[1]
+    pretend("finished")
+    assert "resume" not in call("train", "CartPole-v1")[1]
 
 
 def test_quiet_and_json_output(pretend):
@@ -529,6 +539,8 @@ class Corridor(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
     action_space = gymnasium.spaces.Discrete(2)
 
+    limit = 10
+
     def __init__(self, render_mode=None):
         self.render_mode = render_mode
 
@@ -538,10 +550,13 @@ class Corridor(gymnasium.Env):
 
     def step(self, action):
         self.time += 1
-        return np.full(1, self.time / 10, np.float32), float(action), False, self.time == 10, {}
+        return np.full(1, self.time / self.limit, np.float32), float(action), False, self.time == self.limit, {}
 
     def render(self):
-        return np.full((100, 120, 3), 25 * self.time, np.uint8)
+        return np.full((100, 120, 3), 25 * self.time % 256, np.uint8)
+
+class Long(Corridor):
+    limit = 600
 
 def unseen():
     return Corridor()
@@ -623,14 +638,47 @@ def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
     assert (code, err) == (2, "jppo: probes:Missing: module probes has no Missing")
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_envs_lists_whole_names(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    code, out, _ = call("envs")
-    assert code == 0
-    names = available()
-    assert len(set(names)) == 26
-    assert [word for word in out.split() if word in names] == names
+def test_envs_lists_whole_names_in_80_columns(capsys):
+    assert main(["envs"]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line.split("  ") for line in out.splitlines()}
+    assert set(available()) <= set(rows)
+    assert len(available()) == 26
+    assert max(map(len, out.splitlines())) <= 80
+    assert [cell.strip() for cell in rows["CartPole-v1"] if cell] == [
+        "CartPole-v1",
+        "device, ray",
+        "cleanrl-classic",
+        "yes",
+    ]
+    assert [cell.strip() for cell in rows["DeepSea-bsuite"] if cell] == ["DeepSea-bsuite", "device", "default", "no"]
+    assert not [name for name in rows if name.startswith("GymV")], "adapters are not environments"
+
+
+def test_play_shows_progress_on_the_standard_error(monkeypatch):
+    clock, err = SimpleNamespace(now=0.0), io.StringIO()
+    monkeypatch.setattr(play, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(sys, "stderr", err)
+    status = play._StatusLine()
+    for clock.now in range(1, 12):
+        status.show(f"step {clock.now}")
+    status.clear()
+    assert err.getvalue() == "step 5\nstep 10\n"
+    err.isatty = lambda: True
+    status = play._StatusLine()
+    for clock.now in (12, 12.01, 13):
+        status.show(f"step {clock.now}")
+    status.clear()
+    assert err.getvalue().removeprefix("step 5\nstep 10\n") == "step 12\rstep 13\r       \r"
+
+
+def test_play_shows_a_whole_long_episode(shell):
+    options = ["--num-actors", "0", "--total-steps", "64", "--num-envs", "2", "--num-steps", "32", "--quiet"]
+    assert shell("train", "corridors:Long", *options, "--run-dir", "run")[0] == 0
+    words = ["play", "run", "--env", "corridors:Long", "--output", "a.gif"]
+    assert shell(*words)[1].startswith("wrote a.gif: 600 steps, return ")
+    out = shell(*words, "--max-steps", "6")[1]
+    assert out.endswith("(the episode did not end within --max-steps 6)")
 
 
 @pytest.mark.parametrize(

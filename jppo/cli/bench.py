@@ -64,6 +64,7 @@ class Bench:
             result = bench(
                 self.env,
                 seed=self.seed,
+                preset=self.preset,
                 config=self.config,
                 hyperparams=self.hyperparams,
                 backend=self.backend,

@@ -10,25 +10,18 @@ class Envs:
     """List the environments that `jppo train` knows by name."""
 
     def run(self) -> int:
-        from rich.console import Console
-        from rich.table import Table
-
         from jppo.envs import available
         from jppo.envs.gymnasium import host_env_names
         from jppo.runs.render import DRAWABLE
 
         on_device, on_host = available(), host_env_names()
-        table = Table("environment", "backends", "preset", "`jppo play`")
-        table.columns[0].no_wrap, table.columns[0].min_width = True, max(map(len, [*on_device, *on_host]))
-        for name in on_device:
-            table.add_row(
-                name,
-                "device, ray" if name in on_host else "device",
-                preset_for(name),
-                "yes" if name in DRAWABLE else "",
-            )
-        for name in (name for name in on_host if name not in on_device):
-            table.add_row(name, "ray", preset_for(name), "yes")
-        Console().print(table)
+        rows = [("environment", "backends", "preset", "jppo play")]
+        for name in dict.fromkeys(on_device + on_host):
+            backends = (["device"] if name in on_device else []) + (["ray"] if name in on_host else [])
+            can_play = name in DRAWABLE or name not in on_device
+            rows.append((name, ", ".join(backends), preset_for(name), "yes" if can_play else "no"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         print("device: gymnax environments; ray: Gymnasium environments")
         return 0

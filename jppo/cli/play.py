@@ -1,6 +1,8 @@
 """`jppo play`."""
 
 import dataclasses
+import sys
+import time
 from pathlib import Path
 
 from jppo.cli.arguments import TrainedRun
@@ -16,8 +18,8 @@ class Play(TrainedRun):
     """Seed of the episode."""
     sampled: bool = False
     """Sample actions from the policy instead of taking the most likely action."""
-    max_steps: int = 500
-    """Maximum number of steps."""
+    max_steps: int = 10_000
+    """Maximum number of steps. A longer episode is cut."""
 
     def run(self) -> int:
         from jppo.config.checks import check_seed
@@ -25,13 +27,39 @@ class Play(TrainedRun):
 
         check_seed(self.seed)
         run = self.load()
-        length, episode_return = play_gif(
+        status = _StatusLine()
+        played = play_gif(
             run.agent.env,
             run.policy,
             self.output,
             seed=self.seed,
             sampled=self.sampled,
             max_steps=self.max_steps,
+            progress=status.show,
         )
-        print(f"wrote {self.output}: {length} steps, return {episode_return:.2f}")
+        status.clear()
+        cut = "" if played.finished else f" (the episode did not end within --max-steps {self.max_steps})"
+        print(f"wrote {self.output}: {played.length} steps, return {played.episode_return:.2f}{cut}")
         return 0
+
+
+class _StatusLine:
+    """Shows the newest text on one line of the terminal; on other outputs, a line every five seconds."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._last, self._width = time.monotonic(), 0
+
+    def show(self, text: str) -> None:
+        """Shows a text unless the last one is too recent."""
+        if time.monotonic() - self._last < (0.1 if self._is_terminal else 5.0):
+            return
+        self._last = time.monotonic()
+        end = "\r" if self._is_terminal else "\n"
+        print(text.ljust(self._width), end=end, file=sys.stderr, flush=True)
+        self._width = len(text)
+
+    def clear(self) -> None:
+        """Erases the line on a terminal."""
+        if self._is_terminal:
+            print(" " * self._width, end="\r", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,6 +114,7 @@ class Train:
                 self.env,
                 total_steps=self.total_steps,
                 seed=self.seed,
+                preset=self.preset,
                 config=self.config,
                 hyperparams=self.hyperparams,
                 backend=self.backend,
@@ -136,6 +138,9 @@ class Train:
         summary = result.summary
         if not self.quiet:
             print(*summary_lines(summary), sep="\n", file=stream)
+            if summary["status"] in ("interrupted", "failed") and result.run_dir is not None:
+                command = shlex.join(["jppo", "train", self.env, "--resume", str(result.run_dir)])
+                print(f"resume with: {command}", file=stream)
             if self.deterministic:
                 print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream)
         if self.json:

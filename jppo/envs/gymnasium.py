@@ -162,7 +162,7 @@ def host_env_names() -> list[str]:
     _import_atari(required=False)
     newest: dict[str, Any] = {}
     for spec in gymnasium.registry.values():
-        if spec.namespace in ("phys2d", "tabular", "GymV21Environment", "GymV26Environment"):
+        if spec.namespace in ("phys2d", "tabular") or spec.name in ("GymV21Environment", "GymV26Environment"):
             continue  # functional forms of others, and adapters
         if spec.namespace is None and "ale_py" in str(spec.entry_point):
             continue  # old names of the ALE/ ones

@@ -3,8 +3,9 @@
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,12 @@ import numpy as np
 from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
-from jppo.ppo.policy import Policy, act
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.policy import act
+from jppo.ppo.types import PyTree
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import check_output
 
+_CHUNK = 500  # steps
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 _DRAWN_BY_GYMNAX = (
     "Asterix-MinAtar",
@@ -34,6 +36,14 @@ _DRAWN_BY_GYMNAX = (
 DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
 
 
+class Playback(NamedTuple):
+    """The episode of a GIF."""
+
+    length: int  # steps
+    episode_return: float
+    finished: bool  # False if the episode was cut at max_steps
+
+
 def play_gif(
     env: Environment | HostEnvironment,
     policy: TrainedPolicy,
@@ -41,12 +51,15 @@ def play_gif(
     *,
     seed: int = 0,
     sampled: bool = False,
-    max_steps: int = 500,
-) -> tuple[int, float]:
-    """Plays one episode of at most max_steps steps, writes it as a GIF, and returns its length and its return.
+    max_steps: int = 10_000,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Playback:
+    """Plays one episode and writes it as a GIF.
 
     Args:
       sampled: sample actions instead of taking the most likely ones.
+      max_steps: a longer episode is cut.
+      progress: called with a short text at each step or frame.
 
     Raises:
       ValueError: the environment cannot be drawn, or the output cannot be written.
@@ -57,51 +70,71 @@ def play_gif(
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
     if isinstance(env, HostEnvironment):
-        frames, rewards = _host_episode(env, policy.policy, policy.state, seed, sampled, max_steps)
+        frames, rewards, finished = _host_episode(env, policy, seed, sampled, max_steps, progress)
         draw = functools.partial(_save, frames)
     else:
-        states, rewards = _episode(env, policy.policy, policy.state, seed, sampled, max_steps)
-        draw = functools.partial(
-            _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax, env, states, rewards
-        )
+        states, rewards, finished = _episode(env, policy, seed, sampled, max_steps)
+        draw_states = _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax
+        draw = functools.partial(draw_states, env, states, rewards, progress)
     try:
         draw(output)
     except OSError as error:
         raise ValueError(f"output {output} cannot be written: {error.strerror or error}") from error
-    return len(rewards), float(np.sum(rewards))
+    return Playback(len(rewards), float(np.sum(rewards)), finished)
 
 
 def _episode(
-    env: Environment, policy: Policy, state: PolicyState, seed: int, sampled: bool, max_steps: int
-) -> tuple[list[PyTree], list[float]]:
-    """Returns the environment states before each step of one episode, and the rewards."""
+    env: Environment, policy: TrainedPolicy, seed: int, sampled: bool, max_steps: int
+) -> tuple[list[PyTree], list[float], bool]:
+    """Returns the environment states before each step of one episode, the rewards, and whether the episode ended.
+
+    Steps the environment in chunks of a fixed length, because the length of the episode is unknown.
+    """
 
     def step(carry: tuple[PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree], Any]:
         obs, env_state = carry
         action_key, env_key = jax.random.split(key)
         batch = jax.tree.map(lambda x: x[None], obs)
-        chosen = act(policy, state, batch, action_key if sampled else None)
+        chosen = act(policy.policy, policy.state, batch, action_key if sampled else None)
         after = env.step(env_key, env_state, chosen.env_action[0])  # type: ignore[arg-type]
         return (after.obs, after.state), (env_state, after.reward, after.terminated | after.truncated)
 
-    def play(key: jax.Array) -> Any:
-        reset_key, steps_key = jax.random.split(key)
-        return jax.lax.scan(step, env.reset(reset_key), jax.random.split(steps_key, max_steps))[1]
+    play = jit(lambda carry, key: jax.lax.scan(step, carry, jax.random.split(key, _CHUNK)))
+    reset_key, steps_key = jax.random.split(jax.random.key(seed))
+    carry = jit(env.reset)(reset_key)
+    all_states: list[PyTree] = []
+    all_rewards: list[float] = []
+    ended = False
+    while not ended and len(all_rewards) < max_steps:
+        carry, played = play(carry, jax.random.fold_in(steps_key, len(all_rewards)))
+        states, rewards, done = jax.device_get(played)
+        length = min(int(np.argmax(done)) + 1 if done.any() else _CHUNK, max_steps - len(all_rewards))
+        ended = bool(done[:length].any())
+        all_states += [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)]
+        all_rewards += rewards[:length].tolist()
+    return all_states, all_rewards, ended
 
-    states, rewards, done = jax.device_get(jit(play)(jax.random.key(seed)))
-    length = int(np.argmax(done)) + 1 if done.any() else max_steps
-    return [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)], rewards[:length].tolist()
 
-
-def _draw_with_gymnax(env: Environment, states: list[PyTree], rewards: list[float], output: Path) -> None:
+def _draw_with_gymnax(
+    env: Environment, states: list[PyTree], rewards: list[float], progress: Callable[[str], None], output: Path
+) -> None:
     import matplotlib
     from gymnax.visualize import Visualizer
 
+    class ProgressVisualizer(Visualizer):
+        """Reports each frame that it draws."""
+
+        def update(self, frame: int) -> None:
+            progress(f"drawing frame {frame + 1} of {len(states)}")
+            super().update(frame)
+
     matplotlib.use("Agg")
-    Visualizer(env.source, env.params, states, np.cumsum(rewards)).animate(str(output))
+    ProgressVisualizer(env.source, env.params, states, np.cumsum(rewards)).animate(str(output))
 
 
-def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[float], output: Path) -> None:
+def _draw_classic_control(
+    env: Environment, states: list[PyTree], rewards: list[float], progress: Callable[[str], None], output: Path
+) -> None:
     """Draws with Gymnasium's renderer, because gymnax's makes a new environment for each frame."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # needs neither screen nor sound
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -112,42 +145,55 @@ def _draw_classic_control(env: Environment, states: list[PyTree], rewards: list[
     screen.reset(seed=0)
     set_gym_params(screen, env.name, env.params)
     frames = []
-    for state in states:
+    for number, state in enumerate(states, start=1):
+        progress(f"drawing frame {number} of {len(states)}")
         screen.state = get_gym_state(state, env.name)
         if env.name == "Pendulum-v1":
             screen.last_u = np.asarray(state.last_u, np.float64)
-        frames.append(screen.render())
+        frames.append(_as_image(screen.render()))
     screen.close()
     _save(frames, output)
 
 
 def _host_episode(
-    env: HostEnvironment, policy: Policy, state: PolicyState, seed: int, sampled: bool, max_steps: int
-) -> tuple[list[np.ndarray], list[float]]:
-    """Returns the images before each step of one episode, and the rewards."""
+    env: HostEnvironment,
+    policy: TrainedPolicy,
+    seed: int,
+    sampled: bool,
+    max_steps: int,
+    progress: Callable[[str], None],
+) -> tuple[list[Any], list[float], bool]:
+    """Returns the images before each step of one episode, the rewards, and whether the episode ended."""
 
     def select_action(obs: PyTree, key: jax.Array) -> jax.Array:
-        return act(policy, state, obs, key if sampled else None).env_action
+        return act(policy.policy, policy.state, obs, key if sampled else None).env_action
 
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")
     select, envs, frames, rewards = jit(select_action), env.make([seed], render=True), [], []
+    ended = False
     with contextlib.closing(envs):
         obs = envs.reset()
         for key in jax.random.split(jax.random.key(seed), max_steps):
-            frames.append(envs.render())
+            frames.append(_as_image(envs.render()))
             after = envs.step(np.asarray(select(obs, key)))
             obs = after.obs
             rewards.append(float(after.reward[0]))
+            progress(f"step {len(rewards)}")
             if after.final_obs:
+                ended = True
                 break
-    return frames, rewards
+    return frames, rewards, ended
 
 
-def _save(frames: list[np.ndarray], output: Path) -> None:
-    """Writes a GIF with 25 frames per second."""
+def _as_image(frame: np.ndarray) -> Any:
+    """Returns a frame as an image with 32 colours, which needs a third of its memory."""
     from PIL import Image
 
-    images = [Image.fromarray(frame).quantize(32) for frame in frames]
+    return Image.fromarray(frame).quantize(32)
+
+
+def _save(images: list[Any], output: Path) -> None:
+    """Writes a GIF with 25 frames per second."""
     images[0].save(output, save_all=True, append_images=images[1:], duration=40, loop=0)
