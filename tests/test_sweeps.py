@@ -355,10 +355,12 @@ def test_bootstrap_interval_covers_the_true_mean_in_about_95_percent():
 
 def test_diverged_run_has_the_lowest_score(grid):
     run = grid[0].run(0)
-    assert run._replace(status="diverged").score == -np.inf
-    assert run._replace(return_mean=np.nan).score == -np.inf
+    assert dataclasses.replace(run, status="diverged").score == -np.inf
+    assert dataclasses.replace(run, return_mean=np.nan).score == -np.inf
     assert isinstance(run, SweepRun)
-    broken = SweepResult([run._replace(status="diverged", return_mean=1e9), grid[0].run(2)], ["learning_rate"])
+    broken = SweepResult(
+        [dataclasses.replace(run, status="diverged", return_mean=1e9), grid[0].run(2)], ["learning_rate"]
+    )
     assert broken.best().settings == grid[0].run(2).settings
     assert dataclasses.is_dataclass(run.hyperparams)
     with warnings.catch_warnings():

@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, resolve_settings
-from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
-from jppo.config.presets import PRESETS
+from jppo.config.checks import check_int, check_seed
+from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
+from jppo.config.ppo import Hyperparams, check_hyperparams
 from jppo.config.schedules import Schedule, to_json
-from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
-from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.ppo.anakin import Anakin
 from jppo.runs.files import jsonable
 from jppo.runs.run_dir import safe_name
-from jppo.training.settings import check_sizes, choose_preset, own_parts
+from jppo.training.settings import RunSettings, own_parts, prepare_run
 
 _MAX_HALVINGS = 4
 _MAX_SEEDS = 100_000
@@ -41,26 +39,28 @@ class RunSpec(NamedTuple):
 class ProgramGroup(NamedTuple):
     """The runs that share one compiled program: same environment, same PPOConfig, same kinds of schedules."""
 
-    env: Any  # an Environment
-    config: PPOConfig
-    total_steps: int
-    parts: dict[str, Any]  # network, optimizer and loss
-    custom_parts: tuple[str, ...]  # which of environment, network, optimizer and loss are user objects
+    settings: RunSettings  # of each run, without seed
+    agent: Anakin
     runs: tuple[RunSpec, ...]
     successive_halving: bool = False
     max_parallel_runs: int | None = None
     num_devices: int = 1
 
     @property
-    def num_updates(self) -> int:
-        """Updates of a run that is not stopped early."""
-        return self.config.num_updates(self.total_steps)
+    def env_name(self) -> str:
+        """Name of the environment."""
+        return self.agent.env.name
+
+    @property
+    def custom_parts(self) -> tuple[str, ...]:
+        """Which of environment, network, optimizer and loss are user objects."""
+        return own_parts(self.settings.env, vars(self.settings))
 
     @property
     def rungs(self) -> list[int]:
         """Updates after which successive halving stops the worse half; the last element is the final update."""
         halvings = min(_MAX_HALVINGS, len(self.runs).bit_length() - 1) if self.successive_halving else 0
-        return sorted({-(-self.num_updates // 2**k) for k in range(halvings + 1)})
+        return sorted({-(-self.agent.num_updates // 2**k) for k in range(halvings + 1)})
 
     @property
     def planned_steps(self) -> int:
@@ -68,7 +68,7 @@ class ProgramGroup(NamedTuple):
         runs, updates, previous = len(self.runs), 0, 0
         for rung in self.rungs:
             updates, previous, runs = updates + runs * (rung - previous), rung, math.ceil(runs / 2)
-        return updates * self.config.batch_size
+        return updates * self.agent.config.batch_size
 
     @property
     def name(self) -> str:
@@ -76,75 +76,63 @@ class ProgramGroup(NamedTuple):
         settings = self.runs[0].settings.items()
         swept = [f"{k} = {format_value(v)}" for k, v in settings if k in CONFIG_NAMES]
         kinds = [f"{k}: {v.name}" for k, v in settings if isinstance(v, Schedule)]
-        return ", ".join([self.env.name, *swept, *kinds])
+        return ", ".join([self.env_name, *swept, *kinds])
 
-    def make_agent(self) -> Anakin:
-        """Returns the agent that the runs train."""
-        return make_anakin(self.env, self.config, total_steps=self.total_steps, **self.parts)
+    def __reduce__(self) -> Any:
+        """Pickles a group without its agent, which is made again when the group is unpickled."""
+        return _make_group, (self.settings, *self[2:])
+
+
+def _make_group(settings: RunSettings, *fields: Any) -> ProgramGroup:
+    agent: Any = prepare_run(settings).agent
+    return ProgramGroup(settings, agent, *fields)
 
 
 def make_groups(
-    env: Any,
-    *,
-    seeds: list[int],
-    values: dict[str, list[Any]],
-    total_steps: int | float | None,
-    config: Any,
-    hyperparams: Any,
-    preset: str,
-    parts: dict[str, Any],
-    **options: Any,
+    settings: RunSettings, *, seeds: list[int], values: dict[str, list[Any]], **options: Any
 ) -> list[ProgramGroup]:
     """Returns all runs of a sweep, grouped by program.
 
     Args:
-      env: one environment or a list of environments.
+      settings: of all runs; `env` may be a list of environments.
       seeds: the seeds of each combination of settings.
       values: the values of each setting, from `check_settings`.
-      total_steps, config, hyperparams, preset: see `jppo.train`.
-      parts: network, optimizer and loss.
       options: successive_halving, max_parallel_runs and num_devices of each group.
 
     Raises:
       ValueError: an argument is invalid.
     """
-    is_list = isinstance(env, list | tuple) and not isinstance(env, Environment)  # an Environment is a NamedTuple
-    envs = list(env) if is_list else [env]
-    made = [_make_device_env(one) for one in envs]
-    if not made:
+    is_list = isinstance(settings.env, list | tuple) and not isinstance(settings.env, Environment)  # a NamedTuple
+    envs = list(settings.env) if is_list else [settings.env]
+    if not envs:
         raise ValueError("env = [] must contain at least one environment")
-    if len({one.name for one in made}) < len(made):
-        raise ValueError(f"env = {', '.join(one.name for one in made)} must name each environment once")
-    groups, index = [], itertools.count()
-    for given_env, one in zip(envs, made, strict=True):
-        chosen = PRESETS[choose_preset(preset, one.name)]
-        steps = check_total_steps(chosen.total_steps if total_steps is None else total_steps)
-        base_config, base_hyperparams = resolve_settings(chosen, config, hyperparams, {})
+    for env in envs:
+        if isinstance(env, str) and choose_backend(env) == "ray":
+            raise ValueError(
+                f"{env} is a Gymnasium environment; sweep supports JAX environments only. Use jppo.tune.trainable "
+                "instead"
+            )
+    groups: list[ProgramGroup] = []
+    names, index = [], itertools.count()
+    for env in envs:
         for structure in _combinations(values, CONFIG_NAMES):
-            group_config = base_config.replace(**structure)
-            check_sizes(group_config, steps)
-            for alternatives in _hyperparams_by_kind(base_hyperparams, values):
+            shared = dataclasses.replace(settings, env=env, overrides=structure, backend="device", num_devices=1)
+            prepared: Any = prepare_run(shared)
+            for alternatives in _hyperparams_by_kind(prepared.hyperparams, values):
                 runs = tuple(
                     RunSpec(
                         number=next(index),
                         seed=seed,
                         settings={name: (structure | numbers)[name] for name in values},
-                        hyperparams=run_hyperparams,
+                        hyperparams=hyperparams,
                     )
-                    for numbers, run_hyperparams in alternatives
+                    for numbers, hyperparams in alternatives
                     for seed in seeds
                 )
-                groups.append(
-                    ProgramGroup(
-                        env=one,
-                        config=group_config,
-                        total_steps=steps,
-                        parts=parts,
-                        custom_parts=own_parts(given_env, parts),
-                        runs=runs,
-                        **options,
-                    )
-                )
+                groups.append(ProgramGroup(settings=shared, agent=prepared.agent, runs=runs, **options))
+        names.append(groups[-1].env_name)
+    if len(set(names)) < len(names):
+        raise ValueError(f"env = {', '.join(names)} must name each environment once")
     return groups
 
 
@@ -166,20 +154,20 @@ def _hyperparams_by_kind(
 def run_fingerprint(group: ProgramGroup, run: RunSpec) -> str:
     """Returns the name of a run's files: the environment and a hash of `describe_run`."""
     text = json.dumps(jsonable(describe_run(group, run)), sort_keys=True)
-    return f"{safe_name(group.env.name)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{safe_name(group.env_name)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
     """Returns everything that identifies a run. User objects are represented by their repr and their bytecode."""
-    competitors = [(other.seed, _as_json(other.hyperparams)) for other in group.runs]
+    competitors = sorted(repr((other.seed, _as_json(other.hyperparams))) for other in group.runs)
     return {
-        "env": group.env.name,
+        "env": group.env_name,
         "seed": run.seed,
-        "updates": group.num_updates,
-        "config": dataclasses.asdict(group.config),
+        "updates": group.agent.num_updates,
+        "config": dataclasses.asdict(group.agent.config),
         "hyperparams": _as_json(run.hyperparams),
-        "parts": {name: _represent(part) for name, part in group.parts.items()},
-        "halving": [group.rungs, sorted(competitors, key=repr)] if group.successive_halving else None,
+        "parts": {name: _represent(getattr(group.settings, name)) for name in ("network", "optimizer", "loss")},
+        "halving": [group.rungs, competitors] if group.successive_halving else None,
     }
 
 
@@ -235,16 +223,9 @@ def format_value(value: Any) -> str:
 
 
 def _combinations(values: dict[str, list[Any]], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Returns all combinations of the values of those settings that `names` contains."""
     chosen = {name: choices for name, choices in values.items() if name in names}
     return (dict(zip(chosen, combination, strict=True)) for combination in itertools.product(*chosen.values()))
-
-
-def _make_device_env(env: Any) -> Any:
-    if isinstance(env, str) and choose_backend(env) == "ray":
-        raise ValueError(
-            f"{env} is a Gymnasium environment; sweep supports JAX environments only. Use jppo.tune.trainable instead"
-        )
-    return make_env(env)
 
 
 def _as_json(hyperparams: Hyperparams) -> dict[str, Any]:

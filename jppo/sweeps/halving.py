@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,23 +20,9 @@ from jppo.sweeps.population import (
     shares,
     to_host,
 )
+from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STOPPED, RunOutcome
 from jppo.training.device_loop import ChunkLoop
 from jppo.training.history import RecentEpisodes
-
-STATUSES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"
-
-
-class RunOutcome(NamedTuple):
-    """The result of one run."""
-
-    number: int
-    status: str  # finished, diverged, stopped (by successive halving) or interrupted
-    updates: int
-    episodes: int
-    return_mean: float  # over about the last hundred episodes; NaN if no episode ended
-    return_std: float
-    metrics: dict[str, np.ndarray]  # [updates] each
-    policy_state: PolicyState  # NumPy leaves
 
 
 class _ActiveRun:
@@ -54,7 +40,6 @@ class _ActiveRun:
     def outcome(self, policy_state: PolicyState) -> RunOutcome:
         """Returns the result of the run."""
         return RunOutcome(
-            number=self.spec.number,
             status=self.status,
             updates=self.updates,
             episodes=self.recent.total,
@@ -73,15 +58,14 @@ class GroupTrainer:
         group: ProgramGroup,
         progress: SweepProgress,
         stop_requested: Callable[[], bool],
-        on_run_end: Callable[[RunOutcome], Any],
+        on_run_end: Callable[[RunSpec, RunOutcome], Any],
     ) -> None:
         """
         Args:
-          on_run_end: is called with the result of each run that was trained.
+          on_run_end: is called with each run that was trained and its result.
         """
         self._group, self._progress = group, progress
         self._stop_requested, self._on_run_end = stop_requested, on_run_end
-        self._agent = group.make_agent()
         self._population: Population | None = None
 
     def train(self) -> None:
@@ -141,7 +125,7 @@ class GroupTrainer:
         """Trains the runs that one program holds, records their metrics and returns their states on the host."""
         log = PopulationLogger(
             recent={run.spec.number: run.recent for run in part},
-            batch_size=self._group.config.batch_size,
+            batch_size=self._group.agent.config.batch_size,
             update=previous,
             seconds=max(run.seconds for run in part),
             progress=self._progress,
@@ -153,7 +137,7 @@ class GroupTrainer:
             if metrics := log.metrics_of(index):
                 run.metrics.append(metrics)
             run.updates = int(log.updates[index])
-            finished = FINISHED if run.updates == self._group.num_updates else ""
+            finished = FINISHED if run.updates == self._group.agent.num_updates else ""
             run.status = finished if log.finite[index] else DIVERGED
         return to_host(loop.state, len(part))
 
@@ -169,7 +153,9 @@ class GroupTrainer:
             if not run.status:
                 remaining.append(index)
             elif run.metrics:  # an interrupted run without updates has no result
-                self._on_run_end(run.outcome(jax.tree.map(lambda x, index=index: x[index], state.train.policy)))
+                self._on_run_end(
+                    run.spec, run.outcome(jax.tree.map(lambda x, index=index: x[index], state.train.policy))
+                )
         return jax.tree.map(lambda x: x[np.array(remaining, int)], state)
 
     def _fit_population(self, runs: int) -> Population:
@@ -177,11 +163,11 @@ class GroupTrainer:
         group = self._group
         if self._population is None or self._population.size > math.prod(shares(runs, group.num_devices)):
             population = fitting_population(
-                self._agent, runs, group.num_devices, group.max_parallel_runs, group.runs[0].hyperparams
+                group.agent, runs, group.num_devices, group.max_parallel_runs, group.runs[0].hyperparams
             )
             count = f"{runs} runs" if population.size >= runs else f"{population.size} of {runs} runs at a time"
             self._progress.reporter.message(
-                f"{group.env.name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
+                f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
                 f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
             )
             self._population = population

@@ -1,7 +1,7 @@
 """Runs functions as Ray tasks on a cluster."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import ray
 
@@ -11,16 +11,17 @@ from jppo.config.resources import Resources
 from jppo.training.progress import Reporter
 
 _POLL_SECONDS = 0.2
+Item = TypeVar("Item")
 
 
 def run_tasks(
-    function: Callable[[Any], Any],
-    items: dict[int, Any],
+    function: Callable[[Item], Any],
+    items: Sequence[Item],
     address: str,
     resources: Resources,
     reporter: Reporter,
     stop_requested: Callable[[], bool],
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[Item, Any]]:
     """Calls `function` with each item in a separate process.
 
     Args:
@@ -28,31 +29,31 @@ def run_tasks(
       resources: CPUs and GPUs that Ray reserves for each process.
 
     Yields:
-      (key, result or exception) of each item, in the order in which they end.
+      (item, result or exception), in the order in which they end.
 
     Raises:
       ValueError: no cluster is running at the address, or it has too few GPUs.
     """
     cpus, gpus = resources.cpus, resources.gpus
     owns_cluster = connect(RayConfig(num_actors=1, actor_cpus=cpus, actor_gpus=gpus, address=address))
-    pending: dict[Any, int] = {}
+    pending: dict[Any, Item] = {}
     try:
         available = ray.cluster_resources().get("GPU", 0.0)
         if gpus > available:
             raise ValueError(f"resources.gpus = {gpus:g}; the Ray cluster has {available:g} GPUs")
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0}
         remote = ray.remote(_call).options(**options, scheduling_strategy="SPREAD")
-        pending = {remote.remote(ray.cloudpickle.dumps((function, item))): key for key, item in items.items()}
+        pending = {remote.remote(ray.cloudpickle.dumps((function, item))): item for item in items}
         while pending and not stop_requested():
             done, _ = ray.wait(list(pending), timeout=_POLL_SECONDS)
             reporter.tick()
             for ref in done:
-                key = pending.pop(ref)
+                item = pending.pop(ref)
                 try:
                     result = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     result = error
-                yield key, result
+                yield item, result
     finally:
         with defer_signals():
             for ref in pending:

@@ -12,8 +12,7 @@ from rich.table import Table
 from jppo.runs.display import html_table
 from jppo.runs.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
 from jppo.sweeps.grid import format_value
-from jppo.sweeps.halving import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED
-from jppo.sweeps.sweep_run import SweepRun, as_cell
+from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED, SweepRun, as_cell
 
 _MAX_SETTINGS_SHOWN = 10
 

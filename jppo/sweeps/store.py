@@ -9,9 +9,8 @@ from typing import Any
 from jppo.runs import run_dir as run_files
 from jppo.runs.files import write_atomically, write_json
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, format_value, run_fingerprint
-from jppo.sweeps.halving import INTERRUPTED, RunOutcome
 from jppo.sweeps.results import SweepResult
-from jppo.sweeps.sweep_run import SweepRun, read_outcome, write_outcome
+from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, write_outcome
 
 _SWEEP, _RUNS = "sweep.json", "runs"
 
@@ -36,34 +35,31 @@ class SweepStore:
         """
         self.path = None if path is None else Path(path)
         self._groups, self._values = groups, values
-        self._agents = [group.make_agent() for group in groups]
         self._runs: dict[int, SweepRun] = {}
         if self.path is None:
             return
         self._prepare_directory(self.path)
-        for index, group in enumerate(groups):
+        for group in groups:
             saved = [spec for spec in group.runs if self._file(group, spec).exists()]
             if group.successive_halving and len(saved) < len(group.runs):
                 continue  # the runs compete, so all of them must run together
             for spec in saved:
-                self._add(index, spec, read_outcome(self._file(group, spec), spec.number, self._agents[index]))
+                self._add(group, spec, read_outcome(self._file(group, spec), group.agent))
 
-    def missing_runs(self, index: int) -> tuple[RunSpec, ...]:
+    def missing_runs(self, group: ProgramGroup) -> tuple[RunSpec, ...]:
         """Returns the runs of a group that have no result yet."""
-        return tuple(spec for spec in self._groups[index].runs if spec.number not in self._runs)
+        return tuple(spec for spec in group.runs if spec.number not in self._runs)
 
-    def add(self, index: int, outcome: RunOutcome) -> None:
+    def add(self, group: ProgramGroup, spec: RunSpec, outcome: RunOutcome) -> None:
         """Adds the result of a run of a group. Writes its file unless the run was interrupted."""
-        group = self._groups[index]
-        spec = group.runs[outcome.number - group.runs[0].number]
-        self._add(index, spec, outcome)
+        self._add(group, spec, outcome)
         if self.path is not None and outcome.status != INTERRUPTED:
             write_outcome(self._file(group, spec), outcome, describe_run(group, spec))
 
     def result(self) -> SweepResult:
         """Returns the result; writes the table and the pictures."""
         swept = [name for name, choices in self._values.items() if len(choices) > 1]
-        not_started = sum(len(self.missing_runs(index)) for index in range(len(self._groups)))
+        not_started = sum(len(self.missing_runs(group)) for group in self._groups)
         runs = [self._runs[number] for number in sorted(self._runs)]
         result = SweepResult(runs, swept, self.path, not_started)
         if self.path is not None and runs:
@@ -84,7 +80,7 @@ class SweepStore:
                 raise ValueError(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
             (path / _RUNS).mkdir(exist_ok=True)
             description = {
-                "envs": list(dict.fromkeys(group.env.name for group in self._groups)),
+                "envs": list(dict.fromkeys(group.env_name for group in self._groups)),
                 "settings": self._values,
                 "seeds": sorted({spec.seed for group in self._groups for spec in group.runs}),
                 "versions": run_files.versions(),
@@ -93,15 +89,11 @@ class SweepStore:
         except OSError as error:
             raise ValueError(f"sweep_dir {path} cannot be written: {error.strerror or error}") from error
 
-    def _add(self, index: int, spec: RunSpec, outcome: RunOutcome) -> None:
-        group = self._groups[index]
+    def _add(self, group: ProgramGroup, spec: RunSpec, outcome: RunOutcome) -> None:
         self._runs[spec.number] = SweepRun(
-            **outcome._asdict(),
-            env=group.env.name,
-            seed=spec.seed,
-            settings=spec.settings,
-            hyperparams=spec.hyperparams,
-            agent=self._agents[index],
+            **vars(outcome),
+            **spec._asdict(),
+            agent=group.agent,
             custom_parts=group.custom_parts,
             name=run_fingerprint(group, spec),
         )

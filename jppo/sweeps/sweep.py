@@ -16,13 +16,15 @@ from jppo.devices.memory import explain_out_of_memory
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
-from jppo.sweeps.halving import GroupTrainer, RunOutcome
+from jppo.sweeps.grid import ProgramGroup, RunSpec, check_num_devices, check_seeds, check_settings, make_groups
+from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
+from jppo.sweeps.sweep_run import RunOutcome
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.progress import NullReporter, Reporter, make_reporter
+from jppo.training.settings import RunSettings
 
 
 def sweep(
@@ -79,34 +81,37 @@ def sweep(
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(
-        env,
+        RunSettings(
+            env=env,
+            total_steps=total_steps,
+            config=config,
+            hyperparams=hyperparams,
+            preset=preset,
+            network=network,
+            optimizer=optimizer,
+            loss=loss,
+        ),
         seeds=check_seeds(seeds),
         values=values,
-        total_steps=total_steps,
-        config=config,
-        hyperparams=hyperparams,
-        preset=preset,
-        parts={"network": network, "optimizer": optimizer, "loss": loss},
         successive_halving=successive_halving,
         max_parallel_runs=None if max_parallel_runs is None else check_int("max_parallel_runs", max_parallel_runs, 1),
         num_devices=check_num_devices(num_devices),
     )
     store = SweepStore(sweep_dir, groups, values)
-    remaining = {index: group._replace(runs=store.missing_runs(index)) for index, group in enumerate(groups)}
-    remaining = {index: group for index, group in remaining.items() if group.runs}
-    planned_steps = max(1, sum(group.planned_steps for group in remaining.values()))
+    remaining = [group._replace(runs=runs) for group in groups if (runs := store.missing_runs(group))]
+    planned_steps = max(1, sum(group.planned_steps for group in remaining))
     reporter = make_reporter(progress(planned_steps) if callable(progress) else progress, planned_steps)
+    sweep_progress = SweepProgress(reporter)
     try:
         reporter.start()
         remedy = f"lower max_parallel_runs = {max_parallel_runs}"
         with stop_on_interrupt(reporter) as stop_requested, explain_out_of_memory(remedy):
-            _announce(list(remaining.values()), len(store), reporter)
+            _announce(remaining, len(store), reporter)
             if address is not None:
-                _train_on_cluster(remaining, store, reporter, stop_requested, address, resources or Resources())
+                _train_on_cluster(remaining, store, sweep_progress, stop_requested, address, resources or Resources())
             else:
-                sweep_progress = SweepProgress(reporter)
-                for index, group in remaining.items():
-                    on_run_end = functools.partial(store.add, index)
+                for group in remaining:
+                    on_run_end = functools.partial(store.add, group)
                     GroupTrainer(group, sweep_progress, stop_requested, on_run_end).train()
     finally:
         reporter.close()
@@ -114,9 +119,9 @@ def sweep(
 
 
 def _train_on_cluster(
-    groups: dict[int, ProgramGroup],
+    groups: list[ProgramGroup],
     store: SweepStore,
-    reporter: Reporter,
+    progress: SweepProgress,
     stop_requested: Callable[[], bool],
     address: str,
     resources: Resources,
@@ -124,41 +129,38 @@ def _train_on_cluster(
     """Trains each group as a Ray task. If a task fails, the error is raised after the other tasks have ended."""
     from jppo.sweeps.ray_tasks import run_tasks  # ray takes a second to import
 
-    progress = SweepProgress(reporter)
     start = time.perf_counter()
     failure: BaseException | None = None
-    for index, outcomes in run_tasks(_train_group, groups, address, resources, reporter, stop_requested):
-        if isinstance(outcomes, BaseException):
-            reporter.message(f"{groups[index].name} failed: {str(outcomes).strip()[-200:]}")
-            failure = outcomes
+    for group, result in run_tasks(_train_group, groups, address, resources, progress.reporter, stop_requested):
+        if isinstance(result, BaseException):
+            progress.reporter.message(f"{group.name} failed: {str(result).strip()[-200:]}")
+            failure = result
             continue
-        for outcome in outcomes:
-            store.add(index, outcome)
-        env_steps = sum(outcome.updates for outcome in outcomes) * groups[index].config.batch_size
-        returns = {outcome.number: outcome.return_mean for outcome in outcomes}
+        for spec, outcome in result:
+            store.add(group, spec, outcome)
+        env_steps = sum(outcome.updates for _, outcome in result) * group.agent.config.batch_size
+        returns = {spec.number: outcome.return_mean for spec, outcome in result}
         progress.add(env_steps, time.perf_counter() - start, returns)
         start = time.perf_counter()
     if failure is not None:
         raise failure
 
 
-def _train_group(group: ProgramGroup) -> list[RunOutcome]:
+def _train_group(group: ProgramGroup) -> list[tuple[RunSpec, RunOutcome]]:
     """Trains a group in this Ray worker, on all devices of the worker."""
-    outcomes: list[RunOutcome] = []
+    results: list[tuple[RunSpec, RunOutcome]] = []
     group = group._replace(num_devices=len(jax.local_devices()))
-    GroupTrainer(group, SweepProgress(NullReporter()), lambda: False, outcomes.append).train()
-    return outcomes
+    GroupTrainer(group, SweepProgress(NullReporter()), lambda: False, lambda *run: results.append(run)).train()
+    return results
 
 
 def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) -> None:
     """Shows the number of runs and programs before training starts."""
-    num_runs = sum(len(group.runs) for group in groups)
-    runs, programs = _count(num_runs, "run"), _count(len(groups), "program")
+    runs, programs = _count(sum(len(group.runs) for group in groups), "run"), _count(len(groups), "program")
     saved = f"; {_count(num_saved, 'run')} already saved" if num_saved else ""
     reporter.message(f"{runs} in {programs}{saved}")
-    if len(groups) > 1:
-        for group in groups:
-            reporter.message(f"  {group.name}: {_count(len(group.runs), 'run')}")
+    for group in groups if len(groups) > 1 else []:
+        reporter.message(f"  {group.name}: {_count(len(group.runs), 'run')}")
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,10 +1,11 @@
 """One run of a sweep and its file."""
 
+import dataclasses
 import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,20 +18,16 @@ from jppo.runs.files import jsonable, write_atomically
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.sweeps.grid import format_value
-from jppo.sweeps.halving import DIVERGED, RunOutcome
 
+STATUSES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"
 _TENSORBOARD_POINTS = 200  # per run
 _SUMMARY = ("status", "updates", "episodes", "return_mean", "return_std")
 
 
-class SweepRun(NamedTuple):
-    """One run of a sweep."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """The result of training one run."""
 
-    number: int
-    env: str
-    seed: int
-    settings: dict[str, Any]  # values of the settings that the caller named
-    hyperparams: Hyperparams
     status: str  # finished, diverged, stopped (by successive halving) or interrupted
     updates: int
     episodes: int
@@ -38,6 +35,16 @@ class SweepRun(NamedTuple):
     return_std: float
     metrics: dict[str, np.ndarray]  # [updates] each
     policy_state: PolicyState  # NumPy leaves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class SweepRun(RunOutcome):
+    """One run of a sweep."""
+
+    number: int
+    seed: int
+    settings: dict[str, Any]  # values of the settings that the caller named
+    hyperparams: Hyperparams
     agent: Anakin
     custom_parts: tuple[str, ...]  # which of environment, network, optimizer and loss are user objects
     name: str  # of its files: environment and fingerprint
@@ -45,6 +52,11 @@ class SweepRun(NamedTuple):
     def __repr__(self) -> str:
         fields = ("number", "env", "seed", "settings", *_SUMMARY)
         return f"SweepRun({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+    @property
+    def env(self) -> str:
+        """Name of the environment."""
+        return self.agent.env.name
 
     @property
     def env_steps(self) -> int:
@@ -65,8 +77,7 @@ class SweepRun(NamedTuple):
     def row(self) -> dict[str, Any]:
         """The run's row in tables."""
         row = {"run": self.number, "env": self.env, "seed": self.seed} | self.settings
-        row |= {"status": self.status, "updates": self.updates, "env_steps": self.env_steps}
-        return row | {"episodes": self.episodes, "return_mean": self.return_mean, "return_std": self.return_std}
+        return row | {name: getattr(self, name) for name in ("status", "updates", "env_steps", *_SUMMARY[2:])}
 
     def save(self, run_dir: str | Path) -> None:
         """Writes a run directory as `jppo.train` does, for `jppo eval`, `jppo plot` and `jppo play`.
@@ -110,7 +121,7 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     write_atomically(path, file.getvalue())
 
 
-def read_outcome(path: Path, number: int, agent: Anakin) -> RunOutcome:
+def read_outcome(path: Path, agent: Anakin) -> RunOutcome:
     """Reads a file of `write_outcome`. Raises ValueError if the file is damaged."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -120,15 +131,7 @@ def read_outcome(path: Path, number: int, agent: Anakin) -> RunOutcome:
         like = jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
         if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
             raise ValueError("the policy has other shapes")
-        return RunOutcome(
-            number=number,
-            status=about["status"],
-            updates=about["updates"],
-            episodes=about["episodes"],
-            return_mean=np.nan if about["return_mean"] is None else about["return_mean"],
-            return_std=np.nan if about["return_std"] is None else about["return_std"],
-            metrics=metrics,
-            policy_state=jax.tree.unflatten(jax.tree.structure(like), leaves),
-        )
+        summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
+        return RunOutcome(**summary, metrics=metrics, policy_state=jax.tree.unflatten(jax.tree.structure(like), leaves))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None

@@ -139,28 +139,29 @@ def population(
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
             raise ValueError(f"{name} needs one program per value, and a trial is one program: use the search space")
-    arguments = {
-        "env": env,
-        "seeds": check_seeds(seeds),
-        "total_steps": total_steps,
-        "config": config,
-        "hyperparams": hyperparams,
-        "preset": preset,
-        "parts": {"network": network, "optimizer": optimizer, "loss": loss},
-    }
-    pickled = ray_core.cloudpickle.dumps((arguments, settings))
+    run_settings = RunSettings(
+        env=env,
+        total_steps=total_steps,
+        config=config,
+        hyperparams=hyperparams,
+        preset=preset,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+    )
+    pickled = ray_core.cloudpickle.dumps((run_settings, check_seeds(seeds), settings))
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
-        arguments, settings = ray_core.cloudpickle.loads(pickled)
+        run_settings, seeds, settings = ray_core.cloudpickle.loads(pickled)
         values = check_settings(settings | space)
-        groups = make_groups(values=values, num_devices=len(jax.local_devices()), **arguments)
+        groups = make_groups(run_settings, seeds=seeds, values=values, num_devices=len(jax.local_devices()))
         if len(groups) > 1:
             raise ValueError(
                 f"the trial has {len(groups)} programs; pass one environment, one value per PPOConfig "
                 "field and one kind of schedule per hyperparameter"
             )
-        GroupTrainer(groups[0], _TuneProgress(), lambda: False, lambda outcome: None).train()
+        GroupTrainer(groups[0], _TuneProgress(), lambda: False, lambda *run: None).train()
 
     return tune.with_resources(trial, {"CPU": resources.cpus, "GPU": resources.gpus})
 
