@@ -198,7 +198,7 @@ def test_run_directories_are_written_on_demand(grid):
     metrics = read_metrics(path / "run_dirs" / result.run(6).name)
     for name, column in result.run(6).metrics.items():
         np.testing.assert_allclose(metrics[name], column, err_msg=name)
-    with pytest.raises(ValueError, match="trained in an environment of its own"):
+    with pytest.raises(ValueError, match="trained in a custom environment"):
         load_run(path / "run_dirs" / result.run(6).name)
 
 
