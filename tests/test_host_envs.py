@@ -432,6 +432,44 @@ def test_errors_of_environments_are_raised_unchanged():
         envs.step(np.zeros(1, np.int32))
 
 
+class Exiting(Counting):
+    def __init__(self, where, at=0):
+        super().__init__()
+        self.where, self.calls_left = where, at
+        self.exit_in("making")
+
+    def reset(self, **kwargs):
+        self.exit_in("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.exit_in("step")
+        return super().step(action)
+
+    def exit_in(self, where):
+        if where == self.where:
+            if not self.calls_left:
+                sys.exit(0)
+            self.calls_left -= 1
+
+
+@pytest.mark.parametrize("where", ["making", "reset"])
+def test_exits_of_environments_are_errors(where):
+    with pytest.raises(RuntimeError, match=r"^the environment called sys\.exit\(0\)$"):
+        make_host_env(functools.partial(Exiting, where))
+
+
+@pytest.mark.parametrize("num_actors", [0, 1])
+def test_a_run_whose_environment_exits_is_saved(tmp_path, num_actors):
+    config = jppo.PPOConfig(num_envs=1, num_steps=8, num_minibatches=1, hidden_sizes=(4,))
+    env = functools.partial(Exiting, "step", at=20)
+    ray = jppo.RayConfig(num_actors=num_actors, max_restarts=0)
+    with pytest.raises(jppo.ActorsFailed, match=r"RuntimeError: the environment called sys\.exit\(0\)") as caught:
+        jppo.train(env, config=config, total_steps=80, ray=ray, run_dir=tmp_path / "run")
+    assert caught.value.result.summary["updates"] == 2
+    assert (tmp_path / "run/policy").is_dir()
+
+
 def test_names_of_host_environments():
     taken = ("CartPole-v1", "host_probes:Counting", "envpool:Pong-v5", Counting, host_probes.disabled)
     assert all(map(is_host_env, taken))

@@ -46,9 +46,23 @@ class HostEnvironment(NamedTuple):
         return HostEnvs(self, list(seeds), render)
 
 
+def _forbid_exit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function that calls an environment, so that sys.exit in it raises RuntimeError."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except SystemExit as error:
+            raise RuntimeError(f"the environment called sys.exit({error.code!r})") from error
+
+    return wrapper
+
+
 class HostEnvs:
     """n environments behind one call, each resetting in the step that ends its episode."""
 
+    @_forbid_exit
     def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
         self._name, self._seeds = env.name, seeds
         self._vector = _make_vector(env.source, seeds, "rgb_array" if render else None)
@@ -60,11 +74,13 @@ class HostEnvs:
         self._reset_done = _resetter(env.name, self._vector)
         self._action_dtype = env.action_space.dtype
 
+    @_forbid_exit
     def reset(self) -> PyTree:
         """Every environment from its seed; returns the observations [n, ...]."""
         seeds = {} if _is_envpool(self._vector) else {"seed": self._seeds}
         return self._vector.reset(**seeds)[0]
 
+    @_forbid_exit
     def step(self, action: np.ndarray) -> HostStep:
         """Takes actions [n, ...] as `to_env_action` makes them."""
         obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
@@ -83,6 +99,7 @@ class HostEnvs:
             hint = " (MUJOCO_GL=egl or osmesa may help)" if "mujoco" in type(error).__module__ else ""
             raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
+    @_forbid_exit
     def close(self) -> None:
         """Ends every environment."""
         self._vector.close()
@@ -126,6 +143,7 @@ class _Vector(SyncVectorEnv):
         return self._observations
 
 
+@_forbid_exit
 def make_host_env(env: Any) -> HostEnvironment:
     """A host environment. Makes one in this process, to see its spaces and that it resets.
 
