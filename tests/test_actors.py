@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import threading
 import time
 import types
@@ -23,8 +24,8 @@ from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, WearsOut, noted
 from processes import descendants, left_of, running
 
 import jppo
+from jppo.actors import actor, daemon_monitor, ray_cluster, resources
 from jppo.actors import actor_pool as actors
-from jppo.actors import ray_cluster
 from jppo.actors.actor_pool import ActorPool
 from jppo.cli.main import main
 from jppo.config.ray import RayConfig
@@ -314,10 +315,12 @@ class PretendRay:
 
     exceptions = ray.exceptions
     util = types.SimpleNamespace(get_current_placement_group=lambda: None)
+    free = 0.0  # CPUs
+    stopped = None  # the message of the pretended DaemonMonitor
+    head_answers = True
 
     def __init__(self, behaviour):
-        ready = {"begin": lambda: (3.0, None), "close": lambda: (0.0, None)}
-        self.behaviour, self.now = ready | behaviour, 0.0
+        self.behaviour, self.now = behaviour | {"close": lambda: (0.0, None)}, 0.0
         self.began, self.killed = [], []  # (time, environments), time
 
     def monotonic(self):
@@ -334,13 +337,19 @@ class PretendRay:
     def cluster_resources(self):
         return {"CPU": 99.0}
 
+    def available_resources(self):
+        return {"CPU": self.free}
+
+    def find_failure(self, at_once):
+        return self.stopped
+
     def put(self, value):
         return value
 
     def remote(self, cls):
         return types.SimpleNamespace(options=lambda **options: types.SimpleNamespace(remote=self.actor))
 
-    def actor(self):
+    def actor(self, import_path):
         methods = {name: types.SimpleNamespace(remote=functools.partial(self.call, name)) for name in self.behaviour}
         return types.SimpleNamespace(**methods)
 
@@ -356,7 +365,7 @@ class PretendRay:
         done = [call for call in calls if call.due <= self.now]
         return done, [call for call in calls if call not in done]
 
-    def get(self, call):
+    def get(self, call, timeout):
         if isinstance(call.answer, Exception):
             raise call.answer
         return call.answer
@@ -376,11 +385,13 @@ DIED = ray.exceptions.RayError("gone")
 def pretend(monkeypatch):
     """Returns a function that makes a ready pool of two actors, the replaced Ray, and the list of messages."""
 
-    def make(*collects, **config):
+    def make(*collects, begin=(3.0, None), **config):
         rest = iter(collects)
-        pretended, said = PretendRay({"collect": lambda: next(rest), "place": lambda: (0.0, "node")}), []
-        monkeypatch.setattr(actors, "ray", pretended)
-        monkeypatch.setattr(ray_cluster, "ray", pretended)
+        behaviour = {"collect": lambda: next(rest), "place": lambda: (0.0, "node"), "begin": lambda: begin}
+        pretended, said = PretendRay(behaviour), []
+        for module in (actors, actor, resources, ray_cluster):
+            monkeypatch.setattr(module, "ray", pretended)
+        monkeypatch.setattr(actors, "DaemonMonitor", lambda own_cluster: pretended)
         monkeypatch.setattr(actors, "time", pretended)
         fleet = ActorPool(None, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
         while fleet.ready(0.2) is None:
@@ -482,17 +493,115 @@ def test_an_actor_without_resources_waits_without_limit(pretend):
     rollout(fleet, pretended)
     pretended.behaviour["place"] = lambda: (3600.0, "node")
     assert rollout(fleet, pretended) == pytest.approx(0.5 + 0.5 + 3600.0 + 3.0 + 1.0, abs=2.0)
-    assert said[1:] == ["1 of 2 actors have not started; each needs 1 CPUs (see `ray status`)"] * 60
+    reason = "waiting for resources: each needs 1 CPUs, and 0 of 99 CPUs are free (see `ray status`)"
+    assert said[1:] == [f"1 of 2 actors are {reason}"] * 60
     assert fleet.counts() == {"lost_fragments": 1, "restarts": 1}
 
 
+def test_actors_that_start_slowly_are_not_reported_as_waiting_for_resources(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine)
+    rollout(fleet, pretended)
+    pretended.free = 1.0
+    pretended.behaviour["place"] = lambda: (30.0, "node")
+    rollout(fleet, pretended)
+    reason = "still starting; Ray has resources for them, but the machine may be busy"
+    assert said[1:] == [f"1 of 2 actors are {reason}"]
+
+
+def test_the_first_start_has_the_longest_time_limit(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), fine, fine, begin=(1500.0, None))
+    rollout(fleet, pretended)
+    assert said == []
+    assert fleet.counts() == {"lost_fragments": 0, "restarts": 0}
+
+
+def test_time_limits_exclude_the_time_for_which_the_driver_was_stopped(pretend):
+    fine = (1.0, fragment(1.0))
+    fleet, pretended, said = pretend(fine, fine, (70.0, fragment(1.0)), (70.0, fragment(1.0)))
+    rollout(fleet, pretended)
+    fleet.start(None, 0.9)
+    wait = pretended.wait
+
+    def wait_while_stopped(calls, num_returns, timeout):
+        result = wait(calls, num_returns, timeout)
+        pretended.now += 65.0  # for example SIGSTOP and SIGCONT for the whole run
+        pretended.wait = wait
+        return result
+
+    pretended.wait = wait_while_stopped
+    while fleet.poll(0.2) is None:
+        pass
+    assert said == []
+    assert fleet.counts() == {"lost_fragments": 0, "restarts": 0}
+
+
+def test_a_daemon_that_stops_ends_the_run_and_the_connection(pretend, monkeypatch):
+    fine, disconnected = (1.0, fragment(1.0)), []
+    monkeypatch.setattr(actors, "disconnect", lambda: disconnected.append(True))
+    fleet, pretended, said = pretend(fine, fine)
+    rollout(fleet, pretended)
+    pretended.stopped = "the raylet stopped"
+    assert not fleet.check_daemons()
+    fleet.start(None, 0.9)  # makes no call
+    with pytest.raises(ActorsFailed, match=r"^the raylet stopped$"):
+        fleet.poll(0.2)
+    assert (disconnected, said) == ([True], [])
+
+
+def test_a_dead_actor_is_not_restarted_without_daemons(pretend, monkeypatch):
+    fine = (1.0, fragment(1.0))
+    monkeypatch.setattr(actors, "disconnect", lambda: None)
+    fleet, pretended, said = pretend(fine, fine, (0.5, DIED), (0.5, DIED))
+    rollout(fleet, pretended)
+    pretended.find_failure = lambda at_once: "the raylet stopped" if at_once else None
+    with pytest.raises(ActorsFailed, match=r"^the raylet stopped$"):
+        rollout(fleet, pretended)
+    assert said == []
+
+
+def test_the_daemon_monitor_checks_ports(monkeypatch):
+    head, raylet = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    context = types.SimpleNamespace(
+        gcs_address=f"127.0.0.1:{head.getsockname()[1]}",
+        get_node_id=lambda: "own",
+        get_temp_dir=lambda: "/tmp/ray",
+        get_session_name=lambda: "session_1",
+    )
+    node = {"NodeID": "own", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": raylet.getsockname()[1]}
+    client = types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: False))
+    pretended = types.SimpleNamespace(
+        get_runtime_context=lambda: context,
+        nodes=lambda: [{"NodeID": "other"}, node],
+        util=types.SimpleNamespace(client=client),
+    )
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(daemon_monitor, "ray", pretended)
+    monkeypatch.setattr(daemon_monitor, "time", clock)
+    own, joined = (daemon_monitor.DaemonMonitor(own_cluster) for own_cluster in (True, False))
+    assert own.find_failure() is None
+    assert joined.find_failure() is None
+    head.close()
+    clock.now = 1.0
+    assert own.find_failure() is None, "the last check is one second old"
+    assert re.match(r"Ray's process gcs_server \(127.0.0.1:\d+\) stopped,", own.find_failure(at_once=True))
+    assert joined.find_failure(at_once=True) is None, "the head of a cluster may be restarted"
+    assert not joined.head_answers
+    clock.now = 31.0
+    assert "gcs_server" in joined.find_failure()
+    raylet.close()
+    for monitor in (own, joined):
+        assert re.search(r"raylet \(127.0.0.1:\d+\) stopped, .* /tmp/ray/session_1/logs$", monitor.find_failure(True))
+
+
 def test_actors_without_resources_wait_and_report_it(local_ray, tmp_path, monkeypatch):
-    monkeypatch.setattr(actors, "_ROOM_SECONDS", 1.0)
+    monkeypatch.setattr(actors, "_UNPLACED_SECONDS", 1.0)
     recorder = Recorder()
 
     def message(text):
         recorder.messages.append(text)
-        if "not started;" in text:
+        if "waiting for resources" in text:
             raise KeyboardInterrupt
 
     recorder.message = message
@@ -500,9 +609,8 @@ def test_actors_without_resources_wait_and_report_it(local_ray, tmp_path, monkey
         train(functools.partial(Healthy, notes=tmp_path), tmp_path, actor_cpus=3.0, progress=recorder)
     said = "2 actors of actor_cpus = 3 need 6 CPUs; the cluster has 4: waiting for it to grow"
     assert recorder.messages[1] == said
-    assert re.fullmatch(
-        r"[12] of 2 actors have not started; each needs 3 CPUs \(see `ray status`\)", recorder.messages[-1]
-    )
+    reason = r"waiting for resources: each needs 3 CPUs, and [14] of 4 CPUs are free \(see `ray status`\)"
+    assert re.fullmatch(f"[12] of 2 actors are {reason}", recorder.messages[-1])
 
 
 def test_too_few_cpus_are_reported(pretend):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 import ray
@@ -82,10 +83,14 @@ def without_agents(processes):
 def command(tmp_path):
     started = Command(tmp_path)
     yield started
-    for process in started.started():
+    end_session(started)
+
+
+def end_session(command):
+    for process in command.started():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    started.process.wait()
+    command.process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -108,6 +113,33 @@ def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
     assert (summary["status"], summary["lost_fragments"]) == ("interrupted", 1)
     assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, summary["updates"] + 1))
     assert (command.directory / "run/policy").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
+def test_a_run_whose_daemon_is_killed_is_saved_and_can_be_resumed(command, daemon):
+    command.await_(lambda: " steps/s " in command.out.read_text())
+    everything = command.started()
+    (pid,) = (process.pid for process in everything if Path(process.command.split()[0]).name == daemon)
+    os.kill(pid, signal.SIGKILL)
+    assert command.process.wait(30.0) == 3
+    assert not left_of(without_agents(everything), 15.0)
+    error = rf"jppo: Ray's process {daemon} \([\d.]+:\d+\) stopped, .* train again with the same run_dir to resume .*\n"
+    assert re.fullmatch(error, command.err.read_text())
+    summary = json.loads((command.directory / "run/summary.json").read_text())
+    assert (summary["status"], summary["checkpoint"]) == ("failed", summary["updates"])
+    assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, summary["updates"] + 1))
+    assert (command.directory / "run/policy").is_dir()
+    again = Command(command.directory)
+    try:
+        again.await_(lambda: " steps/s " in again.out.read_text())
+        again.signal(signal.SIGINT)
+        assert again.process.wait(60.0) == 130
+    finally:
+        end_session(again)
+    resumed = json.loads((command.directory / "run/summary.json").read_text())
+    assert resumed["updates"] > summary["updates"]
+    assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, resumed["updates"] + 1))
 
 
 def test_two_interrupts_while_actors_start_end_the_run_at_once(command):

@@ -1,20 +1,23 @@
-"""The class that runs in an actor's process."""
+"""The process of an actor."""
 
+import os
 import pickle
 import re
 import sys
 import traceback
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import ray
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.config.ray import RayConfig
+from jppo.devices.determinism import inherited_flags
 from jppo.errors import describe_error
 from jppo.ppo.types import PolicyState
 
-ONE_THREAD = {
+_ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     **dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }  # environment variables of the process
@@ -71,3 +74,22 @@ class ActorProcess:
         """Closes the environments."""
         if self._runner is not None:
             self._runner.close()
+
+
+def start_actor(config: RayConfig, strategy: Any) -> Any:
+    """Starts an actor and returns its handle without waiting for it.
+
+    Args:
+      strategy: Ray's scheduling strategy, or None.
+    """
+    platform = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if config.actor_gpus else {"JAX_PLATFORMS": "cpu"}
+    flags = {"XLA_FLAGS": f"{_ONE_THREAD['XLA_FLAGS']} {inherited_flags()}"}
+    options = {
+        "num_cpus": config.actor_cpus,
+        "num_gpus": config.actor_gpus,
+        "enable_task_events": False,  # Ray's head would store the last 100,000 calls for its dashboard
+        "scheduling_strategy": strategy,
+        "runtime_env": {"env_vars": _ONE_THREAD | platform | flags},
+    }
+    import_path = [os.path.abspath(directory) for directory in sys.path]
+    return ray.remote(ActorProcess).options(**options).remote(import_path)

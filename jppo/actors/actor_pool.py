@@ -6,9 +6,7 @@ dies, or an environment raises or hangs), its fragment is lost, and a new actor 
 
 import dataclasses
 import math
-import os
 import pickle
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,23 +16,24 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.actors.actor import ONE_THREAD, ActorError, ActorProcess, make_actor_error
+from jppo.actors.actor import ActorError, make_actor_error, start_actor
+from jppo.actors.daemon_monitor import DaemonMonitor
 from jppo.actors.env_runner import Fragment, RunnerSpec
-from jppo.actors.ray_cluster import connect, defer_signals, disconnect
+from jppo.actors.ray_cluster import cluster_address, connect, defer_signals, disconnect
+from jppo.actors.resources import check_resources, explain_missing_resources
 from jppo.config.ray import RayConfig, num_cores
-from jppo.devices.determinism import inherited_flags
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
 
-_START_SECONDS = 300.0  # time limit for making an actor's environments
-_ROOM_SECONDS = 20.0  # time without resources in the cluster before the first message; the actor waits forever
-_ROOM_MESSAGE_SECONDS = 60.0  # between two such messages
-_LEAST_TIMEOUT, _TIMEOUT_FACTOR = 60.0, 10.0
-_FIRST_TIMEOUT = 1800.0  # before the first fragment, when the duration of a fragment is unknown
+_UNPLACED_SECONDS = 20.0  # without a process, before the first message; actors wait for resources without limit
+_UNPLACED_MESSAGE_SECONDS = 60.0  # between two such messages
+_LEAST_TIMEOUT, _LEAST_START_TIMEOUT = 60.0, 300.0  # for a fragment, and for making an actor's environments
+_TIMEOUT_FACTOR = 10.0  # times the longest duration so far
+_FIRST_TIMEOUT = 1800.0  # before the first duration is known: on a busy machine, the first start takes minutes
+_LATE_SECONDS = 1.0  # time limits exclude the time for which this process was stopped, beyond this one
+_GET_SECONDS = 5.0  # time limit for reading a result that has arrived
 _CLOSE_SECONDS = 2.0  # time limit for closing all environments
-_INLINE_BYTES = (
-    90_000  # policies up to this size are sent with each call, which is 3 ms faster; Ray's own limit is 100 kB
-)
+_INLINE_BYTES = 90_000  # smaller policies are sent with each call, which is 3 ms faster; Ray's limit is 100 kB
 _BACK_OFF = 0.5  # seconds before the first restart; doubled for each further failure in a row
 
 
@@ -66,17 +65,19 @@ class ActorPool:
         self._num_envs, self._several_processes = config.num_actors * envs, num_processes > 1
         config = dataclasses.replace(config, num_actors=share)
         self._config, self._message = config, message
-        self._lost, self._restarts, self._longest, self._any_success = 0, 0, 0.0, False
-        self._waited = (
-            0.0  # seconds spent in poll and ready; the clock of all time limits, so that a long update does not count
-        )
-        self._next_room_message = 0.0
+        self._lost, self._restarts, self._any_success = 0, 0, False
+        self._longest_rollout, self._longest_start = 0.0, 0.0
+        self._waited = 0.0  # seconds spent in poll and ready: the clock of all time limits, which excludes updates
+        self._next_unplaced_message = 0.0
         self._args: Any = None
         self._slots: list[_Slot] = []
+        self._failure: str | None = None  # why the actors cannot continue
         self._owns_ray = connect(config)
+        self._own_cluster = self._owns_ray and cluster_address(config) == "local"
         try:
-            _check_resources(config, message)
-            if self._owns_ray and config.address in (None, "local") and share > num_cores():
+            self._monitor = DaemonMonitor(self._own_cluster)
+            check_resources(config, message)
+            if self._own_cluster and share > num_cores():
                 message(f"num_actors = {share} exceeds {num_cores()} CPU cores; use one actor per core")
             self._spec = _put(spec)
             for number in range(process * share, (process + 1) * share):
@@ -110,6 +111,8 @@ class ActorPool:
         """
         args = (policy_state, gamma)
         small = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_state)) <= _INLINE_BYTES
+        if not self.check_daemons(at_once=not small):  # without a raylet, ray.put would block
+            return
         self._args = ray.cloudpickle.dumps(args) if small else ray.put(args)  # serialized once for all actors
         for slot in self._slots:
             slot.due = True
@@ -129,6 +132,16 @@ class ActorPool:
             slot.result = None
         return fragments
 
+    def check_daemons(self, at_once: bool = False) -> bool:
+        """Returns False if one of Ray's daemons stopped. Then `ready` and `poll` raise ActorsFailed.
+
+        Disconnects from Ray in this case, because Ray would end this process. Returned fragments remain valid.
+        """
+        if self._failure is None and (failure := self._monitor.find_failure(at_once)) is not None:
+            self._failure = failure
+            disconnect()
+        return self._failure is None
+
     def counts(self) -> dict[str, int]:
         """Returns the numbers of lost fragments and of restarted actors."""
         return {"lost_fragments": self._lost, "restarts": self._restarts}
@@ -139,7 +152,7 @@ class ActorPool:
             self._close()
 
     def _close(self) -> None:
-        if ray.is_initialized():
+        if self._slots and ray.is_initialized() and self.check_daemons(at_once=True):
             closing = [slot.handle.close.remote() for slot in self._slots if slot.started]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
@@ -149,7 +162,8 @@ class ActorPool:
             disconnect()
 
     def _poll(self, timeout: float) -> None:
-        """Restarts failed actors, waits for results and processes them."""
+        """Restarts failed actors, waits for results and processes them. Raises ActorsFailed."""
+        self._require_daemons()
         for slot in self._slots:
             if slot.retry_at is not None and self._waited >= slot.retry_at:
                 self._restarts += 1
@@ -160,11 +174,15 @@ class ActorPool:
         if waiting:
             # an actor that starts needs a second call, so stop waiting when any call is done; otherwise wait for all
             count = len(waiting) if all(slot.started for slot in self._slots) else 1
-            done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
+            try:
+                done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
+            except OSError:  # the connection to the raylet broke
+                self._require_daemons(at_once=True)
+                raise
         else:
             done = []
             time.sleep(timeout if retries else 0.0)
-        self._waited += time.monotonic() - begin
+        self._waited += min(time.monotonic() - begin, timeout + _LATE_SECONDS)
         for ref in done:
             waiting[ref].pending = None
         for ref in done:
@@ -177,24 +195,30 @@ class ActorPool:
         self._call()
         self._report_unplaced_actors()
 
+    def _require_daemons(self, at_once: bool = False) -> None:
+        """Raises ActorsFailed if one of Ray's daemons stopped."""
+        if not self.check_daemons(at_once):
+            raise ActorsFailed(self._failure)
+
     def _report_unplaced_actors(self) -> None:
-        """Tells the user about actors that have not started for a while, usually for lack of resources."""
+        """Tells the user about actors whose processes have not started for a while."""
         unplaced = [slot for slot in self._slots if slot.pending is not None and slot.node is None]
-        late = [slot for slot in unplaced if self._waited - slot.since > _ROOM_SECONDS]
-        if late and self._waited >= self._next_room_message:
-            self._next_room_message = self._waited + _ROOM_MESSAGE_SECONDS
-            each = f"{self._config.actor_cpus:g} CPUs" + (
-                f" and {self._config.actor_gpus:g} GPUs" if self._config.actor_gpus else ""
-            )
-            self._message(
-                f"{len(late)} of {len(self._slots)} actors have not started; each needs {each} (see `ray status`)"
-            )
+        late = [slot for slot in unplaced if self._waited - slot.since > _UNPLACED_SECONDS]
+        if not late or self._waited < self._next_unplaced_message:
+            return
+        self._next_unplaced_message = self._waited + _UNPLACED_MESSAGE_SECONDS
+        self._require_daemons(at_once=True)
+        if self._monitor.head_answers:  # otherwise Ray would block
+            reason = None if self._own_cluster else explain_missing_resources(self._config)
+            reason = reason or "still starting; Ray has resources for them, but the machine may be busy"
+            self._message(f"{len(late)} of {len(self._slots)} actors are {reason}")
 
     def _receive(self, slot: "_Slot", ref: Any) -> None:
         """Processes the result of a call: starts the next call, stores the fragment or handles the failure."""
         try:
-            answer = ray.get(ref)
+            answer = ray.get(ref, timeout=_GET_SECONDS)
         except ray.exceptions.RayError as error:  # the process died
+            self._require_daemons(at_once=True)
             answer = make_actor_error(error, str(error))
         if isinstance(answer, ActorError):
             self._handle_failure(slot, answer)
@@ -203,18 +227,20 @@ class ActorPool:
             slot.pending = slot.handle.begin.remote(self._spec, slot.numbers)
         elif not slot.started:
             slot.started = True
+            self._longest_start = max(self._longest_start, self._waited - slot.since)
         else:
             slot.result, slot.failures, self._any_success = answer, 0, True
-            self._longest = max(self._longest, answer.seconds["rollout"])
+            self._longest_rollout = max(self._longest_rollout, answer.seconds["rollout"])
 
     def _time_limit(self, slot: "_Slot") -> float:
         """Returns the time limit of the pending call in seconds."""
         if slot.node is None:
             return math.inf
-        if not slot.started:
-            return max(_START_SECONDS, self._config.actor_timeout or 0.0)
-        known = max(_LEAST_TIMEOUT, _TIMEOUT_FACTOR * self._longest) if self._longest else _FIRST_TIMEOUT
-        return self._config.actor_timeout or known
+        if slot.started and self._config.actor_timeout is not None:
+            return self._config.actor_timeout
+        longest = self._longest_rollout if slot.started else self._longest_start
+        least = _LEAST_TIMEOUT if slot.started else max(_LEAST_START_TIMEOUT, self._config.actor_timeout or 0.0)
+        return max(least, _TIMEOUT_FACTOR * longest) if longest else _FIRST_TIMEOUT
 
     def _handle_failure(self, slot: "_Slot", error: ActorError) -> None:
         """Kills the actor and schedules its restart. Raises ActorsFailed if it has failed too often in a row."""
@@ -233,20 +259,7 @@ class ActorPool:
 
     def _spawn(self, slot: "_Slot") -> None:
         """Starts an actor. A restarted actor's environments get new numbers, so that no random draw repeats."""
-        config = self._config
-        variables = ONE_THREAD | (
-            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if config.actor_gpus else {"JAX_PLATFORMS": "cpu"}
-        )
-        variables["XLA_FLAGS"] += f" {inherited_flags()}"
-        options = {
-            "num_cpus": config.actor_cpus,
-            "num_gpus": config.actor_gpus,
-            "enable_task_events": False,  # Ray's head would store the last 100,000 calls for its dashboard
-            "scheduling_strategy": self._strategy(),
-            "runtime_env": {"env_vars": variables},
-        }
-        import_path = [os.path.abspath(directory) for directory in sys.path]
-        slot.handle = ray.remote(ActorProcess).options(**options).remote(import_path)
+        slot.handle = start_actor(self._config, self._strategy())
         slot.numbers = slot.env_index + self._num_envs * slot.spawned
         slot.pending, slot.since, slot.retry_at = slot.handle.place.remote(), self._waited, None
         slot.spawned += 1
@@ -292,22 +305,6 @@ def _put(spec: RunnerSpec) -> Any:
             f"{spec.env.name}, or the network, cannot be sent to another process ({error.__cause__ or error}); "
             "create unpicklable objects inside the function that makes the environment"
         ) from error
-
-
-def _check_resources(config: RayConfig, message: Callable[[str], None]) -> None:
-    """Raises ValueError if the cluster has too few GPUs. Tells the user if it has too few CPUs."""
-    has = ray.cluster_resources()
-    actors = config.num_actors or 0
-    if config.actor_gpus and has.get("GPU", 0.0) < config.actor_gpus * actors:
-        raise ValueError(
-            f"{actors} actors of actor_gpus = {config.actor_gpus:g} need {config.actor_gpus * actors:g} GPUs; Ray has "
-            f"{has.get('GPU', 0.0):g}"
-        )
-    if has.get("CPU", 0.0) < config.actor_cpus * actors:
-        message(
-            f"{actors} actors of actor_cpus = {config.actor_cpus:g} need {config.actor_cpus * actors:g} CPUs; the "
-            f"cluster has {has.get('CPU', 0.0):g}: waiting for it to grow"
-        )
 
 
 def _kill(handle: Any) -> None:

@@ -32,6 +32,10 @@ class LocalRunner:
         except Exception as error:
             raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
 
+    def check_daemons(self) -> bool:
+        """Returns True, because this runner needs no daemons. See ActorPool.check_daemons."""
+        return True
+
     def counts(self) -> dict[str, int]:
         """Returns zeros, see ActorPool.counts."""
         return {"lost_fragments": 0, "restarts": 0}

@@ -20,6 +20,11 @@ _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
 
 
+def cluster_address(config: RayConfig) -> str:
+    """Returns the address of the cluster to join, or "local" to start one."""
+    return config.address or os.environ.get("RAY_ADDRESS") or "local"
+
+
 def connect(config: RayConfig) -> bool:
     """Connects to Ray unless it is connected already. Returns whether this made the connection.
 
@@ -31,7 +36,7 @@ def connect(config: RayConfig) -> bool:
             raise ValueError(f"Ray is connected already; address = {config.address!r} would be another cluster")
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+    address = cluster_address(config)
     if address == "local":
         needed = (config.num_actors or 0) * config.actor_cpus + 1  # one for the learner
         options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
@@ -42,7 +47,7 @@ def connect(config: RayConfig) -> bool:
     if not address.startswith("ray://"):
         options["job_config"] = _make_job_config()
     try:
-        _check_reachable(address)
+        check_reachable(address)
         with defer_signals(interruptible=address != "local"), warnings.catch_warnings():
             # Ray forks only to exec, which is safe with JAX's threads.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -124,7 +129,7 @@ def _set_echo(echo: bool) -> None:
     ray._private.worker._worker_logs_enabled = echo
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raises OSError if nothing listens at host:port. Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():

@@ -218,6 +218,7 @@ class RayLoop:
         """Waits for the update. It polls if the last update was long, because blocking would delay Ctrl-C."""
         while last > _SHORT_SECONDS and not finished.is_ready():
             time.sleep(POLL_SECONDS)
+            self._actors.check_daemons()
             self._log.reporter.tick()
         jax.block_until_ready(finished)
 
