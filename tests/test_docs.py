@@ -38,6 +38,23 @@ def test_details_page_names_existing_functions():
         assert hasattr(importlib.import_module(f"jppo.{module}"), name)
 
 
+def test_architecture_page_names_existing_files_and_objects():
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = text.split("## Where to make a change")[1].split("##")[0]
+    rows = [
+        [re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[2:4]]
+        for line in section.splitlines()
+        if "`" in line
+    ]
+    assert len(rows) > 15
+    for paths, names in rows:
+        files = [ROOT / path for path in paths]
+        assert all(file.exists() for file in files), paths
+        source = "".join(file.read_text() for file in files if file.is_file())
+        for name in names:
+            assert re.search(rf"^(def|class) {name}\b|^{name}\b.* = ", source, re.MULTILINE), name
+
+
 def test_loss_of_the_extension_page_trains():
     def with_symmetric_kl(distribution, value, batch, hyperparams, config):
         total, metrics = ppo_loss(distribution, value, batch, hyperparams, config)
