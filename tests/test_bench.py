@@ -245,7 +245,7 @@ def test_titles_name_sizes_actors_and_devices():
 
 def test_the_repr_is_short():
     assert repr(make_result()) == (
-        f"BenchResult(env='Env', backend={DEVICE!r}, steps_per_second=90, "
+        f"BenchResult(env='Env', backend={DEVICE!r}, steps_per_second='90', "
         "shares='environment 5%, policy 10%, other 3%, update 82%')"
     )
 

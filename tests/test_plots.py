@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jppo
+from jppo.runs import plots
 from jppo.runs.files import write_json
 from jppo.runs.plots import learning_curves, plot
 from jppo.runs.run_dir import run_config
@@ -120,6 +121,14 @@ def test_the_plot_is_a_png_file(tmp_path):
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">II", data[16:24]) == (1320, 540)
     assert len(data) > 10_000, "the plot is empty"
+
+
+def test_bars_start_at_zero_on_a_linear_axis(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, output: figures.append(figure))
+    plots.draw_bars("title", {"a": 1.0, "b": 100.0}, {"a": "1 ms", "b": "100 ms"}, "milliseconds", tmp_path / "x.png")
+    (axes,) = figures[0].axes
+    assert (axes.get_xscale(), axes.get_xlim()) == ("linear", (0.0, 130.0))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import argparse
 import dataclasses
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 
 from jppo.config import schedules
 from jppo.config.checks import did_you_mean, find_similar
-from jppo.config.ppo import Hyperparam, PPOConfig
+from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 
@@ -19,6 +19,9 @@ EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": E
 
 Backend = Literal["auto", "device", "ray"]
 Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 
 
@@ -102,9 +105,9 @@ def _hyperparam_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.construc
 class TrainedRun:
     """The arguments of the commands that load a run."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: RunDir
     """Run directory written by `jppo train`."""
-    env: str | None = None
+    env: Annotated[str | None, tyro.conf.arg(metavar="MODULE:NAME")] = None
     """Environment of the run as module:name, if it is your own. Imports that module."""
     trust_env: bool = False
     """Import the module that the run's config.json names, if its environment is a module:name. It may run any code. Use --env for a module in the current directory."""  # noqa: E501
@@ -149,8 +152,38 @@ def pre_parse(argv: list[str]) -> PreParse:
     )
 
 
-def fit_sizes_to_actors(config: PPOConfig, ray: RayConfig, given: PreParse) -> tuple[PPOConfig, RayConfig]:
-    """Returns both with num_envs = num_actors*envs_per_actor if --envs-per-actor is set and --num-envs is not."""
-    if ray.envs_per_actor is None or given.has_num_envs:
-        return config, ray
-    return spread_envs(config, ray, num_cores(), fixed=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """The arguments of the commands that train, and their defaults."""
+
+    env: Environment
+    """Environment to train on; `jppo envs` lists the known names. For your own Gymnasium environment: module:name."""
+    backend: Backend = "auto"
+    """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if gymnax has the environment."""  # noqa: E501
+    seed: int = 0
+    """Seed of all random numbers."""
+    preset: str = "auto"
+    """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, gymnax-minatar."""  # noqa: E501
+    num_devices: OptionalInt = None
+    """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
+    config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
+    hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
+    ray: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
+
+    @classmethod
+    def with_defaults(cls, given: PreParse) -> Self:
+        """Returns the command with the default values of the preset."""
+        preset = given.chosen_preset
+        return cls(env=tyro.MISSING, config=preset.config, hyperparams=preset.hyperparams)
+
+    def adjusted(self, given: PreParse) -> Self:
+        """Returns the command with num_envs = num_actors*envs_per_actor if only --envs-per-actor is set."""
+        if self.ray.envs_per_actor is None or given.has_num_envs:
+            return self
+        config, ray = spread_envs(self.config, self.ray, num_cores(), fixed=False)
+        return dataclasses.replace(self, config=config, ray=ray)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the keyword arguments of `jppo.train` and `jppo.bench`."""
+        names = ("env", "backend", "seed", "preset", "num_devices", "config", "hyperparams", "ray")
+        return {name: getattr(self, name) for name in names}

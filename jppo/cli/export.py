@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -12,7 +13,7 @@ from jppo.cli.arguments import TrainedRun
 class Export(TrainedRun):
     """Write a trained policy to one file, for use without jppo."""
 
-    output: tyro.conf.Positional[Path]
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Output file: NAME.npz for NumPy (jppo.actors.numpy_policy.load), NAME.stablehlo for JAX and other XLA programs (jppo.load_exported)."""  # noqa: E501
 
     def run(self) -> int:

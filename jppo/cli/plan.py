@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from jppo.cli.arguments import Environment, Inline, PreParse
+from jppo.cli.arguments import Environment, Inline, OptionalInt, PreParse
 from jppo.config.ppo import PPOConfig
 
 
@@ -21,7 +21,7 @@ class Plan:
     """JAX environment, as for `jppo train`."""
     preset: str = "auto"
     """Preset with the default values of the options below (auto: the environment's own)."""
-    num_devices: int | None = None
+    num_devices: OptionalInt = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
     json: bool = False
     """Print one line of JSON instead of a table."""

@@ -5,45 +5,24 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from jppo.cli.arguments import (
-    EXIT_CODES,
-    EXIT_FAILED,
-    Backend,
-    Environment,
-    Inline,
-    PreParse,
-    WholeNumber,
-    fit_sizes_to_actors,
-)
-from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.config.ray import RayConfig
+from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalPath, PreParse, RunArguments, WholeNumber
 from jppo.config.run import RunConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class Train:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(RunArguments):
     """Train PPO on an environment.
 
     JAX environments (gymnax) run on the device, Gymnasium ones in Ray actors.
     """
 
-    env: Environment
-    """Environment to train on; `jppo envs` lists the known names. For your own Gymnasium environment: module:name."""
-    backend: Backend = "auto"
-    """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if gymnax has the environment."""  # noqa: E501
     total_steps: WholeNumber = 1_000_000
     """Number of environment steps, rounded up to whole updates."""
-    seed: int = 0
-    """Seed of all random numbers."""
-    preset: str = "auto"
-    """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, gymnax-minatar."""  # noqa: E501
-    run_dir: Path | None = None
+    run_dir: OptionalPath = None
     """Directory of the run (default: runs/<env>/<time>-<seed>). If it contains a run, that run is resumed with its own settings."""  # noqa: E501
-    resume: Path | None = None
+    resume: OptionalPath = None
     """Directory of a run to resume. Like --run-dir, but the run must exist."""
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints. The end of a run always writes one."""
@@ -57,22 +36,11 @@ class Train:
     """Also log to Weights & Biases (pip install 'jppo[wandb]')."""
     deterministic: bool = False
     """The same seed gives the same policy, bit for bit. Slower on GPUs. A failed actor ends the run."""
-    config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
-    hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
-    num_devices: int | None = None
-    """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
-    ray: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
 
     @classmethod
     def with_defaults(cls, given: PreParse) -> "Train":
         """Returns the command with the default values of the preset, or of the run that is resumed."""
-        preset = given.chosen_preset
-        command = cls(
-            env=tyro.MISSING,
-            total_steps=preset.total_steps,
-            config=preset.config,
-            hyperparams=preset.hyperparams,
-        )
+        command = dataclasses.replace(super().with_defaults(given), total_steps=given.chosen_preset.total_steps)
         if given.run_dir is None or not (given.run_dir / "config.json").exists():
             return command
         return command._with_previous_run(given.run_dir, given.preset)
@@ -96,11 +64,6 @@ class Train:
         }
         return dataclasses.replace(self, **{name: value for name, value in values.items() if value is not None})
 
-    def adjusted(self, given: PreParse) -> "Train":
-        """Returns the command with num_envs and num_steps that fit --envs-per-actor."""
-        config, ray = fit_sizes_to_actors(self.config, self.ray, given)
-        return dataclasses.replace(self, config=config, ray=ray)
-
     def run(self) -> int:
         from jppo.errors import ActorsFailed, TrainingDiverged
         from jppo.runs.files import jsonable
@@ -111,15 +74,8 @@ class Train:
         stream = sys.stderr if self.json else sys.stdout
         try:
             result = train(
-                self.env,
+                **self.arguments(),
                 total_steps=self.total_steps,
-                seed=self.seed,
-                preset=self.preset,
-                config=self.config,
-                hyperparams=self.hyperparams,
-                backend=self.backend,
-                num_devices=self.num_devices,
-                ray=self.ray,
                 run_dir=self._choose_run_dir() or default_run_dir(self.env, self.seed),
                 run=RunConfig(
                     resume=self.resume is not None,
