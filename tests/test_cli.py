@@ -188,6 +188,16 @@ def test_every_option_reaches_its_field(train_arguments):
     assert train_arguments("Catch-bsuite", "--hidden-sizes")["config"].hidden_sizes == ()
 
 
+def test_schedules_reach_their_fields(train_arguments):
+    words = ("--ent-coef", "0.01:0", "--learning-rate", "warmup:0.1:cosine:3e-4:0", "--gamma=exponential:0.9:0.99")
+    given, schedules = train_arguments("CartPole-v1", *words)["hyperparams"], jppo.schedules
+    assert given.ent_coef == schedules.linear(0.01, 0)
+    assert given.learning_rate == schedules.warmup(0.1, schedules.cosine(3e-4, 0))
+    assert given.gamma == schedules.exponential(0.9, 0.99)
+    out = call("train", "CartPole-v1", "--help")[1]
+    assert "Step size of Adam. (default: 0.00025:0)" in out
+
+
 def test_every_option_of_the_actors_reaches_its_field(train_arguments):
     changed = {"num_actors": 2, "envs_per_actor": 3, "policy_lag": 1, "actor_cpus": 0.5, "actor_gpus": 0.25}
     changed |= {"address": "auto", "actor_timeout": 9.5, "max_restarts": 1}
@@ -270,6 +280,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--network", "cnn"], 'jppo: network = "cnn" needs one image'),
         (["train", "CartPole-v1", "--gamma", "2"], "jppo: gamma = 2 is outside [0, 1]"),
         (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: learning_rate = nan is not a number"),
+        (["train", "CartPole-v1", "--gamma", "2:1"], "jppo: gamma = linear(2, 1) has a value outside its range: 2 is"),
+        (["train", "CartPole-v1", "--ent-coef", "1:2:3"], "jppo: '1:2:3' is not a number or a schedule; write 0.01,"),
+        (["sweep", "CartPole-v1", "--ent-coef", "0.1:0", "cosin:1:0"], "jppo: 'cosin:1:0' is not a number or a sche"),
+        (["train", "CartPole-v1", "--no-anneal-learning-rate"], "write --learning-rate 2.5e-4:0 for a linear decrease"),
         (["train", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
         (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
         (["train", "CartPole-v1", "--run-dir", "/dev/null/x"], "jppo: run_dir /dev/null/x cannot be written"),

@@ -62,6 +62,12 @@ def halves(result):
     assert result.best().score > 60
 
 
+def sweeps_schedules(result):
+    entropy = {str(run.settings["ent_coef"]): run.metrics.get("hyperparams/ent_coef") for run in result.runs}
+    assert entropy["0.01"] is None
+    np.testing.assert_allclose(entropy["linear(0.1, 0)"], np.linspace(0.1, 0.0, 41)[:-1], rtol=1e-5)
+
+
 def is_one_run(result):
     config, (one, all_of_them) = result
     assert config.num_envs == 64
@@ -114,6 +120,7 @@ def acts_without_jax(result):
 CLAIMS = {
     "export_a_policy": ({"total_steps": 100_000}, acts_without_jax, "bytes; with NumPy alone it balances for"),
     "several_hosts": ({"total_steps": 32_768}, is_the_same_in_two_processes, "2 processes, 2 devices: "),
+    "schedules": ({"total_steps": 20_480, "num_seeds": 1}, sweeps_schedules, "update  learning_rate  clip_eps"),
     "sweep": ({"total_steps": 60_000, "num_seeds": 2}, halves, "learning rate   return   95 % interval"),
     "many_devices": ({"total_steps": 20_480, "num_envs": 64}, is_one_run, "after the first update they differ by"),
     "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit-identical policies: True"),
@@ -144,7 +151,7 @@ CLAIMS = {
 # These take half a minute or more. The tests of hosts, tune, devices, planning, sweeps, bench, checkpoints and
 # populations cover the same mechanisms.
 SLOW = {
-    *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting"),
+    *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting", "schedules"),
     *("resume_a_run", "population_based_training", "several_hosts"),
 }
 NEEDS = {"atari": ("ale_py", "cv2")}  # packages of an extra that the tests do not install

@@ -34,7 +34,15 @@ _HINTS = {  # options of other programs
         "JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU, and --num-devices the number "
         "of devices",
     ),
+    **dict.fromkeys(
+        ("anneal_learning_rate", "no_anneal_learning_rate"),
+        "write --learning-rate 2.5e-4:0 for a linear decrease to 0, and a number for a constant learning rate",
+    ),
 }
+
+
+class InvalidValue(Exception):
+    """The value of an option is malformed. tyro does not catch this error, so it is reported in one line."""
 
 
 def check_options(name: str, command: Any, words: list[str]) -> None:
@@ -84,6 +92,13 @@ WHOLE_NUMBER = tyro.constructors.PrimitiveConstructorSpec(
 WholeNumber = Annotated[int, WHOLE_NUMBER]  # an int that may be written as 5e5 or 500_000
 
 
+def _parse_hyperparam(text: str) -> Any:
+    try:
+        return schedules.parse(text)
+    except ValueError as error:
+        raise InvalidValue(str(error)) from None
+
+
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
@@ -95,7 +110,7 @@ def _hyperparam_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.construc
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="FLOAT|SCHEDULE",
-        instance_from_str=lambda words: schedules.parse(words[0]),
+        instance_from_str=lambda words: _parse_hyperparam(words[0]),
         is_instance=lambda value: isinstance(value, float | int | schedules.Schedule),
         str_from_instance=lambda value: [schedules.show_parsable(value)],
     )

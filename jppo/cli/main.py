@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jppo import __version__
-from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, REGISTRY, check_options, pre_parse
+from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, REGISTRY, InvalidValue, check_options, pre_parse
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
 from jppo.cli.envs import Envs
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
                 _import_training()
         code: int = command.run()
         return code
-    except ValueError as error:
+    except (ValueError, InvalidValue) as error:
         if not _is_raised_by_jppo(error):
             raise
         print(f"jppo: {error}", file=sys.stderr)
@@ -117,7 +117,7 @@ def _help_text() -> str:
     return "\n".join([_USAGE, "", title, "", "commands:", *rows, "", end])
 
 
-def _is_raised_by_jppo(error: ValueError) -> bool:
+def _is_raised_by_jppo(error: Exception) -> bool:
     """Returns False for an error of an environment or a library, which needs its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])

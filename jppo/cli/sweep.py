@@ -53,6 +53,8 @@ class Sweep:
 
     A setting with one value applies to all runs; several values are swept.
 
+    Hyperparameters may change during the run: --ent-coef 0.01:0, docs/schedules.md.
+
     Write out booleans: --normalize-obs True.
 
     Write layer sizes with commas: --hidden-sizes 64,64 128,128 (two networks).

@@ -16,6 +16,8 @@ class Train(RunArguments):
     """Train PPO on an environment.
 
     JAX environments (gymnax) run on the device, Gymnasium ones in Ray actors.
+
+    Hyperparameters may change during the run: --ent-coef 0.01:0, docs/schedules.md.
     """
 
     total_steps: WholeNumber = 1_000_000
