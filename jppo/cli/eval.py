@@ -3,14 +3,14 @@
 import dataclasses
 import json
 
-from jppo.cli.arguments import TrainedRun
+from jppo.cli.arguments import TrainedRun, WholeNumber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eval(TrainedRun):
     """Play episodes with a trained policy and print their returns."""
 
-    episodes: int = 100
+    episodes: WholeNumber = 100
     """Number of episodes, played in parallel."""
     sampled: bool = False
     """Sample actions from the policy instead of taking the most likely action."""

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
         signal.signal(signal.SIGINT, _exit_at_once)
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(
             _help_text() if argv else f"{_USAGE}\n`jppo --help` lists the commands", file=None if argv else sys.stderr
         )

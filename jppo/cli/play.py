@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from jppo.cli.arguments import TrainedRun
+from jppo.cli.arguments import TrainedRun, WholeNumber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Play(TrainedRun):
     """Seed of the episode."""
     sampled: bool = False
     """Sample actions from the policy instead of taking the most likely action."""
-    max_steps: int = 10_000
+    max_steps: WholeNumber = 10_000
     """Maximum number of steps. A longer episode is cut."""
 
     def run(self) -> int:
