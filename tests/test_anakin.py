@@ -180,7 +180,7 @@ class TwoActions(Probe):
     [
         ("CartPol-v1", r"unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         ("xyzzy", r"unknown environment 'xyzzy'; `jppo envs` lists"),
-        (object(), r"object is no gymnax environment: it has no reset, step, action_space, observation_space"),
+        (object(), r"object is not a gymnax environment: it has no reset, step, action_space, observation_space"),
         (FiveValues(), r"FiveValues: step returned 5 values; gymnax >= 1.0.1 returns six"),
         (NoFinalObservation(), r'NoFinalObservation: step\'s info has no "final_observation"'),
         (OtherObsDtype(), r"OtherObsDtype: observations differ: reset gives int32\[1\], .* float32\[1\]"),
@@ -188,7 +188,7 @@ class TwoActions(Probe):
         (OtherState(), r"OtherState: the state differs: reset gives .*cue='float32\[\]'.*, step .*cue='float32\[1\]'"),
         (VectorReward(), r"VectorReward: the reward must be a scalar, not of shape \(2,\)"),
         (EmptyObs(), r"EmptyObs: an observation is empty: float32\[0\]"),
-        (IntegerBox(), r"IntegerBox: action space Box\(.*int32\) is not supported; Discrete and real-valued Box are"),
+        (IntegerBox(), r"IntegerBox: action space Box\(.*int32\) is not supported; use Discrete or a Box of floats"),
         (TwoActions(), r"TwoActions: action space Tuple\(.*\) is not supported"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 12 else type(value).__name__,

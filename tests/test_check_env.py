@@ -16,7 +16,8 @@ from jppo.envs import make_env
 from jppo.envs.checks import MEANING
 from jppo.envs.checks import check_gymnasium as host_checks
 from jppo.envs.checks import check_gymnax as device_checks
-from jppo.envs.checks.trajectory import Observations, draw_actions
+from jppo.envs.checks.trajectory import draw_actions
+from jppo.envs.observations import Observations
 from jppo.envs.spaces import ActionSpec
 
 check = functools.partial(jppo.check_env, steps=64, num_envs=4)
@@ -63,7 +64,7 @@ def test_images_of_bool_are_accepted():
         (device.Alone, "vmap", "fail", "running it under vmap and scan raised"),
         (device.Batching, "vmap", "fail", "reward differs between one environment alone and"),
         (device.OtherShape, "spaces", "fail", "observation has shape [2]; its space says [3]"),
-        (device.OtherParts, "spaces", "fail", "observation is a ndarray that does not fit"),
+        (device.OtherParts, "spaces", "fail", "observation is an array, which does not fit"),
         (device.OutOfBounds, "spaces", "warn", "outside [-0.01, 0.01]"),
         (device.OneAction, "actions", "fail", "there is one action"),
         (device.Unbounded, "actions", "warn", "1 of 1 dimensions have no bounds"),

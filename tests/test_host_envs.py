@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
 
 import jppo
-from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env
+from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env, open_host_env
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.policy import make_policy
@@ -311,22 +311,22 @@ REFUSED = {
     "host_probes:Nothing": "module host_probes has no Nothing and registers no such environment",
     "host_probes:by_hand.no": "module host_probes has no by_hand.no",
     "os:getcwd": "os:getcwd made a str; it must make a gymnasium.Env",
-    ":": "'' is not what Python calls a module; write module:name",
-    "./host_probes.py:Counting": "'./host_probes.py' is not what Python calls a module; write module:name",
+    ":": "'' is not a valid module name; write module:name",
+    "./host_probes.py:Counting": "'./host_probes.py' is not a valid module name; write module:name",
     "host_probes.py:Counting": "there is no module host_probes.py",
     "host_probes:INSTANCE": "host_probes:INSTANCE is a Counting, not a class or function that makes a gymnasium.Env",
     "an instance": (
         Counting(),
-        "Counting is neither a name nor a function that makes a gymnasium env.*give a function",
+        "Counting is an environment; pass a function that makes a new gymnasium environment",
     ),
     "None": (None, "NoneType is neither a name nor a function"),
     "no environment": (lambda: 3, "made a int; it must make a gymnasium.Env"),
     "a vector": (lambda: host_probes.same_step(2), "made a SyncVectorEnv; it must make a gymnasium.Env"),
-    "no vector": (lambda num_envs: Counting(), "takes num_envs but made a Counting, not a vector environment"),
-    "NEXT_STEP": (host_probes.next_step, "next_step: SyncVectorEnv resets by autoreset_mode AutoresetMode.NEXT_STEP"),
+    "no vector": (lambda num_envs: Counting(), "takes num_envs but returned a Counting, not a vector environment"),
+    "NEXT_STEP": (host_probes.next_step, "next_step: SyncVectorEnv has autoreset_mode AutoresetMode.NEXT_STEP"),
     "a ghost step": (host_probes.next_step, "make it with autoreset_mode=AutoresetMode.SAME_STEP"),
-    "make_vec": (make_vec, "partial: CartPoleVectorEnv resets by autoreset_mode AutoresetMode.NEXT_STEP"),
-    "another width": (host_probes.two_whatever, "was asked for num_envs = 1 and made 2"),
+    "make_vec": (make_vec, "make_vec: CartPoleVectorEnv has autoreset_mode AutoresetMode.NEXT_STEP"),
+    "another width": (host_probes.two_whatever, "was called with num_envs = 1 but made 2"),
     "Text": (shown(spaces.Text(3), "abc"), "Shown: observation space Text.* is not supported; Box, Discrete, "),
     "MultiDiscrete": (shown(spaces.MultiDiscrete([2, 3]), np.zeros(2, int)), "FlattenObservation turns most others"),
     "a part": (shown(spaces.Dict(a=BOX, b=spaces.Text(3)), {}), "observation space Text.* is not supported"),
@@ -352,13 +352,13 @@ def test_invalid_environments_are_refused(case):
 
 def test_a_factory_must_make_a_new_environment_each_time():
     env = Counting()
-    with pytest.raises(ValueError, match="gave the same environment twice; it must make a new one each time"):
+    with pytest.raises(ValueError, match="returned the same environment twice; it must make a new one in each call"):
         make_host_env(lambda: env).make([1, 2])
 
 
 def test_train_refuses_instances_of_environments():
     for env in (Counting(), gymnasium.make("CartPole-v1"), host_probes.same_step(2)):
-        with pytest.raises(ValueError, match="neither a name nor a function that makes a gymnasium environment"):
+        with pytest.raises(ValueError, match="pass a function that makes a new gymnasium environment"):
             jppo.train(env)
 
 
@@ -401,7 +401,7 @@ class Changing(Counting):
 @pytest.mark.parametrize("shown", [np.zeros(2), np.zeros(6), np.zeros((3, 1)), np.zeros(()), np.zeros(3, complex)])
 def test_observations_that_change_are_an_error(monkeypatch, shown, num_envs):
     monkeypatch.setattr(Changing, "shown", shown)
-    envs = make_host_env(Changing).make(list(range(num_envs)))
+    envs = open_host_env(Changing).make(list(range(num_envs)))
     envs.reset()
     with pytest.raises((ValueError, TypeError)):
         envs.step(np.zeros(num_envs, np.int32))
@@ -415,9 +415,9 @@ class Uneven(Counting):
 
 
 def test_wrong_sizes_with_a_correct_total_are_refused():
-    envs = make_host_env(Uneven).make([0, 1, 2])
+    envs = open_host_env(Uneven).make([0, 1, 2])
     envs.reset()
-    with pytest.raises(ValueError, match=r"\[2, 3, 4\] long"):
+    with pytest.raises(ValueError, match=r"lengths \[2, 3, 4\]"):
         envs.step(np.zeros(3, np.int32))
 
 

@@ -67,12 +67,12 @@ CASES = [
     ("jppo eval RUN --episodes 0", "num_episodes = 0 must be a whole number of at least 1"),
     # Environments and networks
     ("jppo train HalfCheeta-v5", "unknown environment 'HalfCheeta-v5'; did you mean HalfCheetah-v5?"),
-    ("jppo train nothing:Env", "nothing:Env: there is no module nothing (searched as Python does)"),
+    ("jppo train nothing:Env", "nothing:Env: there is no module nothing on the Python path"),
     ("jppo train math:pi", "math:pi is a float, not a class or function that makes a gymnasium.Env"),
-    ("jppo train Taxi-v4 --backend device", "Taxi-v4 is an environment of Gymnasium's; it runs with backend = 'ray'"),
+    ("jppo train Taxi-v4 --backend device", "Taxi-v4 is a Gymnasium environment; use backend = 'ray'"),
     (
         "jppo train Breakout-MinAtar --backend ray",
-        "Breakout-MinAtar is an environment of gymnax's; it runs on the device, with backend = 'device'",
+        "Breakout-MinAtar is a gymnax environment; use backend = 'device'",
     ),
     ("jppo plan Taxi-v4", "Taxi-v4 is a Gymnasium environment; plan supports on-device (JAX) environments only"),
     (
@@ -91,9 +91,9 @@ CASES = [
     ('jppo.train("CartPole-v1", optimizer=lambda h: optax.adam(1e-3))', "optimizer goes uphill"),
     (
         "jppo.train(object())",
-        "object is no gymnax environment: it has no reset, step, action_space, observation_space, default_params",
+        "object is not a gymnax environment: it has no reset, step, action_space, observation_space, default_params",
     ),
-    ('jppo.make_env("CartPole-v1", gravityy=1.0)', "gravityy: no such parameter; there are force_mag, gravity,"),
+    ('jppo.make_env("CartPole-v1", gravityy=1.0)', "unknown parameters gravityy; choose from force_mag, gravity,"),
     # Python
     ("jppo.PPOConfig(num_envs=-1)", "num_envs = -1 must be a whole number of at least 1"),
     ("jppo.PPOConfig(num_envs=True)", "num_envs = True must be a whole number of at least 1"),

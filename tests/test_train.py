@@ -343,7 +343,7 @@ def test_out_of_memory_error_names_the_sizes(tmp_path, monkeypatch):
         ({"progress": "bar"}, "progress = 'bar' must be"),
         ({"wandb": True, "run_dir": None}, "wandb needs a run_dir"),
         ({"env": "CartPole"}, "unknown environment 'CartPole'; did you mean CartPole-v1"),
-        ({"env": object()}, "object is no gymnax environment"),
+        ({"env": object()}, "object is not a gymnax environment"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -1,4 +1,4 @@
-"""Environments as the collectors see them."""
+"""The interface of environments, adapters for gymnax and Gymnasium, and checks."""
 
 from jppo.envs.base import Environment, Step
 from jppo.envs.gymnax import available, make_env

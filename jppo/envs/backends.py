@@ -1,4 +1,4 @@
-"""Choice of the mode that runs an environment."""
+"""Selects the backend of an environment."""
 
 import difflib
 from typing import Any
@@ -24,7 +24,7 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
     if is_host_env(env):
         return "ray"
     near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
     raise ValueError(f"unknown environment {env!r}; {hint}")
 
 
@@ -35,6 +35,6 @@ def _check_backend(env: Any, backend: str) -> None:
     from jppo.envs.gymnasium import is_host_env
 
     if backend == "device" and env not in available() and is_host_env(env):
-        raise ValueError(f"{env} is an environment of Gymnasium's; it runs with backend = 'ray'")
+        raise ValueError(f"{env} is a Gymnasium environment; use backend = 'ray'")
     if backend == "ray" and not is_host_env(env) and env in available():
-        raise ValueError(f"{env} is an environment of gymnax's; it runs on the device, with backend = 'device'")
+        raise ValueError(f"{env} is a gymnax environment; use backend = 'device'")

@@ -1,4 +1,4 @@
-"""The on-device environment: pure functions for one environment, batched by `vmap`."""
+"""The interface of on-device environments: pure functions for one environment, batched with `vmap`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,23 +7,23 @@ from jppo.envs.spaces import ActionSpec, Array, PyTree
 
 
 class Step(NamedTuple):
-    """What one step of one environment returns."""
+    """The return value of one step of one environment."""
 
-    obs: PyTree  # to act on next: of the new episode if this one ended
+    obs: PyTree  # the next observation; after the end of an episode, the first of the next episode
     state: PyTree
     reward: Array  # [] f32
     terminated: Array  # [] bool
     truncated: Array  # [] bool
-    final_obs: PyTree  # the true successor, at every step
+    final_obs: PyTree  # the true next observation, at every step
 
 
 class Environment(NamedTuple):
-    """One environment, auto-resetting within the step."""
+    """One environment, which resets itself in the step that ends an episode."""
 
     name: str
     reset: Callable[[Array], tuple[PyTree, PyTree]]  # key -> obs, state
-    step: Callable[[Array, PyTree, Array], Step]  # key, state, action of the space -> Step
+    step: Callable[[Array, PyTree, Array], Step]  # key, state, action -> Step
     obs_spec: PyTree  # ObsSpec leaves
     action_spec: ActionSpec
-    source: Any = None  # the object that this was made from, for drawing
+    source: Any = None  # the original object, for drawing
     params: Any = None

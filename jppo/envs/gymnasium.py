@@ -1,4 +1,4 @@
-"""The door to Gymnasium: environments that run on the host, stepped n at a time."""
+"""Adapter for Gymnasium: environments on the host, stepped n at a time."""
 
 import copy
 import difflib
@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
 from jppo.config.checks import names_module
+from jppo.envs.contract import probe_env
 from jppo.envs.gymnasium_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
 from jppo.envs.modules import import_module_of
 from jppo.envs.spaces import ActionSpec, PyTree
@@ -22,27 +23,27 @@ ENVPOOL = "envpool:"
 
 
 class HostStep(NamedTuple):
-    """What one step of n environments returns; leaves [n, ...]."""
+    """The return value of one step of n environments; leaves [n, ...]."""
 
-    obs: PyTree  # to act on next: of the new episode where one ended; valid until the next step
+    obs: PyTree  # the next observation; the first of the new episode if one ended. Valid until the next step
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    final_obs: dict[int, PyTree]  # the true successor, of each environment whose episode ended
+    final_obs: dict[int, PyTree]  # the last observation of each episode that ended, by environment
 
 
 class HostEnvironment(NamedTuple):
-    """A Gymnasium environment to be made anywhere, in any number."""
+    """A description of a Gymnasium environment, from which any process can make instances."""
 
     name: str
-    source: Any  # what make_host_env was given
+    source: Any  # the argument of make_host_env
     obs_space: Any  # of one environment
     action_space: Any
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
     action_spec: ActionSpec
 
     def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
-        """One environment per seed. Raises ValueError where they cannot be rendered but should be."""
+        """Makes one environment per seed. Raises ValueError if `render` is set and they cannot be rendered."""
         return HostEnvs(self, list(seeds), render)
 
 
@@ -60,7 +61,7 @@ def _forbid_exit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class HostEnvs:
-    """n environments behind one call, each resetting in the step that ends its episode."""
+    """n environments, each of which resets in the step that ends its episode."""
 
     @_forbid_exit
     def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
@@ -76,56 +77,55 @@ class HostEnvs:
 
     @_forbid_exit
     def reset(self) -> PyTree:
-        """Every environment from its seed; returns the observations [n, ...]."""
+        """Resets all environments with their seeds. Returns the observations [n, ...]."""
         seeds = {} if _is_envpool(self._vector) else {"seed": self._seeds}
         return self._vector.reset(**seeds)[0]
 
     @_forbid_exit
     def step(self, action: np.ndarray) -> HostStep:
-        """Takes actions [n, ...] as `to_env_action` makes them."""
+        """Steps all environments with actions [n, ...] from `to_env_action`."""
         obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
         final: dict[int, PyTree] = {}
-        if infos or type(self._vector) is not _Vector:  # ours has some where an episode ended
+        if infos or type(self._vector) is not _Vector:  # _Vector has infos only if an episode ended
             done = terminated | truncated
-            if np.count_nonzero(done):  # a quarter of any()'s time
+            if np.count_nonzero(done):  # four times faster than any()
                 obs, final = self._reset_done(obs, infos, done)
         return HostStep(obs, reward, terminated, truncated, final)
 
     def render(self) -> np.ndarray:
-        """The picture of the first environment, [height, width, 3] u8. Raises ValueError where drawing fails."""
+        """Returns a picture of the first environment, [height, width, 3] u8. Raises ValueError if drawing fails."""
         try:
             return self._vector.render()[0]
-        except Exception as error:  # whatever graphics library it is
+        except Exception as error:  # from any graphics library
             hint = " (MUJOCO_GL=egl or osmesa may help)" if "mujoco" in type(error).__module__ else ""
             raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
     @_forbid_exit
     def close(self) -> None:
-        """Ends every environment."""
+        """Closes all environments."""
         self._vector.close()
 
 
 class _Vector(SyncVectorEnv):
-    """SyncVectorEnv with SAME_STEP, for actions in arrays, but for what takes its time (docs/performance.md): infos put
-    together, which nobody reads here, and the question for each environment in which of three ways to reset it."""
+    """SyncVectorEnv with SAME_STEP autoreset that does not merge the infos, which jppo does not read."""
 
-    _in_a_row: np.ndarray | None = None  # the buffer of observations, one environment's after the other
+    _in_a_row: np.ndarray | None = None  # view of the observation buffer, with environments joined along the first axis
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Each environment with its seed of a list."""
+        """Resets each environment with its own seed."""
         seeds = [None] * self.num_envs if seed is None else seed
         pairs = zip(self.envs, seeds, strict=True)
         return self._joined([env.reset(seed=own, options=options)[0] for env, own in pairs]), {}
 
     def step(self, actions: Any) -> Any:
-        """See SyncVectorEnv; of the infos only final_obs, by environment, where there are any."""
+        """Steps as SyncVectorEnv does. The infos contain final_obs only, by environment, if an episode ended."""
         reward, ended = np.empty(self.num_envs), np.zeros((2, self.num_envs), bool)
         rows, final = [], {}
         for i, env in enumerate(self.envs):
             obs, reward[i], terminated, truncated, _ = env.step(actions[i])
             if terminated or truncated:
                 ended[0, i], ended[1, i] = terminated, truncated
-                final[i] = copy.deepcopy(obs)  # an environment that reuses its buffer would overwrite it in its reset
+                final[i] = copy.deepcopy(obs)  # reset may overwrite the buffer of the observation
                 obs = env.reset(seed=None, options=None)[0]
             rows.append(obs)
         return self._joined(rows), reward, ended[0], ended[1], {"final_obs": final} if final else {}
@@ -134,10 +134,10 @@ class _Vector(SyncVectorEnv):
         space, into = self.single_observation_space, self._observations
         if isinstance(into, np.ndarray) and space.shape:
             if (lengths := set(map(len, rows))) != {space.shape[0]}:
-                raise ValueError(f"observations are {sorted(lengths)} long; those of {space} are {space.shape[0]}")
+                raise ValueError(f"observations have lengths {sorted(lengths)}; the space {space} has {space.shape[0]}")
             if self._in_a_row is None:
                 self._in_a_row = into.reshape(-1, *space.shape[1:])
-            np.concatenate(rows, out=self._in_a_row)  # Gymnasium's takes twice as long
+            np.concatenate(rows, out=self._in_a_row)  # twice as fast as Gymnasium's concatenate
         else:
             self._observations = concatenate(space, rows, into)
         return self._observations
@@ -145,45 +145,52 @@ class _Vector(SyncVectorEnv):
 
 @_forbid_exit
 def make_host_env(env: Any) -> HostEnvironment:
-    """A host environment. Makes one in this process, to see its spaces and that it resets.
+    """Returns a host environment. Makes one instance in this process, resets it and takes one step to check it.
 
     Args:
       env: a Gymnasium id; "module:name" for a class or function of your own (or an id that the module registers);
-        "envpool:<task>"; a function () -> gymnasium.Env; a function (num_envs) -> gymnasium.vector.VectorEnv, whose
-        parameter has that name; or a HostEnvironment.
+        "envpool:<task>"; a function () -> gymnasium.Env; a function (num_envs) -> gymnasium.vector.VectorEnv, with
+        this parameter name; or a HostEnvironment.
 
     Raises:
-      ValueError: an unknown name, a missing package, spaces that PPO cannot take, an autoreset mode that loses final
-        observations, or observations that do not fit their space.
+      ValueError: an unknown name, a missing package, unsupported spaces, an autoreset mode that loses final
+        observations, invalid return values, or observations that do not fit their space.
     """
-    if isinstance(env, HostEnvironment):
-        return env
-    name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
+    return env if isinstance(env, HostEnvironment) else open_host_env(env, probe_env)
+
+
+def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> HostEnvironment:
+    """Does the same as `make_host_env`, with another function (or none) that checks a single environment."""
+    name = _name_of(env)
     if not isinstance(env, str) and not callable(env):
+        what = "an environment" if isinstance(env, gymnasium.Env) else "neither a name nor a function"
         raise ValueError(
-            f"{name} is neither a name nor a function that makes a gymnasium environment; one is made for each of "
-            "num_envs, so give a function: lambda: gymnasium.make(...)"
+            f"{name} is {what}; pass a function that makes a new gymnasium environment, because a run needs "
+            f"num_envs of them: lambda: {name}(...)"
         )
     vector = _make_vector(env, [0])
     try:
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         _resetter(name, vector)
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
-        check_obs(name, obs_space, obs_spec, vector)
+        if probe is not None and isinstance(vector, SyncVectorEnv):
+            probe(name, vector.envs[0])
+        else:
+            check_obs(name, obs_space, obs_spec, vector)
     finally:
         vector.close()
     return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec)
 
 
 def host_env_names() -> list[str]:
-    """Gymnasium's registered ids, the newest version of each."""
+    """Returns the newest version of each id that Gymnasium has registered."""
     _import_atari(required=False)
     newest: dict[str, Any] = {}
     for spec in gymnasium.registry.values():
         if spec.namespace in ("phys2d", "tabular") or spec.name in ("GymV21Environment", "GymV26Environment"):
-            continue  # functional forms of others, and adapters
+            continue  # functional variants of other environments, and adapters
         if spec.namespace is None and "ale_py" in str(spec.entry_point):
-            continue  # old names of the ALE/ ones
+            continue  # old names of the ALE/ environments
         key = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec
@@ -191,7 +198,7 @@ def host_env_names() -> list[str]:
 
 
 def is_host_env(env: Any) -> bool:
-    """Whether `make_host_env` is the one to ask: it is a name that Gymnasium knows, a function, or of Gymnasium."""
+    """Returns whether `make_host_env` accepts `env`: a name that Gymnasium knows, a function or an object."""
     if not isinstance(env, str):
         return isinstance(env, HostEnvironment | gymnasium.Env | VectorEnv) or callable(env)
     _import_atari(required=env.startswith("ALE/"))
@@ -199,15 +206,16 @@ def is_host_env(env: Any) -> bool:
 
 
 def nearest_host_envs(name: str) -> list[str]:
-    """Up to three registered ids that look like it."""
+    """Returns up to three similar registered ids."""
     return difflib.get_close_matches(name, host_env_names(), 3, 0.6)
 
 
 def make_source(source: Any, seeds: list[int]) -> Any:
-    """What a name or function itself makes: an environment or, where it takes num_envs, a vector of one per seed."""
+    """Makes one environment or, if the function takes num_envs, a vector environment with one per seed."""
     if isinstance(source, str) and source.startswith(ENVPOOL):
         return _make_envpool(source.removeprefix(ENVPOOL), seeds)
     make = _maker(source, None)
+    _check_call(make, source)
     return make(num_envs=len(seeds)) if _takes(make, "num_envs") else make()
 
 
@@ -215,23 +223,28 @@ def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) 
     if isinstance(source, str) and source.startswith(ENVPOOL):
         return _make_envpool(source.removeprefix(ENVPOOL), seeds)
     make = _maker(source, render_mode)
+    _check_call(make, source)
     if _takes(make, "num_envs"):
         vector = make(num_envs=len(seeds))
         if not isinstance(vector, VectorEnv):
-            raise ValueError(f"{source} takes num_envs but made a {type(vector).__name__}, not a vector environment")
+            raise ValueError(
+                f"{source} takes num_envs but returned a {type(vector).__name__}, not a vector environment"
+            )
         if vector.num_envs != len(seeds):
-            raise ValueError(f"{source} was asked for num_envs = {len(seeds)} and made {vector.num_envs}")
+            raise ValueError(
+                f"{source} was called with num_envs = {len(seeds)} but made {vector.num_envs} environments"
+            )
         return vector
     vector = _Vector(
         [lambda: _checked(make(), source)] * len(seeds), copy=False, autoreset_mode=AutoresetMode.SAME_STEP
     )
     if len({id(env.unwrapped) for env in vector.envs}) < len(seeds):
-        raise ValueError(f"{source} gave the same environment twice; it must make a new one each time")
+        raise ValueError(f"{source} returned the same environment twice; it must make a new one in each call")
     return vector
 
 
 def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
-    """What makes one environment (or, where it takes num_envs, a vector of them)."""
+    """Returns the function that makes one environment or, if it takes num_envs, a vector environment."""
     if not isinstance(source, str):
         return (
             functools.partial(source, render_mode=render_mode)
@@ -260,13 +273,13 @@ def _make_by_id(name: str, render_mode: str | None) -> Any:
     except gymnasium.error.DependencyNotInstalled as error:
         extra = " (pip install 'jppo[mujoco]')" if "mujoco" in str(error).lower() else ""
         raise ValueError(f"{name} needs a package that is not installed: {error}{extra}") from None
-    except ImportError as error:  # Gymnasium's word for what has moved elsewhere
+    except ImportError as error:  # environments that moved to another package
         raise ValueError(f"{name}: {error}") from None
     except gymnasium.error.Error:
         if name in gymnasium.registry:
             raise
         near = nearest_host_envs(name)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists what there is"
+        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
         raise ValueError(f"unknown environment {name!r}; {hint}") from None
 
 
@@ -283,15 +296,37 @@ def _make_envpool(task: str, seeds: list[int]) -> Any:
 
 def _checked(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
-        raise ValueError(f"{source} made a {type(env).__name__}; it must make a gymnasium.Env")
+        is_gymnax = hasattr(env, "default_params") or hasattr(env, "step_env")
+        hint = "; pass a gymnax environment itself instead of a function that makes it" if is_gymnax else ""
+        raise ValueError(f"{_name_of(source)} made a {type(env).__name__}; it must make a gymnasium.Env{hint}")
     for space in ("observation_space", "action_space"):
         if getattr(env, space, None) is None:
             raise ValueError(f"{type(env).__name__} has no {space}")
     return env
 
 
+def _name_of(source: Any) -> str:
+    if isinstance(source, functools.partial):
+        source = source.func
+    return source if isinstance(source, str) else str(getattr(source, "__qualname__", type(source).__name__))
+
+
+def _check_call(make: Callable[..., Any], source: Any) -> None:
+    """Raises ValueError if a function that makes an environment has required parameters other than num_envs."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # builtins have no signature
+        return
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds and p.name != "num_envs"]
+    if required:
+        name = _name_of(source)
+        values = ", ".join(f"{one}=..." for one in required)
+        raise ValueError(f"{name} needs the arguments {', '.join(required)}; pass lambda: {name}({values})")
+
+
 def _is_envpool(vector: Any) -> bool:
-    """EnvPool has seeds from its making on, and resets at once the environments it is told to."""
+    """Returns whether this is an EnvPool, which takes its seeds when it is made and resets environments by number."""
     return "envpool" in type(vector).__name__.lower()
 
 
@@ -305,14 +340,14 @@ def _takes(make: Callable[..., Any], argument: str) -> bool:
 def _resetter(
     name: str, vector: Any
 ) -> Callable[[PyTree, dict[str, Any], np.ndarray], tuple[PyTree, dict[int, PyTree]]]:
-    """How this vector environment gives next and final observations where episodes ended.
+    """Returns a function that returns next and final observations after episodes have ended.
 
-    Raises ValueError for one that does so only in the step after (Gymnasium's NEXT_STEP).
+    Raises ValueError for the autoreset mode NEXT_STEP, which loses them.
     """
 
     def same_step(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
         if "final_obs" not in infos:
-            raise ValueError(f"{name}: an episode ended without final_obs in the infos, which SAME_STEP promises")
+            raise ValueError(f"{name}: an episode ended without final_obs in the infos, which SAME_STEP requires")
         return obs, {int(i): as_arrays(space, infos["final_obs"][i]) for i in np.flatnonzero(done)}
 
     def by_mask(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
@@ -335,14 +370,14 @@ def _resetter(
     if mode == AutoresetMode.DISABLED:
         return by_mask
     raise ValueError(
-        f"{name}: {type(vector).__name__} resets by autoreset_mode {mode}, which puts a ghost step after each episode; "
-        "make it with autoreset_mode=AutoresetMode.SAME_STEP (or DISABLED), or give a function that makes one "
+        f"{name}: {type(vector).__name__} has autoreset_mode {mode}, which inserts a step after each episode; make it "
+        "with autoreset_mode=AutoresetMode.SAME_STEP (or DISABLED), or pass a function that makes one "
         "environment"
     )
 
 
 def _import_atari(required: bool) -> None:
-    """Registers the ALE/ ids."""
+    """Registers the ALE/ ids. Raises ValueError if ale-py is missing and required."""
     try:
         import ale_py
     except ImportError:

@@ -12,13 +12,13 @@ def import_module_of(source: str) -> tuple[Any, str]:
     """
     module_name, _, attribute = source.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ValueError(f"{source}: {module_name!r} is not what Python calls a module; write module:name")
+        raise ValueError(f"{source}: {module_name!r} is not a valid module name; write module:name")
     try:
         return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0] and error.name != module_name:
             raise
-        raise ValueError(f"{source}: there is no module {module_name} (searched as Python does)") from None
+        raise ValueError(f"{source}: there is no module {module_name} on the Python path") from None
 
 
 def make_named(source: str) -> Any:

@@ -13,8 +13,10 @@ import numpy as np
 
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, Check, refused
-from jppo.envs.checks.trajectory import COUNTERS, MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
-from jppo.envs.gymnasium import HostEnvironment, make_host_env, make_source
+from jppo.envs.checks.trajectory import COUNTERS, RaisedError, Starts, Trace, draw_actions
+from jppo.envs.contract import BrokenContractError, read_reset, read_step
+from jppo.envs.gymnasium import HostEnvironment, make_source, open_host_env
+from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import PyTree
 
 NAMES: tuple[str, ...] = (
@@ -25,11 +27,6 @@ _RESETS = 32
 _SPEED_SECONDS = 0.3
 _PACKAGE = Path(__file__).parent.parent
 _AS_DECLARED = "reset returns two values, step five, of the right types"
-_FIVE = "return obs, reward, terminated, truncated, info"
-
-
-class _BrokenContractError(Exception):
-    """What a reset or step returned is not what it should be."""
 
 
 def is_made(env: Any) -> bool:
@@ -59,7 +56,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> list[Check]:
         first.close()
         host = _accept(env)
         return [host] if isinstance(host, Check) else check_vector.check(host, steps, seed, num_envs)
-    except _BrokenContractError as error:
+    except BrokenContractError as error:
         return [Check("runs", PASS, "reset and step raise nothing"), Check("contract", FAIL, *error.args)]
     except MisfitError as error:
         return [Check("spaces", FAIL, str(error), "declare the space of what you return")]
@@ -78,7 +75,7 @@ def _made(source: Any, seed: int) -> Any:
             raise
         raise RaisedError("making it") from error
     if not hasattr(env, "reset") or not hasattr(env, "step"):
-        raise _BrokenContractError(f"a {type(env).__name__} was made", "make a gymnasium.Env")
+        raise BrokenContractError(f"a {type(env).__name__} was made", "make a gymnasium.Env")
     return env
 
 
@@ -93,7 +90,7 @@ def _check_singles(source: Any, steps: int, seed: int, envs: list[Any]) -> list[
     """One environment per seed, played one after the other; then again, each by the next one's seed."""
     seeds = list(range(seed, seed + len(envs)))
     if len({id(one.unwrapped) for one in envs}) < len(envs):
-        raise _BrokenContractError("the same environment was made twice", "make a new one in each call")
+        raise BrokenContractError("the same environment was made twice", "make a new one in each call")
     for one in envs:
         _reset(one, seed)
     host = _accept(source)
@@ -117,7 +114,7 @@ def _check_singles(source: Any, steps: int, seed: int, envs: list[Any]) -> list[
 def _accept(source: Any) -> HostEnvironment | Check:
     """As jppo takes it, or why it does not."""
     try:
-        return make_host_env(source)
+        return open_host_env(source)
     except ValueError as error:
         return refused(error, "see docs/extending.md")
 
@@ -130,43 +127,23 @@ def _first_step(env: Any, seed: int) -> Check:
 
 
 def _reset(env: Any, seed: int | None) -> PyTree:
-    """An observation. Raises _BrokenContractError unless two values are returned, the second a dict."""
+    """An observation. Raises BrokenContractError unless two values are returned, the second a dict."""
     try:
         returned = env.reset(seed=seed) if seed is not None else env.reset()
     except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         if isinstance(error, TypeError) and "seed" in str(error):
-            raise _BrokenContractError("reset takes no seed", "reset(self, *, seed=None, options=None)") from error
+            raise BrokenContractError("reset takes no seed", "reset(self, *, seed=None, options=None)") from error
         raise RaisedError("reset") from error
-    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        seen = f"reset returned {_kinds(returned)}"
-        raise _BrokenContractError(seen, "return obs, info (a dict); old Gym returned obs alone")
-    return returned[0]
+    return read_reset(returned)
 
 
 def _step(env: Any, action: Any, when: str) -> tuple[PyTree, float, bool, bool]:
-    """Observation, reward, terminated and truncated. Raises _BrokenContractError for other numbers or types."""
+    """Observation, reward, terminated and truncated. Raises BrokenContractError for other numbers or types."""
     try:
         returned = env.step(action)
     except (Exception, SystemExit) as error:  # whatever the environment raises is a finding
         raise RaisedError(f"{when} with action {action}") from error
-    if not isinstance(returned, tuple) or len(returned) != 5:
-        old = "; old Gym's done does not tell truncated from terminated" if len(returned) == 4 else ""
-        raise _BrokenContractError(f"step returned {_kinds(returned)}", f"{_FIVE}{old}")
-    obs, reward, terminated, truncated, info = returned
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, bool | np.bool_):
-            raise _BrokenContractError(f"{name} is {flag!r}, a {type(flag).__name__}, not a bool", f"bool({name})")
-    if isinstance(reward, bool | np.bool_) or np.ndim(reward) or np.asarray(reward).dtype.kind not in "fiu":
-        raise _BrokenContractError(f"reward is {reward!r}, a {type(reward).__name__}, not a number", "float(reward)")
-    if not isinstance(info, dict):
-        raise _BrokenContractError(f"info is a {type(info).__name__}, not a dict", _FIVE)
-    return obs, float(reward), bool(terminated), bool(truncated)
-
-
-def _kinds(returned: Any) -> str:
-    if not isinstance(returned, tuple):
-        return f"a {type(returned).__name__}"
-    return f"{len(returned)} values ({', '.join(type(value).__name__ for value in returned)})"
+    return read_step(returned)
 
 
 def _play_all(envs: list[Any], seeds: list[int], actions: np.ndarray, observations: Observations) -> Trace:

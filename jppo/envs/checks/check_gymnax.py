@@ -13,8 +13,9 @@ from jppo.devices.jit import jit
 from jppo.envs.base import Environment
 from jppo.envs.checks import rules
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, refused
-from jppo.envs.checks.trajectory import COUNTERS, MisfitError, Observations, Starts, Trace, draw_actions, space_of
+from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, draw_actions
 from jppo.envs.gymnax import holds_bits, make_env, make_source
+from jppo.envs.observations import MisfitError, Observations, space_of
 from jppo.envs.spaces import Array, PyTree
 
 NAMES: tuple[str, ...] = (

@@ -7,8 +7,9 @@ import numpy as np
 
 from jppo.envs.checks import rules
 from jppo.envs.checks.report import FAIL, PASS, Check
-from jppo.envs.checks.trajectory import MisfitError, Observations, RaisedError, Starts, Trace, draw_actions
+from jppo.envs.checks.trajectory import RaisedError, Starts, Trace, draw_actions
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.observations import MisfitError, Observations
 
 _RESETS = 32
 

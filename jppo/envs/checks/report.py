@@ -75,7 +75,8 @@ def refused(error: ValueError, advice: str) -> Check:
     parts = {"observations differ": "contract", "action space": "actions", "bserv": "spaces"}
     parts |= {"autoreset_mode": "autoreset", "the state differs": "carry"}
     name = next((name for part, name in parts.items() if part in text), "contract")
-    return Check(name, FAIL, text, advice if name == "contract" else "")
+    remedies = {"contract": advice, "spaces": "declare the space of what reset and step return"}
+    return Check(name, FAIL, text, remedies.get(name, ""))
 
 
 def make_report(names: tuple[str, ...], found: list[Check], **about: Any) -> Report:

@@ -3,7 +3,8 @@
 import numpy as np
 
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
-from jppo.envs.checks.trajectory import Observations, Starts, Trace, alike
+from jppo.envs.checks.trajectory import Starts, Trace, alike
+from jppo.envs.observations import Observations
 from jppo.envs.spaces import ActionSpec
 from jppo.errors import describe_error
 

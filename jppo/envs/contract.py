@@ -1,0 +1,87 @@
+"""Checks of the values that `reset` and `step` of a Gymnasium environment return."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from jppo.envs.observations import MisfitError, Observations
+from jppo.envs.spaces import PyTree
+
+_FIVE = "return obs, reward, terminated, truncated, info"
+
+
+class BrokenContractError(ValueError):
+    """A return value of reset or step is invalid. The arguments are the observation and the remedy."""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, map(str, self.args)))
+
+
+def read_reset(returned: Any) -> PyTree:
+    """Returns the observation of `reset`. Raises BrokenContractError unless it returned (obs, info dict)."""
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+        remedy = "return obs, info (a dict); old Gym returned obs alone"
+        raise BrokenContractError(f"reset returned {_describe(returned)}", remedy)
+    return returned[0]
+
+
+def read_step(returned: Any) -> tuple[PyTree, float, bool, bool]:
+    """Returns observation, reward, terminated and truncated of `step`. Raises BrokenContractError for other values."""
+    if not isinstance(returned, tuple) or len(returned) != 5:
+        is_old = isinstance(returned, tuple) and len(returned) == 4
+        old = "; the old done does not separate truncated from terminated" if is_old else ""
+        raise BrokenContractError(f"step returned {_describe(returned)}", f"{_FIVE}{old}")
+    obs, reward, terminated, truncated, info = returned
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            raise BrokenContractError(f"{name} is {flag!r}, a {type(flag).__name__}, not a bool", f"bool({name})")
+    if isinstance(reward, bool | np.bool_) or np.ndim(reward) or np.asarray(reward).dtype.kind not in "fiu":
+        raise BrokenContractError(f"reward is {reward!r}, a {type(reward).__name__}, not a number", "float(reward)")
+    if not isinstance(info, dict):
+        raise BrokenContractError(f"info is a {type(info).__name__}, not a dict", _FIVE)
+    return obs, float(reward), bool(terminated), bool(truncated)
+
+
+def probe_env(name: str, env: Any) -> None:
+    """Resets an environment and takes one step, so that mistakes are reported before training.
+
+    Warns of numbers outside a Box, which do not change the training.
+
+    Raises:
+      ValueError: a return value is invalid, or an observation does not fit its space.
+    """
+    observations = Observations(env.observation_space, casts=True)
+    env.action_space.seed(0)
+    when = "reset"
+    try:
+        observations.see(read_reset(env.reset(seed=0)))
+        when = "step"
+        try:
+            returned = env.step(env.action_space.sample())
+        except ValueError as error:
+            if "values to unpack (expected 5, got 4)" in str(error):  # a wrapper unpacks the values of an old step
+                returned = (None,) * 4
+            else:
+                raise
+        if isinstance(returned, tuple) and len(returned) == 5:  # flags and rewards may be of other types
+            observations.see(returned[0])
+        else:
+            read_step(returned)
+    except BrokenContractError as error:
+        raise ValueError(f"{name}: {error}") from None
+    except MisfitError as error:
+        raise ValueError(f"{name}: the observation of {when} does not fit observation_space: {error}") from None
+    faults = observations.faults
+    for kind in ("categories", "loss"):
+        if kind in faults:
+            raise ValueError(f"{name}: the observation does not fit observation_space: {faults[kind]}")
+    if "range" in faults:
+        text = f"{name}: {faults['range']} of its observation_space; declare wider bounds (PPO does not use them)"
+        warnings.warn(text, stacklevel=3)
+
+
+def _describe(returned: Any) -> str:
+    if not isinstance(returned, tuple):
+        return f"a {type(returned).__name__}"
+    return f"{len(returned)} values ({', '.join(type(value).__name__ for value in returned)})"

@@ -1,0 +1,142 @@
+"""Compares observations with their space."""
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jppo.envs.spaces import ObsSpec, PyTree
+
+_MAX_NUMBERS = 1024  # numbers of an observation that are kept
+
+
+class Box(NamedTuple):
+    """The fields of gymnasium.spaces.Box that the checks read."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: float = -np.inf
+    high: float = np.inf
+
+
+class Discrete(NamedTuple):
+    """The fields of gymnasium.spaces.Discrete that the checks read."""
+
+    dtype: str
+    n: int
+    start: int
+    shape: tuple[int, ...] = ()
+
+
+class Dict(NamedTuple):
+    """The fields of gymnasium.spaces.Dict that the checks read."""
+
+    spaces: dict[str, Any]
+
+
+class Tuple(NamedTuple):
+    """The fields of gymnasium.spaces.Tuple that the checks read."""
+
+    spaces: tuple[Any, ...]
+
+
+def space_of(spec: PyTree) -> Any:
+    """Returns the space that ObsSpecs describe."""
+    if isinstance(spec, ObsSpec):
+        categories = spec.num_categories
+        return Discrete(spec.dtype, categories, spec.start) if categories else Box(spec.shape, spec.dtype)
+    if isinstance(spec, Mapping):
+        return Dict({key: space_of(part) for key, part in spec.items()})
+    return Tuple(tuple(space_of(part) for part in spec))
+
+
+class MisfitError(Exception):
+    """The structure or shape of an observation differs from its space."""
+
+
+class Observations:
+    """Compares observations with a space, and records the first fault of each kind."""
+
+    def __init__(self, space: Any, casts: bool) -> None:
+        """Args: casts: whether jppo casts observations to the dtype of the space."""
+        self._space, self._casts = space, casts
+        self.faults: dict[str, str] = {}  # "dtype", "loss", "range", "categories" or "finite" -> description
+
+    def see(self, obs: PyTree, lead: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers [*lead, F] f32 and the checksums [*lead] u32 of observations [*lead, ...].
+
+        Raises MisfitError if the structure or a shape differs from the space.
+        """
+        leaves = []
+        for path, space, value in split_observation(self._space, obs, "observation"):
+            leaf = np.asarray(value)
+            shape = tuple(space.shape)
+            if leaf.shape != (*lead, *shape):
+                raise MisfitError(f"{path} has shape {list(leaf.shape[len(lead) :])}; its space says {list(shape)}")
+            self._compare(path, space, leaf)
+            leaves.append(leaf.reshape(*lead, -1))
+        return _kept(leaves), _digests(leaves, lead)
+
+    def _compare(self, path: str, space: Any, leaf: np.ndarray) -> None:
+        declared = np.dtype(space.dtype)
+        kind = type(space).__name__
+        if kind != "Discrete" and leaf.dtype != declared:
+            lossy = self._casts and not np.can_cast(leaf.dtype, declared, "same_kind")
+            self._note("loss" if lossy else "dtype", f"{path} is {leaf.dtype}; its space says {declared}")
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            self._note("finite", f"{path} has {leaf[~np.isfinite(leaf)].flat[0]}")
+        if kind == "Discrete":
+            first = int(getattr(space, "start", 0))
+            outside = leaf[(leaf < first) | (leaf >= first + int(space.n))]
+            if outside.size:
+                self._note(
+                    "categories", f"{path} is {outside.flat[0]}; its space says {first} to {first + space.n - 1}"
+                )
+            return
+        if leaf.dtype.kind == "b":
+            return
+        low, high = (0, 1) if kind == "MultiBinary" else (space.low, space.high)
+        low, high = (np.broadcast_to(np.asarray(bound), leaf.shape) for bound in (low, high))
+        slack = 1e-5 * np.maximum(1.0, np.abs(np.where(np.isfinite(leaf), leaf, 0.0)))
+        outside = (leaf < low - slack) | (leaf > high + slack)
+        if outside.any():
+            bounds = f"[{low[outside][0]:g}, {high[outside][0]:g}]"
+            self._note("range", f"{path} has {leaf[outside][0]:g}, outside {bounds}")
+
+    def _note(self, kind: str, text: str) -> None:
+        self.faults.setdefault(kind, text)
+
+
+def split_observation(space: Any, value: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields path, space and value of each array of an observation. Raises MisfitError for another structure."""
+    kind = type(space).__name__
+    try:
+        if kind == "Dict":
+            for key, part in space.spaces.items():
+                inner = value[key] if isinstance(value, Mapping) else getattr(value, key)
+                yield from split_observation(part, inner, f"{path}[{key!r}]")
+        elif kind == "Tuple":
+            for i, (part, inner) in enumerate(zip(space.spaces, value, strict=True)):
+                yield from split_observation(part, inner, f"{path}[{i}]")
+        else:
+            yield path, space, value
+    except (KeyError, AttributeError, ValueError, TypeError) as error:
+        found = "an array" if hasattr(value, "shape") else f"of type {type(value).__name__}"
+        raise MisfitError(f"{path} is {found}, which does not fit {space}") from error
+
+
+def _kept(leaves: list[np.ndarray]) -> np.ndarray:
+    flat = np.concatenate([leaf.astype(np.float32) for leaf in leaves], axis=-1)
+    return flat[..., :: math.ceil(flat.shape[-1] / _MAX_NUMBERS)]
+
+
+def _digests(leaves: list[np.ndarray], lead: tuple[int, ...]) -> np.ndarray:
+    result = np.zeros(lead, np.uint32)
+    for index in np.ndindex(lead):
+        crc = 0
+        for leaf in leaves:
+            crc = zlib.crc32(np.ascontiguousarray(leaf[index]).tobytes(), crc)
+        result[index] = crc
+    return result
