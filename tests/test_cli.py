@@ -642,9 +642,9 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
         assert "config.json names the environment sys:exit, which would import a module" in err
     with pytest.raises(ValueError, match="trust_env=True in Python"):
         jppo.export_policy(run, "a.npz")
-    with pytest.raises(SystemExit):
+    with pytest.raises(RuntimeError, match="the environment called"):
         jppo.load_policy(run, trust_env=True)
-    with pytest.raises(SystemExit):
+    with pytest.raises(RuntimeError, match="the environment called"):
         jppo.load_policy(run, env="sys:exit")
 
 
