@@ -1,11 +1,15 @@
-"""Checks a long run for leaks of memory, threads, open files and processes (Linux).
+"""Tests reliability (Linux): leaks of long runs, and runs whose processes are killed.
 
-    python benchmarks/soak.py --minutes 30
+    python benchmarks/soak.py memory --minutes 30
+    python benchmarks/soak.py kills
 
-Both modes train at the same time, each in its own process with a run directory and checkpoints. This process measures
-them and their child processes through /proc and stops them with Ctrl-C at the end. The first quarter is for warm-up:
-the metrics in memory reach their limit of 65,536 rows. The second quarter is compared with the last. Memory is the
-proportional set size (PSS), in which shared pages count once, without pages of files.
+`memory` checks a long run for leaks of memory, threads, open files and processes. Both modes train at the same time,
+each in its own process with a run directory and checkpoints. This process measures them and their child processes
+through /proc and stops them with Ctrl-C at the end. The first quarter is for warm-up: the metrics in memory reach their
+limit of 65,536 rows. The second quarter is compared with the last. Memory is the proportional set size (PSS), in which
+shared pages count once, without pages of files.
+
+`kills` kills runs, actors and Ray's daemons (see soak_kills.py) and adds its counts to the same file.
 """
 
 import datetime
@@ -16,11 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import soak_kills
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -112,7 +118,7 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
-def main(
+def memory(
     minutes: float = 30.0,
     modes: tuple[Literal["on device", "Ray"], ...] = ("on device", "Ray"),
     every: float = 5.0,
@@ -128,7 +134,7 @@ def main(
     """
     with ThreadPoolExecutor() as pool:
         rows = list(pool.map(lambda mode: watch(mode, 60.0 * minutes, every), modes))
-    write_json(output, {"minutes": minutes, "rows": rows, "date": datetime.date.today().isoformat()} | hardware())
+    save(output, {"minutes": minutes, "rows": rows, "date": datetime.date.today().isoformat()} | hardware())
     table = Table("mode", "updates", *QUANTITIES, "MB per minute", "exit code", "processes left")
     for row in rows:
         pairs = ("{:.0f} -> {:.0f}".format(*row["medians"][name]) for name in QUANTITIES)
@@ -139,5 +145,39 @@ def main(
     Console(width=140).print(table)
 
 
+def kills(
+    device: int = 12, ray: int = 6, actors: int = 20, daemons: bool = True, output: Path = RESULTS / "soak.json"
+) -> None:
+    """Kills runs, actors and Ray's daemons, and adds the counts to the JSON file.
+
+    Args:
+      device: number of SIGKILLs of an on-device run, which is resumed each time.
+      ray: number of SIGKILLs of a run with Ray actors, which is resumed each time.
+      actors: number of SIGKILLs of actors during one run.
+      daemons: kill the raylet and the gcs_server of a run.
+      output: JSON file.
+    """
+    tests: dict[str, Callable[[], dict[str, Any]]] = {
+        "run on device": lambda: soak_kills.kill_runs(device, 6_000_000, is_exact=True),
+        "run with Ray": lambda: soak_kills.kill_runs(ray, 400_000, *soak_kills.ACTORS),
+        "actors": lambda: soak_kills.kill_actors(actors),
+        "raylet": lambda: soak_kills.kill_daemon("raylet"),
+        "gcs_server": lambda: soak_kills.kill_daemon("gcs_server"),
+    }
+    numbers = {"run on device": device, "run with Ray": ray, "actors": actors}
+    results = {}
+    for name, test in tests.items():
+        if numbers.get(name, int(daemons)):
+            results[name] = test()
+            print(name, json.dumps(results[name], indent=2), flush=True)
+            save(output, {"kills": results, "kills_date": datetime.date.today().isoformat()})
+
+
+def save(output: Path, results: dict[str, Any]) -> None:
+    """Adds results to the JSON file."""
+    before = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    write_json(output, before | results)
+
+
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.extras.subcommand_cli_from_dict({"memory": memory, "kills": kills})
