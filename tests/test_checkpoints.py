@@ -28,7 +28,9 @@ from jppo.actors.local import LocalRunner
 from jppo.cli.main import main
 from jppo.ppo.networks import make_network
 from jppo.runs import checkpoints
-from jppo.runs.checkpoints import FORMAT, Checkpoints, copy_leaves, latest_checkpoint, read_checkpoint
+from jppo.runs.checkpoints import FORMAT, Checkpoints, latest_checkpoint, read_checkpoint
+from jppo.runs.files import jsonable
+from jppo.runs.leaves import copy_leaves
 from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_config, read_metrics
 from jppo.runs.writer import RunWriter
@@ -185,8 +187,6 @@ def test_the_newest_checkpoints_are_kept(stopped, full):
 
 
 def test_a_finished_run_can_be_extended_only_without_schedules(full, tmp_path):
-    with pytest.raises(ValueError, match=r"which is finished; use another run_dir$"):
-        train(full.run_dir)
     with pytest.raises(
         ValueError, match=r"with total_steps = 384; it cannot change to 768, because .*: learning_rate = linear"
     ):
@@ -195,12 +195,92 @@ def test_a_finished_run_can_be_extended_only_without_schedules(full, tmp_path):
     whole = train(tmp_path / "whole", hyperparams=level)
     half = train(tmp_path / "half", hyperparams=level, total_steps=UPDATES // 2 * BATCH)
     assert half.summary["status"] == "finished"
-    with pytest.raises(ValueError, match="finished; use another run_dir, or increase total_steps"):
-        resume(tmp_path / "half")
     with pytest.raises(ValueError, match="with total_steps = 192; it can be increased, but 32 is lower"):
         resume(tmp_path / "half", total_steps=BATCH)
     assert_same(resume(tmp_path / "half", total_steps=UPDATES * BATCH).state, whole.state)
     assert read_config(tmp_path / "half")["total_steps"] == UPDATES * BATCH
+
+
+def test_a_finished_run_returns_its_result_again(full):
+    before = {path: path.read_bytes() for path in full.run_dir.rglob("*") if path.is_file()}
+    reporter = Stopping()
+    again = jppo.train(Cued(), run_dir=full.run_dir, progress=reporter)
+    assert any("is already finished" in text for text in reporter.messages)
+    assert_same(again.state, full.state)
+    assert_same(again.policy.state, full.policy.state)
+    assert jsonable(again.summary) == jsonable(full.summary)
+    for name, column in full.metrics.items():
+        np.testing.assert_array_equal(again.metrics[name], column, name)
+    assert {path: path.read_bytes() for path in full.run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_with_a_damaged_checkpoint_repeats_the_last_updates(full, tmp_path):
+    path = shutil.copytree(full.run_dir, tmp_path / "run")
+    flip(largest(path / "checkpoints" / str(UPDATES)))
+    result = train(path)
+    assert_same(result.state, full.state)
+    assert latest(path).update == UPDATES
+
+
+def untimed_lines(run_dir):
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def test_lines_of_several_updates_do_not_depend_on_a_resume(full, tmp_path):
+    whole = train(tmp_path / "whole", log_every=5)
+    lines = untimed_lines(tmp_path / "whole")
+    assert [line["update"] for line in lines] == whole.metrics["update"].tolist() == [5, 10, 12]
+    train(tmp_path / "part", after=7, log_every=5)
+    assert [line["update"] for line in untimed_lines(tmp_path / "part")] == [5, 8]
+    with pytest.raises(ValueError, match="log_every is 5 in the run, but 1 now"):
+        resume(tmp_path / "part", log_every=1)
+    resumed = resume(tmp_path / "part")
+    assert untimed_lines(tmp_path / "part") == lines
+    for name in ("return_mean", "return_std", "episodes"):
+        assert resumed.summary[name] == whole.summary[name] == pytest.approx(full.summary[name], rel=1e-6), name
+    for name in ("loss/value", "grad/norm"):
+        assert lines[1][name] == pytest.approx(full.metrics[name][5:10].mean(), rel=1e-6), name
+    count, mean = full.metrics["episode/count"][5:10], np.nan_to_num(full.metrics["episode/return_mean"][5:10])
+    assert lines[1]["episode/count"] == count.sum()
+    assert lines[1]["episode/return_mean"] == pytest.approx((count * mean).sum() / count.sum(), rel=1e-6)
+
+
+def test_a_run_with_more_than_a_gigabyte_of_metrics_says_so(tmp_path):
+    reporter = Stopping(1)
+    given = {"config": CONFIG, "total_steps": 1e10}
+    jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
+    assert any("metrics.jsonl will have about 187.5 GB; a higher log_every" in text for text in reporter.messages)
+
+
+class Moving(Cued):
+    """Changes the working directory."""
+
+    def reset(self, key, params):
+        os.chdir("/")
+        return super().reset(key, params)
+
+
+def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = jppo.train(Moving(), run_dir="run", config=CONFIG, total_steps=2 * BATCH)
+    assert result.run_dir == tmp_path / "run"
+    assert {"config.json", "metrics.jsonl", "checkpoints", "summary.json"} <= set(os.listdir(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("step", [BATCH, UPDATES * BATCH], ids=["first update", "last update"])
+def test_a_deleted_run_directory_is_reported(full, tmp_path, step):
+    class Deleting(Stopping):
+        def update(self, env_steps, *args):
+            if env_steps == step:
+                shutil.rmtree(tmp_path / "run")
+
+    reporter = Deleting()
+    given = {"config": CONFIG, "total_steps": UPDATES * BATCH}
+    result = jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
+    assert result.summary["failed_writes"] == ["metrics.jsonl"]
+    assert sum("deleted during the run" in text for text in reporter.messages) == 1
+    assert_same(load_run(tmp_path / "run", env=Cued()).policy_state, full.policy.state)
 
 
 def test_a_run_without_a_checkpoint_starts_from_the_beginning(full, copied):
@@ -223,7 +303,8 @@ def flip(path):
 
 
 def largest(path):
-    return max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    """The largest file with arrays of a checkpoint."""
+    return max((path / "default" / "d").iterdir(), key=os.path.getsize)
 
 
 @pytest.mark.parametrize(
@@ -234,11 +315,10 @@ def largest(path):
         lambda path: largest(path).unlink(),
         lambda path: (path / "_CHECKPOINT_METADATA").unlink(),
         lambda path: (path / "_CHECKPOINT_METADATA").write_text('{"custom'),
-        lambda path: (path / "default" / "_METADATA").write_text("nonsense"),
         lambda path: (path / "default" / "manifest.ocdbt").write_bytes(b""),
         lambda path: [shutil.rmtree(path), path.mkdir()],
     ],
-    ids=["flipped", "cut", "lost", "unheaded", "torn header", "torn names", "no manifest", "empty"],
+    ids=["flipped", "cut", "lost", "unheaded", "torn header", "no manifest", "empty"],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(copied, damage):
     *_, before, last = sorted(int(path.name) for path in (copied / "checkpoints").iterdir())
@@ -351,8 +431,8 @@ def test_resume_with_a_relative_path(full, copied, monkeypatch):
 
 def test_a_damaged_policy_is_replaced_by_that_of_the_newest_checkpoint(copied):
     good = load_run(copied, env=Cued()).policy_state
-    os.truncate(largest(copied / "policy"), 10)
-    with pytest.warns(UserWarning, match="that of its newest checkpoint is taken, after update"):
+    os.truncate(copied / "policy_state.npz", 10)
+    with pytest.warns(UserWarning, match="the policy of the newest checkpoint, after update"):
         assert_same(load_run(copied, env=Cued()).policy_state, good)
 
 
@@ -363,7 +443,7 @@ def test_all_checkpoints_damaged_is_an_error(copied):
     with pytest.raises(ValueError, match=r"all 3 checkpoints in .* are damaged; use another run_dir"):
         resume(copied)
     assert (copied / "metrics.jsonl").read_bytes() == before
-    assert (copied / "policy").is_dir()
+    assert (copied / "policy_state.npz").exists()
 
 
 def test_a_failed_tensorboard_write_is_reported_once(tmp_path):
@@ -711,7 +791,7 @@ def test_another_policy_lag_is_refused(tmp_path):
 def test_an_unfinished_run_has_the_policy_of_its_newest_checkpoint(copied):
     last = max((copied / "checkpoints").iterdir(), key=lambda path: int(path.name))
     policy = jppo.load_policy(copied, env=Cued())
-    shutil.rmtree(copied / "policy")
+    (copied / "policy_state.npz").unlink()
     from_checkpoint = jppo.load_policy(copied, env=Cued())
     assert_same(from_checkpoint.state, policy.state)
     assert from_checkpoint.act([1.0]).shape == ()
@@ -719,7 +799,7 @@ def test_an_unfinished_run_has_the_policy_of_its_newest_checkpoint(copied):
     with pytest.warns(UserWarning, match=f"{last} is damaged"):
         assert int(load_run(copied, env=Cued()).policy_state.obs_stats.count) < int(policy.state.obs_stats.count)
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ValueError, match="has no policy: its run did not finish, nor come to a checkpoint"):
+    with pytest.raises(ValueError, match="has no policy: its run did not finish and has no checkpoint"):
         jppo.load_policy(copied, env=Cued())
 
 
@@ -742,8 +822,8 @@ def test_the_command_line_resumes_with_the_settings_of_the_run(tmp_path, monkeyp
     options = ["train", "CartPole-v1", "--num-envs", "8", "--num-steps", "8", "--hidden-sizes", "8", "--seed", "5"]
     with lenient():
         assert main([*options, "--num-devices", "1", "--total-steps", "640", "--run-dir", str(run)]) == 0
-        assert main(["train", "CartPole-v1", "--resume", str(run)]) == 2
-        assert "which is finished; use another" in capsys.readouterr().err
+        assert main(["train", "CartPole-v1", "--resume", str(run)]) == 0
+        assert "is already finished; nothing is left to train" in capsys.readouterr().out
         assert main(["train", "CartPole-v1", "--resume", str(run), "--num-envs", "16"]) == 2
         assert "num_envs is 8 in the run, but 16 now" in capsys.readouterr().err
         summary = run / "summary.json"

@@ -376,6 +376,19 @@ def test_training_ends_standard_output_with_json(trained):
         assert said in err
 
 
+def test_output_that_cannot_be_written(trained):
+    """Training ignores it; a command whose result is its output fails."""
+    commands = {0: ["train", "CartPole-v1", "--resume"], 3: ["eval", "--episodes", "2"]}
+    for code, words in commands.items():
+        with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+            assert main([*words, str(trained[0])]) == code
+
+
+def test_a_closed_standard_output_is_opened():
+    code = "import os; from jppo.cli.main import _open_closed_streams; os.close(1); _open_closed_streams(); os.fstat(1)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_sweep(tmp_path):
     """Two shapes, two learning rates and two seeds, with run directories. The second call finds all results."""
     words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-3, 1e-2, "--hidden-sizes", "8", "8,8"]

@@ -30,6 +30,7 @@ ALLOWED = {
     "ray": {"actors", "training", "sweeps"},
     "filelock": {"runs"},
     "orbax": {"runs"},
+    "tensorstore": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
     "matplotlib": {"runs"},

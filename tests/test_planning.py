@@ -9,7 +9,9 @@ from probes import Counting
 
 import jppo
 from jppo.benchmark import plan as planning
+from jppo.config.presets import PRESETS
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
+from jppo.training.device_loop import compile_chunk
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 
@@ -27,7 +29,7 @@ def planned():
 
 def needs(num_envs, num_devices=1):
     agent = jppo.make_anakin(Counting(), dataclasses.replace(CONFIG, num_envs=num_envs), num_devices=num_devices)
-    return bytes_needed(planning._compile(agent)[0])
+    return bytes_needed(compile_chunk(agent, PRESETS["default"].hyperparams))
 
 
 def test_memory_by_purpose_adds_up_to_the_peak(planned):

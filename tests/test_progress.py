@@ -9,6 +9,7 @@ from rich.console import Console
 
 from jppo.training.progress import (
     BarReporter,
+    DisplayStream,
     LineReporter,
     NullReporter,
     Reporter,
@@ -111,14 +112,34 @@ def test_make_reporter_refuses_other_values(progress, message):
         make_reporter(progress, 1)
 
 
-def test_closed_pipe_does_not_stop_training():
+def closed_pipe():
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as stream:
-        lines = LineReporter(stream, 100)
+    return open(writer, "w")
+
+
+def closed_stream():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def full_disk():
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize("make_stream", [closed_pipe, closed_stream, full_disk, lambda: None])
+def test_output_that_cannot_be_written_does_not_stop_training(make_stream):
+    stream = make_stream()
+    display = DisplayStream(stream)
+    for reporter in (LineReporter(display, 100), BarReporter(Console(file=display, force_terminal=True), 100)):
+        reporter.start()
         for step in (10, 100):
-            lines.message("still here")
-            lines.update(step, 10.0, 1.0)
+            reporter.message("still here")
+            reporter.update(step, 10.0, 1.0)
+        reporter.close()
+    if stream is not None:
+        stream.close()  # writes what is left in the buffer
 
 
 def test_bar_prints_nothing_before_start():

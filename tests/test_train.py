@@ -14,6 +14,7 @@ from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
 import jppo
+from jppo.devices import memory
 from jppo.envs import make_env
 from jppo.errors import TrainingDiverged
 from jppo.ppo.networks import make_network
@@ -154,7 +155,7 @@ def test_metrics_have_the_documented_values(run):
 
 
 def test_run_directory_content(run):
-    names = {".lock", "config.json", "metrics.jsonl", "summary.json", "policy", "tensorboard", "checkpoints"}
+    names = {".lock", "config.json", "metrics.jsonl", "summary.json", "policy_state.npz", "tensorboard", "checkpoints"}
     assert {path.name for path in run.run_dir.iterdir()} == names
     saved = json.loads((run.run_dir / "config.json").read_text())
     assert saved["env"] == "Cued"
@@ -325,6 +326,51 @@ def test_out_of_memory_error_names_the_sizes(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_needs_more_memory_than_is_free_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "bytes_free", lambda num_devices: 1000)
+    with pytest.raises(
+        ValueError, match=r"needs .* KiB of memory per device, but only 1000 bytes are free; lower num_e"
+    ):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    result = jppo.train(Probe(), config=CONFIG, total_steps=BATCH, run=jppo.RunConfig(force=True))
+    assert result.summary["status"] == "finished"
+
+
+def test_the_limit_of_a_container_bounds_the_free_memory(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\nfile 500000\nshmem 100000\n")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert memory.bytes_free(2) == 270_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.bytes_free(2) > 600_000
+
+
+def test_sigterm_ends_the_process_at_once_while_it_compiles(monkeypatch):
+    handlers, compile_chunk = [], device_loop.compile_chunk
+
+    def record(*args):
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        return compile_chunk(*args)
+
+    monkeypatch.setattr(device_loop, "compile_chunk", record)
+    recorder = Recorder(lambda: handlers.append(signal.getsignal(signal.SIGTERM)))
+    jppo.train(Probe(), config=CONFIG, total_steps=BATCH, progress=recorder)
+    assert handlers[0] == signal.SIG_DFL
+    assert callable(handlers[1])
+
+
+def test_interrupt_during_the_first_update_does_not_wait_for_it(monkeypatch):
+    class Never:
+        def is_ready(self):
+            return False
+
+    monkeypatch.setattr(device_loop.ChunkLoop, "_abandons_first_update", True)
+    loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logger(1, None, NullReporter()))
+    with pytest.raises(KeyboardInterrupt):
+        loop._fetch(1, {"finite": Never()}, 0.0, lambda: True)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -441,4 +487,4 @@ def test_deadlocked_device_raises_an_error(monkeypatch):
     monkeypatch.setattr(device_loop, "_STALL_POLLS", 3)
     loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logger(1, None, NullReporter()))
     with pytest.raises(RuntimeError, match=r"XLA's CPU client is deadlocked"):
-        loop._fetch(1, {"finite": Never()}, 0.0)
+        loop._fetch(1, {"finite": Never()}, 0.0, lambda: False)

@@ -1,27 +1,22 @@
 """`jppo.plan`: memory and compile time of a run, from the compiled program."""
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from jppo.benchmark.memory import count_parameters, memory_by_purpose
 from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.envs.backends import choose_backend
-from jppo.ppo.anakin import Anakin, AnakinState, make_anakin, run_chunk
+from jppo.ppo.anakin import make_anakin
 from jppo.ppo.losses import Loss
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.types import PyTree
 from jppo.runs.display import html_table, show_record
+from jppo.training.device_loop import compile_chunk, state_shapes
 from jppo.training.settings import RunSettings, prepare_run
 
 
@@ -99,12 +94,12 @@ def plan(
     devices, sizes = prepared.config_json["num_devices"], agent.config
     free = bytes_free(devices)
     start = time.perf_counter()
-    chunk, state = _compile(agent)
+    chunk, state = compile_chunk(agent, prepared.hyperparams), state_shapes(agent, prepared.hyperparams)
     compile_seconds, needed = time.perf_counter() - start, bytes_needed(chunk)
 
     def measure(num_envs: int) -> int:
-        larger = sizes.replace(num_envs=num_envs)
-        return bytes_needed(_compile(make_anakin(agent.env, larger, num_devices=devices, **parts))[0])
+        larger = make_anakin(agent.env, sizes.replace(num_envs=num_envs), num_devices=devices, **parts)
+        return bytes_needed(compile_chunk(larger, prepared.hyperparams))
 
     largest = _largest_num_envs(sizes, devices, needed, free, measure)
     if needed > free:
@@ -125,22 +120,6 @@ def plan(
         compile_seconds=compile_seconds,
         largest_num_envs=largest,
     )
-
-
-def _compile(agent: Anakin) -> tuple[Any, AnakinState]:
-    """Returns the compiled training program, and the shapes of its state."""
-    sharding: Any = agent.sharding
-    shapes = jax.eval_shape(agent.init, jax.random.key(0), Hyperparams())
-    state = AnakinState(
-        train=_with_sharding(shapes.train, sharding.train), collect=_with_sharding(shapes.collect, sharding.collect)
-    )
-    finite = jax.ShapeDtypeStruct((), bool, sharding=sharding.train)
-    chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-    return chunk.lower(state, finite, jnp.int32(0)).compile(), state
-
-
-def _with_sharding(tree: PyTree, sharding: Any) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def _largest_num_envs(config: PPOConfig, devices: int, needed: int, free: int, measure: Any) -> int:

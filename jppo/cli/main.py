@@ -11,7 +11,15 @@ from typing import Any
 import tyro
 
 from jppo import __version__
-from jppo.cli.arguments import EXIT_INTERRUPTED, EXIT_USAGE, REGISTRY, InvalidValue, check_options, pre_parse
+from jppo.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    REGISTRY,
+    InvalidValue,
+    check_options,
+    pre_parse,
+)
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
 from jppo.cli.envs import Envs
@@ -52,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     owns_process = argv is None
     if argv is None:
         argv = sys.argv[1:]
+        _open_closed_streams()
         signal.signal(signal.SIGINT, _exit_at_once)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(
@@ -69,20 +78,42 @@ def main(argv: list[str] | None = None) -> int:
             if isinstance(command, Train):
                 _import_training()
         code: int = command.run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except (ValueError, InvalidValue) as error:
         if not _is_raised_by_jppo(error):
             raise
         print(f"jppo: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except BrokenPipeError:
-        from jppo.training.progress import silence
-
-        silence(sys.stdout)
-        return 0
+    except OSError as error:
+        if error.filename is not None:  # an error of a file, not of the output
+            raise
+        return _report_lost_output(error)
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _open_closed_streams() -> None:
+    """Opens standard streams that the caller has closed. Otherwise a file of the run would get the number of such a
+    stream, and text of libraries would be written into it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def _report_lost_output(error: OSError) -> int:
+    """Returns the exit code of a command whose output cannot be written; 0 if the reader has closed the pipe."""
+    from jppo.training.progress import silence
+
+    silence(sys.stdout)
+    if isinstance(error, BrokenPipeError):
+        return 0
+    print(f"jppo: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return EXIT_FAILED
 
 
 def parse_command(argv: list[str]) -> Any:

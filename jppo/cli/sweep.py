@@ -105,11 +105,11 @@ class Sweep:
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
-        from jppo.training.progress import make_reporter
+        from jppo.training.progress import DisplayStream, make_reporter
 
         if not self.envs:
             raise ValueError("no environment; name at least one, for example: jppo sweep CartPole-v1")
-        stream = sys.stderr if self.json else sys.stdout
+        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
         given: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
         }

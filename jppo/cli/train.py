@@ -34,6 +34,10 @@ class Train(RunArguments):
     """Show no progress and no summary."""
     json: bool = False
     """Print the summary as one line of JSON on standard output, and everything else on standard error."""
+    log_every: WholeNumber = 1
+    """Number of updates whose means form one line of metrics.jsonl."""
+    force: bool = False
+    """Start the run even if it needs more memory than is free."""
     wandb: bool = False
     """Also log to Weights & Biases (pip install 'jppo[wandb]')."""
     deterministic: bool = False
@@ -62,6 +66,7 @@ class Train(RunArguments):
             "backend": settings.backend,
             "ray": settings.ray,
             "deterministic": settings.run.deterministic,
+            "log_every": settings.run.log_every,
             "num_devices": previous.get("num_devices"),
         }
         return dataclasses.replace(self, **{name: value for name, value in values.items() if value is not None})
@@ -70,10 +75,10 @@ class Train(RunArguments):
         from jppo.errors import ActorsFailed, TrainingDiverged
         from jppo.runs.files import jsonable
         from jppo.runs.run_dir import default_run_dir
-        from jppo.training.progress import make_reporter, summary_lines
+        from jppo.training.progress import DisplayStream, make_reporter, summary_lines
         from jppo.training.train import train
 
-        stream = sys.stderr if self.json else sys.stdout
+        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
         try:
             result = train(
                 **self.arguments(),
@@ -83,24 +88,26 @@ class Train(RunArguments):
                     resume=self.resume is not None,
                     checkpoint_seconds=self.checkpoint_seconds,
                     max_checkpoints=self.max_checkpoints,
+                    log_every=self.log_every,
+                    force=self.force,
                     wandb=self.wandb,
                     deterministic=self.deterministic,
                 ),
                 progress=make_reporter("none" if self.quiet else "auto", self.total_steps, stream),
             )
         except (TrainingDiverged, ActorsFailed) as error:
-            print(f"jppo: {error}", file=sys.stderr)
+            print(f"jppo: {error}", file=DisplayStream(sys.stderr))
             if error.result is None:  # it failed before the first update
                 return EXIT_FAILED
             result = error.result
         summary = result.summary
         if not self.quiet:
-            print(*summary_lines(summary), sep="\n", file=stream)
+            print(*summary_lines(summary), sep="\n", file=stream, flush=True)
             if summary["status"] in ("interrupted", "failed") and result.run_dir is not None:
                 command = shlex.join(["jppo", "train", self.env, "--resume", str(result.run_dir)])
-                print(f"resume with: {command}", file=stream)
+                print(f"resume with: {command}", file=stream, flush=True)
             if self.deterministic:
-                print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream)
+                print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream, flush=True)
         if self.json:
             print(json.dumps(jsonable(summary)))
         return EXIT_CODES.get(summary["status"], EXIT_FAILED if "failed_writes" in summary else 0)

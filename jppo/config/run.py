@@ -20,10 +20,16 @@ class RunConfig:
     deterministic: bool | None = None
     """The same arguments give the same policy, bit for bit, on the same kind of machine. Slower on a GPU."""
 
+    log_every: int | None = None
+    """Number of updates whose means form one line of metrics.jsonl and one entry of the metrics. Default: 1."""
+    force: bool = False
+    """Start a run even if it needs more memory than is free according to the compiler."""
+
     def __post_init__(self) -> None:
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
         check_int("max_checkpoints", self.max_checkpoints)
-        for name in ("resume", "wandb"):
+        check_int("log_every", 1 if self.log_every is None else self.log_every)
+        for name in ("resume", "wandb", "force"):
             check_bool(name, getattr(self, name))
         if self.deterministic is not None:
             check_bool("deterministic", self.deterministic)

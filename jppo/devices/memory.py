@@ -1,6 +1,7 @@
 """Memory that compiled programs need, memory that devices have free, and the error message when it runs out."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 
 _USABLE_SHARE = 0.9  # of the free memory; the rest is a reserve
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def bytes_needed(compiled: Any) -> int:
@@ -24,6 +26,21 @@ def bytes_free(num_devices: int) -> int:
     if stats and "bytes_limit" in stats:
         return int(_USABLE_SHARE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
     return int(_USABLE_SHARE * _host_bytes_free()) // num_devices
+
+
+def check_memory(compiled: Any, num_devices: int, sizes: str) -> None:
+    """Raises ValueError if a compiled program needs more memory than is free.
+
+    Args:
+      num_devices: number of devices of this process that run the program.
+      sizes: what to lower, for example "num_envs = 4096".
+    """
+    needed, free = bytes_needed(compiled), bytes_free(num_devices)
+    if needed > free:
+        raise ValueError(
+            f"the run needs {show_bytes(needed)} of memory per device, but only {show_bytes(free)} are free; lower "
+            f"{sizes}, or start it anyway with force=True (--force)"
+        )
 
 
 def show_bytes(number: float) -> str:
@@ -50,10 +67,21 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
         raise ValueError(f"the device does not have enough memory; {remedy}") from error
 
 
-def _host_bytes_free() -> int:
-    """Returns the free memory of the machine in bytes."""
+def _host_bytes_free() -> float:
+    """Returns the free memory of the machine or, if that is less, of the container in bytes."""
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not meminfo.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").splitlines())
+    return min(int(fields["MemAvailable"].split()[0]) * 1024, _container_bytes_free())
+
+
+def _container_bytes_free() -> float:
+    """Returns the memory that the container's limit leaves; infinity without a limit. Files in the cache do not count,
+    because the kernel drops them."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        stats = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no version 2 of cgroups, or the limit is "max"
+        return math.inf
+    return limit - int(stats["anon"]) - int(stats["shmem"])

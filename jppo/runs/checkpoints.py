@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import shutil
 import time
 import zlib
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams, PPOConfig
@@ -19,7 +17,8 @@ from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
 from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
-from jppo.runs.files import jsonable, short_reason
+from jppo.runs.files import jsonable, read_json, short_reason
+from jppo.runs.leaves import copy_leaves, restore_leaves
 
 FORMAT = 4
 FOLDER = "checkpoints"
@@ -35,31 +34,12 @@ class Checkpoint(NamedTuple):
     update: int  # completed updates
     seconds: float  # training time
     counts: dict[str, int]  # counters of the training loop
+    partial_line: dict[str, list[float]]  # metrics that no line of metrics.jsonl contains yet
     leaves: dict[str, np.ndarray]  # the state's leaves by tree path; PRNG keys as their uint32 data
 
     def restore(self, like: PyTree, prefix: str = "") -> PyTree:
-        """Returns the state with the structure and the shardings of `like`.
-
-        In a program of several processes, all processes call it.
-
-        Args:
-          like: arrays or `jax.ShapeDtypeStruct`s; NumPy arrays are restored as NumPy arrays.
-          prefix: tree path of `like` in the saved state, if it is a part of it.
-
-        Raises:
-          ValueError: the saved state has other leaves, shapes or dtypes.
-        """
-        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-        wanted = {prefix + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-        saved = {name: _describe(leaf) for name, leaf in self.leaves.items() if name.startswith(prefix)}
-        needed = {name: _describe(leaf) for name, leaf in wanted.items()}
-        for name in sorted(saved | needed):
-            if needed.get(name) != (found := saved.get(name)) and not (found is None and _is_empty(wanted[name])):
-                raise ValueError(
-                    f"{self.path} does not fit this run: it contains {name} = {found or 'nothing'}, the run needs "
-                    f"{needed.get(name, 'nothing')}"
-                )
-        return jax.tree.unflatten(structure, [_place(self.leaves.get(name), leaf) for name, leaf in wanted.items()])
+        """Returns the state with the structure and the shardings of `like`, see `restore_leaves`."""
+        return restore_leaves(self.leaves, like, prefix, self.path)
 
 
 class Checkpoints:
@@ -112,11 +92,18 @@ class Checkpoints:
         elapsed = time.monotonic() - self._last_save
         return self._pending is None and elapsed >= self._interval and update > self.update
 
-    def save(self, update: int, seconds: float, counts: dict[str, int], state: PyTree) -> None:
+    def save(
+        self,
+        update: int,
+        seconds: float,
+        counts: dict[str, int],
+        state: PyTree,
+        partial_line: dict[str, list[float]] | None = None,
+    ) -> None:
         """Copies the state and starts to write it. A failure is reported by `message`, and training continues.
 
         Args:
-          update, seconds, counts: see `Checkpoint`.
+          update, seconds, counts, partial_line: see `Checkpoint`.
           state: arrays; in a program of several processes, `jax.Array`s of all processes or equal NumPy arrays.
         """
         self._finish_pending_save()
@@ -124,7 +111,8 @@ class Checkpoints:
             return
         leaves = copy_leaves(state)
         info = {"format": FORMAT, "jppo": runs.versions()["jppo"], "seconds": seconds, "counts": counts}
-        info["crc32"] = {name: zlib.crc32(x.tobytes()) for name, x in leaves.items() if isinstance(x, np.ndarray)}
+        info["partial_line"] = partial_line or {}
+        info["crc32"] = {name: _crc32(leaf) for name, leaf in leaves.items()}
         self._last_save = time.monotonic()
         try:
             self._start_save(update, leaves, info)
@@ -196,7 +184,7 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
             except _Damaged as error:
                 if _list_checkpoints(folder) != paths and attempt + 1 < _ATTEMPTS:
                     break  # a training run replaced it meanwhile
-                message(f"{path} is damaged ({error}); the one before it is used")
+                message(f"{path} is damaged ({error}); the checkpoint before it is used")
         else:
             if paths:
                 raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
@@ -209,27 +197,25 @@ class _Damaged(Exception):
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads one checkpoint. Raises _Damaged, or ValueError for another format."""
-    import orbax.checkpoint as ocp
+    """Reads one checkpoint. Raises _Damaged, or ValueError for another format.
 
+    It reads orbax's files with tensorstore, because orbax prints dozens of tracebacks for a damaged file.
+    """
     try:
-        options = ocp.CheckpointManagerOptions(
-            create=False, save_root_metadata=False, multiprocessing_options=runs.single_process_options()
-        )
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=runs.single_process_options())
-        with ocp.CheckpointManager(path.parent.absolute(), options=options, item_handlers=handler) as manager:
-            update = int(path.name)
-            info = manager.metadata(update).custom_metadata
-            if int(info["format"]) == FORMAT:
-                tree = manager.item_metadata(update).tree
-                as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-                leaves = manager.restore(update, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-                for name, checksum in info["crc32"].items():
-                    if zlib.crc32(leaves[name].tobytes()) != checksum:
-                        raise ValueError(f"{name} has another checksum")
-                return Checkpoint(
-                    path=path, update=update, seconds=float(info["seconds"]), counts=dict(info["counts"]), leaves=leaves
-                )
+        info = read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"]
+        if int(info["format"]) == FORMAT:
+            leaves = {name: _read_array(path, name) for name in info["crc32"]}
+            for name, checksum in info["crc32"].items():
+                if checksum not in (None, zlib.crc32(leaves[name].tobytes())):
+                    raise ValueError(f"{name} has another checksum")
+            return Checkpoint(
+                path=path,
+                update=int(path.name),
+                seconds=float(info["seconds"]),
+                counts=dict(info["counts"]),
+                partial_line=dict(info["partial_line"]),
+                leaves=leaves,
+            )
     except _READ_ERRORS as error:
         raise _Damaged(short_reason(error)) from error
     raise ValueError(
@@ -238,15 +224,22 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], finished: bool) -> None:
+def _read_array(path: Path, name: str) -> np.ndarray:
+    import tensorstore
+
+    folder = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path.absolute()}/default/"}, "path": f"{name}/"}
+    array: np.ndarray = tensorstore.open({"driver": "zarr", "kvstore": folder}, read=True).result().read().result()
+    return array
+
+
+def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Checks that a run can be resumed with other settings.
 
     Args:
       before, now: config.json of the run, and that of the new settings.
-      finished: whether the run reached its total_steps and wrote all its files.
 
     Raises:
-      ValueError: the settings differ in more than total_steps and resources, or nothing is left to train.
+      ValueError: the settings differ in more than total_steps and resources, or total_steps is lower than before.
     """
     run = f"run_dir {run_dir} already contains a run"
     metrics = run_dir / "metrics.jsonl"
@@ -268,15 +261,13 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], f
         )
     if new_steps < old_steps:
         raise ValueError(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
-    if finished and new_steps == old_steps:
-        more = "" if scheduled else ", or increase total_steps"
-        raise ValueError(f"{run}, which is finished; use another run_dir{more}")
 
 
 def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that must not change on resume: all but the resources. Missing ones have their defaults."""
     names = ("env", "backend", "seed", "environment", "network", "optimizer", "loss")
     fields = {name: settings[name] for name in names if name in settings}
+    fields["log_every"] = settings.get("log_every", 1)
     if "actors" in settings:
         fields["policy_lag"] = settings["actors"].get("policy_lag")
     return _DEFAULTS | settings["config"] | settings["hyperparams"] | fields
@@ -287,49 +278,9 @@ def _show_setting(fields: dict[str, Any], name: str) -> str:
     return str(from_json(value) if isinstance(value, dict) else value)
 
 
-def copy_leaves(state: PyTree) -> dict[str, Any]:
-    """Returns copies of a state's leaves by tree path, because training donates its buffers.
-
-    The copies are NumPy arrays, or `jax.Array`s if other processes hold a part of them. PRNG keys become their uint32
-    data. Empty arrays are left out, because orbax cannot store them.
-    """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {jax.tree_util.keystr(path): _copy(leaf) for path, leaf in leaves if not _is_empty(leaf)}
-
-
-def _copy(leaf: Any) -> Any:
-    data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-    if isinstance(data, jax.Array) and not data.is_fully_addressable:
-        return np.array(data.addressable_data(0)) if data.is_fully_replicated else jnp.copy(data)
-    return np.array(data)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _is_empty(leaf: Any) -> bool:
-    return 0 in leaf.shape
-
-
-def _describe(leaf: Any) -> str:
-    """Returns dtype and shape, for example float32[8,4]."""
-    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    return f"{data.dtype}[{','.join(map(str, data.shape))}]"
-
-
-def _place(array: np.ndarray | None, like: Any) -> Any:
-    """Returns the array on the devices of `like`; None stands for an empty array."""
-    array = np.zeros(like.shape, like.dtype) if array is None else array
-    if isinstance(like, np.ndarray):
-        return array
-    if _is_key(like):
-        wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(like))
-        if like.sharding.is_fully_addressable:
-            return jax.device_put(wrap(jnp.asarray(array)), like.sharding)
-        data = jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
-        return jax.jit(wrap, out_shardings=like.sharding)(data)
-    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
+def _crc32(leaf: Any) -> int | None:
+    """Returns the checksum of a NumPy array; None for an array of which other processes hold a part."""
+    return zlib.crc32(leaf.tobytes()) if isinstance(leaf, np.ndarray) else None
 
 
 def _list_checkpoints(folder: Path) -> list[Path]:

@@ -36,6 +36,14 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(jsonable(content), indent=2) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Reads a JSON file. Raises OSError if it cannot be read, and ValueError if it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
 def jsonable(value: Any) -> Any:
     """Converts a value to JSON types: NumPy scalars to Python numbers, NaN and infinity to null, tuples to
     lists, schedules to the form of `jppo.config.schedules.to_json`."""

@@ -1,6 +1,5 @@
 """Loads the policy of a run from its directory."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import latest_checkpoint
 from jppo.runs.display import show_record
+from jppo.runs.files import read_json
 from jppo.runs.policy import TrainedPolicy
 
 
@@ -116,19 +116,17 @@ def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyS
         if checkpoint is None:
             raise damage
         warnings.warn(
-            f"{damage}; that of its newest checkpoint is taken, after update {checkpoint.update}", stacklevel=4
+            f"{damage}; the policy of the newest checkpoint, after update {checkpoint.update}, is used", stacklevel=4
         )
     elif checkpoint is None:
-        raise ValueError(f"{run_dir} has no policy: its run did not finish, nor come to a checkpoint")
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
-    return checkpoint.restore(like, ".train.policy")
+        raise ValueError(f"{run_dir} has no policy: its run did not finish and has no checkpoint")
+    return checkpoint.restore(runs.on_one_device(like), ".train.policy")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Returns summary.json of a finished run; {} if the file is missing or damaged."""
     try:
-        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(run_dir / "summary.json")
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

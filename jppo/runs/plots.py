@@ -13,6 +13,7 @@ _POINTS = 200
 _MOST_CURVES = 10
 _FEW = 3  # points do not make a line
 _RESAMPLES = 1000
+_PLOTTED = ("env_steps", "time/elapsed", "episode/count", "episode/return_mean", "episode/return_std")
 
 
 class Curve(NamedTuple):
@@ -168,6 +169,8 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if missing := [name for name in _PLOTTED if name not in metrics]:
+        raise ValueError(f"{path}/metrics.jsonl is damaged: it has no {', '.join(missing)}")
     ended = _ended(metrics)
     if not len(ended["env_steps"]):
         raise ValueError(f"{path}: no episode ended in this run, so there is no return to plot")

@@ -2,14 +2,14 @@
 
 import contextlib
 import dataclasses
-import errno
+import io
 import itertools
 import json
 import math
-import os
 import platform
-import shutil
+import struct
 import time
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,13 +20,15 @@ import numpy as np
 
 from jppo.config import schedules
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.ppo.types import PolicyState
+from jppo.ppo.types import PolicyState, PyTree
+from jppo.runs.files import read_json, write_atomically
+from jppo.runs.leaves import copy_leaves, restore_leaves
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
-POLICY = "policy"
+POLICY = "policy_state.npz"
 _BLOCK = 4096  # rows of metrics per block
-UNFINISHED = ".orbax-checkpoint-tmp*"  # suffix of a directory that orbax is writing
-_ROOM_BYTES = 1 << 18  # for orbax's metadata
+# a damaged archive raises many types
+_NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, struct.error)
 _SETTINGS = {"env": str, "backend": str, "seed": int, "total_steps": int, "config": dict, "hyperparams": dict}
 
 
@@ -69,15 +71,15 @@ def run_config(
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Returns config.json of a run. Raises ValueError if it is missing or damaged."""
     try:
-        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+        config = read_json(run_dir / "config.json")
     except OSError:
         raise ValueError(f"{run_dir} is not a run directory: it has no config.json") from None
-    except ValueError as error:  # not JSON or not UTF-8
+    except ValueError as error:
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
     missing = set(_SETTINGS) - (set(config) if isinstance(config, dict) else set())
     if missing:
         raise ValueError(f"{run_dir}/config.json is damaged: it has no {', '.join(sorted(missing))}")
-    for name, kind in (_SETTINGS | {"actors": dict}).items():
+    for name, kind in (_SETTINGS | {"actors": dict, "log_every": int}).items():
         if name in config and (not isinstance(config[name], kind) or isinstance(config[name], bool)):
             raise ValueError(f"{run_dir}/config.json is damaged: {name} is {config[name]!r}")
     return config
@@ -89,7 +91,7 @@ def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyper
         fields = settings["config"] | {"hidden_sizes": tuple(settings["config"]["hidden_sizes"])}
         hyperparams = {name: schedules.from_json(value) for name, value in settings["hyperparams"].items()}
         return PPOConfig(**fields), Hyperparams(**hyperparams)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
 
 
@@ -97,8 +99,7 @@ def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]
     """Yields metrics.jsonl up to an update in blocks of arrays [updates]; missing values are NaN."""
     rows = (row for _, _, row in rows_until(run_dir, update))
     while block := list(itertools.islice(rows, _BLOCK)):
-        names = dict.fromkeys(name for row in block for name in row)
-        yield {name: np.array([_or_nan(row.get(name)) for row in block]) for name in names}
+        yield _to_columns(block)
 
 
 def rows_until(run_dir: Path, update: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
@@ -109,57 +110,57 @@ def rows_until(run_dir: Path, update: int) -> Iterator[tuple[int, bytes, dict[st
     last = start = 0
     with open(run_dir / "metrics.jsonl", "rb") as lines:
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                row = json.loads(line)
-                if line.endswith(b"\n") and last < int(row["update"]) <= update:
-                    last = int(row["update"])
-                    yield start, line, row
+            row = _parse_row(line)
+            if row is not None and line.endswith(b"\n") and last < row["update"] <= update:
+                last = row["update"]
+                yield start, line, row
             start += len(line)
 
 
-def _or_nan(value: Any) -> Any:
-    return value if isinstance(value, int | float) else math.nan
-
-
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
-    """Returns metrics.jsonl as arrays [updates]; null becomes NaN. Ignores an incomplete last line."""
+    """Returns metrics.jsonl as arrays [lines]; missing values are NaN. Ignores an incomplete last line.
+
+    Raises:
+      ValueError: the file is missing, empty or damaged.
+    """
+    path = run_dir / "metrics.jsonl"
     try:
-        lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:
         raise ValueError(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
-    try:
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
-        names = rows[0] if rows else {}
-        columns = {name: [np.nan if row[name] is None else row[name] for row in rows] for name in names}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{run_dir}/metrics.jsonl is damaged: {error}") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if (row := _parse_row(line)) is None:
+            raise ValueError(f"{path} is damaged: line {number} does not contain the metrics of an update")
+        rows.append(row)
     if not rows:
-        raise ValueError(f"{run_dir}/metrics.jsonl has no updates yet")
-    return {name: np.array(column) for name, column in columns.items()}
+        raise ValueError(f"{path} has no updates yet")
+    return _to_columns(rows)
 
 
-def save_policy(path: Path, policy: PolicyState) -> None:
-    """Writes a policy atomically with orbax."""
-    if jax.process_count() > 1:  # orbax refuses arrays on devices that others do not see
-        policy = jax.device_get(policy)
-    save_arrays(path, policy)
-
-
-def save_arrays(path: Path, arrays: Any, **options: Any) -> None:
-    """Writes a pytree with orbax. The directory appears when it is complete; a failed write leaves nothing.
-
-    Raises OSError if the disk is full, before orbax logs hundreds of lines.
-    """
-    import orbax.checkpoint as ocp
-
-    _check_room(path.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)))
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """Returns the metrics in a line of metrics.jsonl; None if the line is damaged."""
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=single_process_options()) as checkpointer:
-            checkpointer.save(path.absolute(), arrays, **options)
-    except BaseException:
-        for part in path.parent.glob(f"{path.name}{UNFINISHED}"):  # it may be what fills the disk
-            shutil.rmtree(part, ignore_errors=True)
-        raise
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("update")) is int else None
+
+
+def _to_columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([_or_nan(row.get(name)) for row in rows]) for name in names}
+
+
+def _or_nan(value: Any) -> Any:
+    return value if isinstance(value, int | float) and not abs(value) >= 2**63 else math.nan
+
+
+def save_policy(run_dir: Path, policy: PolicyState) -> None:
+    """Writes the policy atomically as an .npz file with one array per leaf. Raises OSError."""
+    file = io.BytesIO()
+    np.savez(file, **copy_leaves(policy))
+    write_atomically(run_dir / POLICY, file.getvalue())
 
 
 def has_policy(run_dir: Path) -> bool:
@@ -168,36 +169,39 @@ def has_policy(run_dir: Path) -> bool:
 
 
 def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
-    """Loads the final policy of a run. Raises ValueError if its structure or shapes differ from `like`."""
-    import orbax.checkpoint as ocp
+    """Loads the final policy of a run.
 
-    path = (run_dir / POLICY).absolute()
+    Args:
+      like: a policy of the same structure, shapes and dtypes: arrays or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      ValueError: the run has no policy, the file is damaged, or it does not fit `like`.
+    """
+    path = run_dir / POLICY
     if not has_policy(run_dir):
         raise ValueError(f"{run_dir} has no policy: its run did not finish")
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+    like = on_one_device(like)
+    dtypes = {jax.tree_util.keystr(key): leaf.dtype for key, leaf in jax.tree_util.tree_leaves_with_path(like)}
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=single_process_options()) as checkpointer:
-            return checkpointer.restore(path, like)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"{damaged} has another checksum")
+        with np.load(path, allow_pickle=False) as file:
+            leaves = {name: _with_dtype(file[name], dtypes.get(name)) for name in file.files}
+        return restore_leaves(leaves, like, "", path)
+    except _NPZ_ERRORS as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
 
 
-def single_process_options() -> Any:
-    """Returns orbax options that do not wait for the other processes of a run."""
-    import orbax.checkpoint as ocp
-
-    number = jax.process_index()
-    return ocp.options.MultiprocessingOptions(number, {number}, barrier_sync_key_prefix=f"process{number}")
+def _with_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Returns the array with its dtype if it is one that .npz files do not know, such as bfloat16."""
+    return array.view(dtype) if array.dtype.kind == "V" and dtype is not None else array
 
 
-def _check_room(folder: Path, num_bytes: int) -> None:
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:  # unknown on this file system
-        return
-    if usage.total and usage.free < num_bytes + _ROOM_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def on_one_device(like: PyTree) -> PyTree:
+    """Returns the shapes and dtypes of a pytree, placed on the first device of this process."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
 
 
 def check_output(path: Path, *endings: str) -> None:

@@ -1,6 +1,7 @@
 """Writes the files of a run while it trains. A failed write is reported, and training continues."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -13,15 +14,14 @@ from typing import Any
 
 from jppo.ppo.types import PolicyState
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
-from jppo.runs.run_dir import POLICY, UNFINISHED, rows_until, save_policy
+from jppo.runs.run_dir import POLICY, rows_until, save_policy
 
 _METRICS, _LOCK = "metrics.jsonl", ".lock"
-_SAVE_ERRORS = (OSError, ValueError, RuntimeError)  # of the file system, tensorstore and orbax
 _FLUSH_SECONDS = 10.0  # between two flushes of the TensorBoard file
 
 
 class RunWriter:
-    """Writes a run's directory: config.json, metrics.jsonl, TensorBoard events, policy/ and summary.json."""
+    """Writes a run's directory: config.json, metrics.jsonl, TensorBoard events, policy_state.npz and summary.json."""
 
     def __init__(
         self,
@@ -81,9 +81,8 @@ class RunWriter:
             write_json(self.path / "config.json", self._config)
             self._events = _TensorBoard(self.path, purge_step=step + 1)
             self._truncate_metrics(update)
-            (self.path / "summary.json").unlink(missing_ok=True)
-            for path in (self.path / POLICY, *self.path.glob(f"{POLICY}{UNFINISHED}")):
-                shutil.rmtree(path, ignore_errors=True)
+            for name in ("summary.json", POLICY):
+                (self.path / name).unlink(missing_ok=True)
 
     def _truncate_metrics(self, update: int) -> None:
         end, intact = 0, True
@@ -118,6 +117,8 @@ class RunWriter:
 
     def _append(self, lines: bytes) -> None:
         """Writes whole lines. Raises OSError, after which the file is as before."""
+        if not (self.path / _METRICS).exists():  # the system still accepts writes to a deleted file
+            raise OSError(errno.ENOENT, "the file was deleted during the run")
         end, written = os.fstat(self._metrics.fileno()).st_size, 0
         try:
             while written < len(lines):
@@ -133,10 +134,10 @@ class RunWriter:
         Returns:
           the names of the files that could not be written completely; the summary has them as "failed_writes".
         """
-        failed = [_METRICS] if self._lost_rows else []
+        failed = [_METRICS] if self._restore_deleted() or self._lost_rows else []
         writes: dict[str, Callable[[], Any]] = {
             _METRICS: self._metrics.close,  # network file systems report errors here
-            POLICY: lambda: save_policy(self.path / POLICY, policy),
+            POLICY: lambda: save_policy(self.path, policy),
             "summary.json": lambda: write_json(
                 self.path / "summary.json", summary | ({"failed_writes": failed} if failed else {})
             ),
@@ -144,12 +145,24 @@ class RunWriter:
         for name, write in writes.items():
             try:
                 write()
-            except _SAVE_ERRORS as error:
+            except OSError as error:
                 if name not in failed:
                     failed.append(name)
                 self._warn(name, error, "it is lost")
         self._close()
         return failed
+
+    def _restore_deleted(self) -> bool:
+        """Writes config.json again if it was deleted, so that the policy can be loaded. Returns whether metrics.jsonl
+        was deleted."""
+        with contextlib.suppress(OSError):  # the final files report it
+            if not (self.path / "config.json").exists():
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_json(self.path / "config.json", self._config)
+        deleted = not (self.path / _METRICS).exists()
+        if deleted and not self._lost_rows:  # otherwise it was reported before
+            self._message(f"WARNING: {self.path / _METRICS} was deleted during the run; the metrics are lost")
+        return deleted
 
     def abort(self) -> None:
         """Closes the files without a policy or summary. Deletes the directory of a new run without any update."""

@@ -10,11 +10,13 @@ import numpy as np
 
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
+from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.ppo import anakin
 from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
+from jppo.training.interrupts import end_at_sigterm
 from jppo.training.logger import Logger, LoopResult
 
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
@@ -26,6 +28,8 @@ _STALL_CPU_SECONDS = 1.5
 
 class ChunkLoop:
     """Runs chunks of a compiled program. While a chunk is logged, the next one already runs."""
+
+    _abandons_first_update = False  # whether a stop request does not wait for the first update, which is not saved yet
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class ChunkLoop:
                     launched += length
             if pending is not None:
                 chunk_start = self._log.seconds
-                if not self._fetch(*pending, start):
+                if not self._fetch(*pending, start, stop_requested):
                     return LoopResult("diverged")
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
@@ -82,7 +86,7 @@ class ChunkLoop:
     def save(self) -> None:
         """Saves a checkpoint after the last logged update. No chunk may be running."""
         if self._checkpoints is not None:
-            self._checkpoints.save(self._log.updates, self._log.seconds, {}, self.state)
+            self._log.save(self._checkpoints, self.state, {})
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint before more updates than `update` are launched.
@@ -111,13 +115,19 @@ class ChunkLoop:
         rows = allgather_ints([length, stop])
         return int(rows[0, 0]), bool(rows[:, 1].any())
 
-    def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
-        """Waits for a chunk and logs its metrics. Returns False if an update diverged."""
+    def _fetch(self, length: int, buffers: Metrics, start: float, stop_requested: Callable[[], bool]) -> bool:
+        """Waits for a chunk and logs its metrics. Returns False if an update diverged.
+
+        Raises:
+          KeyboardInterrupt: a stop was requested, and there is no earlier update to save.
+        """
         finished: Any = buffers["finite"]
         polls, cpu_seconds = 0, time.process_time()
         while not finished.is_ready():  # a blocking wait would delay Ctrl-C
             time.sleep(POLL_SECONDS)
             self._log.reporter.tick()
+            if self._abandons_first_update and not self._log.updates and stop_requested():
+                raise KeyboardInterrupt
             polls += 1
             if polls % _STALL_POLLS == 0:
                 cpu_seconds = _check_not_stalled(cpu_seconds)
@@ -143,8 +153,35 @@ def _check_not_stalled(before: float) -> float:
     return now
 
 
+def init_state(agent: Anakin, seed: int, hyperparams: Hyperparams) -> AnakinState:
+    """Returns the initial state on the devices."""
+    state: AnakinState = jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(seed), hyperparams)
+    return state
+
+
+def compile_chunk(agent: Anakin, hyperparams: Hyperparams) -> Any:
+    """Returns the compiled `run_chunk` of an agent, without allocating its state."""
+    finite = jax.ShapeDtypeStruct((), bool, sharding=agent.sharding.train)
+    chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
+    return chunk.lower(state_shapes(agent, hyperparams), finite, np.int32(0)).compile()
+
+
+def state_shapes(agent: Anakin, hyperparams: Hyperparams) -> AnakinState:
+    """Returns the shapes, dtypes and shardings of an agent's state."""
+
+    def with_sharding(tree: Any, sharding: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    shapes, sharding = jax.eval_shape(agent.init, jax.random.key(0), hyperparams), agent.sharding
+    return AnakinState(
+        train=with_sharding(shapes.train, sharding.train), collect=with_sharding(shapes.collect, sharding.collect)
+    )
+
+
 class DeviceLoop(ChunkLoop):
     """Trains one agent on the device."""
+
+    _abandons_first_update = True
 
     def __init__(
         self,
@@ -153,20 +190,32 @@ class DeviceLoop(ChunkLoop):
         hyperparams: Hyperparams,
         log: Logger,
         checkpoints: Checkpoints | None = None,
+        force: bool = False,
     ) -> None:
+        """Compiles the program, then allocates the state.
+
+        Args:
+          force: start even if the compiler's estimate of the memory exceeds the free memory.
+
+        Raises:
+          ValueError: the run needs more memory than is free.
+        """
         start = time.perf_counter()
-        state: AnakinState = jit(agent.init, out_shardings=agent.sharding.out_shardings)(
-            jax.random.key(seed), hyperparams
-        )
-        if checkpoints is not None and checkpoints.start is not None:
-            train = state.train
-            state = checkpoints.start.restore(state)
-            # A resumed run may be longer, and a trial of Ray Tune may have other hyperparameters.
-            train = state.train.replace(num_updates=train.num_updates, hyperparams=train.hyperparams)
-            state = state.replace(train=train)
-        finite = jax.make_array_from_callback((), agent.sharding.train, lambda _: np.ones((), bool))
-        chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-        compiled = chunk.lower(state, finite, np.int32(0)).compile()
+        with end_at_sigterm():
+            compiled = compile_chunk(agent, hyperparams)
+            if not force:
+                config = agent.config
+                sizes = f"num_envs = {config.num_envs:,} or num_steps = {config.num_steps:,}"
+                check_memory(compiled, agent.sharding.mesh.local_mesh.size, sizes)
+            state = init_state(agent, seed, hyperparams)
+            if checkpoints is not None and checkpoints.start is not None:
+                train = state.train
+                state = checkpoints.start.restore(state)
+                # A resumed run may be longer, and a trial of Ray Tune may have other hyperparameters.
+                train = state.train.replace(num_updates=train.num_updates, hyperparams=train.hyperparams)
+                state = state.replace(train=train)
+            finite = jax.make_array_from_callback((), agent.sharding.train, lambda _: np.ones((), bool))
+            jax.block_until_ready(state)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
         super().__init__(compiled, state, finite, remaining, log, shared, checkpoints)
         self.compile_seconds = time.perf_counter() - start

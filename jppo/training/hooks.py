@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.ppo.types import PyTree
 from jppo.runs.checkpoints import Checkpoints
 
 
@@ -46,9 +45,9 @@ class PeriodicCheckpoints(Checkpoints):
         """Returns whether the state after this update is to be saved."""
         return bool(self.every_updates) and self.update < update < self._num_updates and not update % self.every_updates
 
-    def save(self, update: int, seconds: float, counts: dict[str, int], state: PyTree) -> None:
+    def save(self, update: int, *args: Any) -> None:
         """Writes a checkpoint and waits for it, so that its directory can be copied."""
-        super().save(update, seconds, counts, state)
+        super().save(update, *args)
         if update < self._num_updates:
             self.wait()
             if self.update == update:

@@ -1,15 +1,19 @@
 """Logs the metrics of updates: keeps them in memory, writes them to the run directory and shows the progress."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jppo.errors import ActorsFailed
+from jppo.ppo.types import PyTree
+from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.runs.run_dir import metrics_until
 from jppo.runs.writer import RunWriter
 from jppo.training.history import History, RecentEpisodes
 from jppo.training.hooks import RunHooks
+from jppo.training.line_means import LineMeans
 from jppo.training.progress import Reporter
 
 _EPISODES = ("count", "return_mean", "return_std")
@@ -19,30 +23,59 @@ class Logger:
     """Keeps, writes and shows the metrics of a run. Both modes use it."""
 
     def __init__(
-        self, batch_size: int, writer: RunWriter | None, reporter: Reporter, hooks: RunHooks | None = None
+        self,
+        batch_size: int,
+        writer: RunWriter | None,
+        reporter: Reporter,
+        hooks: RunHooks | None = None,
+        log_every: int = 1,
     ) -> None:
+        """
+        Args:
+          log_every: number of updates in each line of metrics.jsonl and each entry of the history.
+        """
         self.batch_size, self.writer, self.reporter, self._hooks = batch_size, writer, reporter, hooks
-        self.history, self.recent = History(), RecentEpisodes()
+        self.history, self.recent, self._means = History(), RecentEpisodes(), LineMeans(log_every)
         self.updates, self.seconds = 0, 0.0
 
-    def restore(self, blocks: Iterable[dict[str, np.ndarray]], updates: int, seconds: float) -> None:
-        """Restores the log of a resumed run.
-
-        Args:
-          blocks: the metrics of consecutive updates, columns [updates].
-          updates, seconds: updates and training time before the checkpoint.
-        """
-        self.updates, self.seconds, read = updates, seconds, 0
-        for rows in blocks:
+    def restore(self, run_dir: Path, start: Checkpoint) -> None:
+        """Restores the log of a resumed run up to its checkpoint."""
+        self.updates, self.seconds, lines = start.update, start.seconds, 0
+        self._means.partial = start.partial_line
+        for rows in metrics_until(run_dir, self._complete_updates):
             self._remember(rows)
-            read += len(rows["update"])
-        if read < updates:
-            self.info(f"metrics.jsonl has only {read} of the {updates} updates before the checkpoint")
+            lines += len(rows["update"])
+        if lines < (expected := start.update // self._means.every):
+            self.info(f"metrics.jsonl has only {lines} of the {expected} lines before the checkpoint")
 
     def truncate_after(self) -> None:
         """Removes the metrics that a resumed run wrote after its checkpoint."""
         if self.writer is not None:
-            self.writer.truncate_after(self.updates, self.steps)
+            self.writer.truncate_after(self._complete_updates, self.steps)
+
+    @property
+    def _complete_updates(self) -> int:
+        """Number of updates in complete lines."""
+        return self.updates - self.updates % self._means.every
+
+    def save(self, checkpoints: Checkpoints, state: PyTree, counts: dict[str, int]) -> None:
+        """Saves a checkpoint after the last logged update.
+
+        Args:
+          counts: counters of the training loop.
+        """
+        checkpoints.save(self.updates, self.seconds, counts, state, self._means.partial)
+
+    def finish(self) -> None:
+        """Logs the updates after the last complete line."""
+        self._write(self._means.finish())
+
+    def _write(self, lines: dict[str, np.ndarray]) -> None:
+        if not len(lines["update"]):
+            return
+        self._remember(lines)
+        if self.writer is not None:
+            self.writer.write_updates(_to_rows(lines))
 
     def _remember(self, rows: dict[str, np.ndarray]) -> None:
         self.history.add(rows)
@@ -82,16 +115,16 @@ class Logger:
         rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
         self.updates, self.seconds = self.updates + good, now
         if good:
-            self._remember(rows)
-            if self.writer is not None or self._hooks is not None:
-                values_by_row = zip(*(column.tolist() for column in rows.values()), strict=True)
-                listed = [dict(zip(rows, row, strict=True)) for row in values_by_row]
-                if self.writer is not None:
-                    self.writer.write_updates(listed)
-                if self._hooks is not None:
-                    self._hooks.on_updates(listed)
+            self._write(self._means.add(rows))
+            if self._hooks is not None:
+                self._hooks.on_updates(_to_rows(rows))
             self.reporter.update(int(rows["env_steps"][-1]), speed, self.recent.mean)
         return bool(finite.all())
+
+
+def _to_rows(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    values_by_row = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values_by_row]
 
 
 class LoopResult(NamedTuple):

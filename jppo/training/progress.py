@@ -1,5 +1,7 @@
 """Reporters show the progress of a run to the user."""
 
+import contextlib
+import io
 import math
 import os
 import sys
@@ -42,7 +44,7 @@ class PrintReporter(Reporter):
     """Prints messages."""
 
     def message(self, text: str) -> None:
-        print(text, flush=True)
+        print(text, file=DisplayStream(sys.stdout), flush=True)
 
 
 class WorkerReporter(Reporter):
@@ -99,10 +101,7 @@ class LineReporter(Reporter):
         self._stream, self._total, self._last = stream, total_steps, -math.inf
 
     def message(self, text: str) -> None:
-        try:
-            print(text, file=self._stream, flush=True)
-        except BrokenPipeError:
-            silence(self._stream)
+        print(text, file=self._stream, flush=True)
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
         if time.monotonic() - self._last >= _LINE_SECONDS or env_steps >= self._total:
@@ -125,15 +124,52 @@ def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | N
         raise ValueError(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
     if progress == "none":
         return NullReporter()
-    stream = stream or sys.stdout
-    if stream.isatty():
-        return BarReporter(Console(file=stream), total_steps)
-    return LineReporter(stream, total_steps)
+    display: Any = DisplayStream(stream or sys.stdout)
+    if display.isatty():
+        return BarReporter(Console(file=display), total_steps)
+    return LineReporter(display, total_steps)
+
+
+class DisplayStream(io.TextIOBase):
+    """Passes text to a stream and ignores failed writes: a full disk or a closed terminal must not end a run."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        """
+        Args:
+          stream: None if the process has no such stream, for example after `jppo train ... >&-`.
+        """
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):  # ValueError: the stream is closed
+                silence(self._stream)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                silence(self._stream)
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
 
 
 def silence(stream: TextIO) -> None:
-    """Redirects a stream to /dev/null, so that training continues after `jppo train ... | head` has closed the pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    """Redirects a stream that cannot be written to /dev/null, so that neither training nor the exit of Python fails."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def format_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:

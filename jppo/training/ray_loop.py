@@ -121,7 +121,7 @@ class RayLoop:
             if jax.process_count() > 1:
                 streams = multihost_utils.process_allgather(streams, tiled=True)
             state = ActorState(train=self.state, streams=streams, behaviour=self._behaviour)
-            self._checkpoints.save(self._log.updates, self._log.seconds, self._counts, state)
+            self._log.save(self._checkpoints, state, self._counts)
 
     def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)

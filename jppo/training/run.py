@@ -1,6 +1,7 @@
 """Runs prepared training: the loop, the run directory, the result."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import warnings
@@ -19,12 +20,12 @@ from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.networks import hint
 from jppo.ppo.types import TrainState
 from jppo.runs import run_dir as runs
-from jppo.runs.checkpoints import Checkpoints, check_same_run
+from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint
 from jppo.runs.display import html_table, show_record
 from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
-from jppo.training.device_loop import DeviceLoop
+from jppo.training.device_loop import DeviceLoop, init_state
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
@@ -42,6 +43,9 @@ from jppo.training.settings import (
 
 if TYPE_CHECKING:
     from jppo.training.ray_loop import RayLoop
+
+
+_LINE_BYTES = {True: 600, False: 900}  # of metrics.jsonl, on the device and with actors
 
 
 class Result(NamedTuple):
@@ -78,24 +82,54 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
     Args:
       hooks: adjust and follow the run; `settings` then does not take missing arguments from a previous run.
     """
+    if settings.run_dir is not None:  # an environment may change the working directory
+        settings = dataclasses.replace(settings, run_dir=settings.run_dir.absolute())
     with raise_on_all_processes():
         previous = read_previous_run(settings)
         if previous is not None and hooks is None:
             settings = fill_from_previous_run(settings, previous)
         prepared = prepare_run(settings, adjust=None if hooks is None else hooks.adjust)
         if settings.run_dir is not None and previous is not None and hooks is None:
-            summary = read_summary(settings.run_dir)
-            finished = summary.get("status") == "finished" and "failed_writes" not in summary
-            check_same_run(settings.run_dir, previous, prepared.config_json, finished)
+            check_same_run(settings.run_dir, previous, prepared.config_json)
         reporter = make_reporter(progress, prepared.total_steps)
     same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": previous is not None}
     assert_same_settings(json.dumps(prepared.config_json | same, default=str))
     if number := jax.process_index():
         reporter = WorkerReporter(reporter, number)
+    if previous is not None and hooks is None and (result := _finished_result(settings, prepared, reporter)):
+        return result
     files = _Files(settings, prepared, previous, hooks)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
     with explain_out_of_memory(f"lower {sizes}"):
         return _train(prepared, files, reporter)
+
+
+def _finished_result(settings: RunSettings, prepared: PreparedRun, reporter: Reporter) -> Result | None:
+    """Returns the result of a run that is already finished; None if there are updates left to train.
+
+    A finished run with failed writes, or whose last checkpoint is damaged, repeats its last updates.
+    """
+    run_dir, agent = settings.run_dir, prepared.agent
+    assert run_dir is not None, "a previous run has a directory"
+    summary = read_summary(run_dir)
+    if summary.get("status") != "finished" or "failed_writes" in summary:
+        return None
+    checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))
+    if checkpoint is None or checkpoint.update < agent.num_updates:
+        return None
+    state: Any
+    if isinstance(agent, Anakin):
+        state = checkpoint.restore(init_state(agent, prepared.seed, prepared.hyperparams))
+        policy_state = state.train.policy
+    else:
+        state = checkpoint.restore(agent.init(jax.random.key(prepared.seed), prepared.hyperparams), ".train")
+        policy_state = state.policy
+    log = Logger(agent.config.batch_size, None, reporter, log_every=prepared.log_every)
+    log.restore(run_dir, checkpoint)
+    log.finish()
+    log.info(f"{run_dir} is already finished; nothing is left to train")
+    policy = TrainedPolicy(agent.policy, jax.device_put(jax.device_get(policy_state), jax.local_devices()[0]))
+    return Result(log.history.arrays(), policy, summary | {"run_dir": str(run_dir)}, state, agent, run_dir)
 
 
 class _Files:
@@ -138,7 +172,7 @@ class _Files:
             )
         if (start := checkpoints.start) is not None:
             log.info(f"resuming from {start.path}, after {start.update:,} updates")
-            log.restore(runs.metrics_until(self._run_dir, start.update), start.update, start.seconds)
+            log.restore(self._run_dir, start)
         elif self._previous is not None:
             log.info(f"{self._run_dir} has no checkpoint; starting from the beginning")
         return checkpoints
@@ -162,7 +196,9 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                 reporter.message(describe_start(prepared))
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
-                log = Logger(config.batch_size, writer, reporter, files.hooks)
+                log = Logger(config.batch_size, writer, reporter, files.hooks, prepared.log_every)
+                if writer is not None and (text := _describe_large_metrics(prepared)):
+                    reporter.message(text)
                 checkpoints = files.open_checkpoints(log)
                 loop = make_loop(prepared, log, checkpoints)
                 log.truncate_after()
@@ -192,11 +228,19 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
     return result
 
 
+def _describe_large_metrics(prepared: PreparedRun) -> str:
+    """Returns the expected size of metrics.jsonl and a remedy if it exceeds 1 GB, else ''."""
+    size = prepared.agent.num_updates // prepared.log_every * _LINE_BYTES[isinstance(prepared.agent, Anakin)]
+    if size < 1e9:
+        return ""
+    return f"metrics.jsonl will have about {size / 1e9:,.1f} GB; a higher log_every makes it smaller"
+
+
 def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None = None) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
     agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
     if isinstance(agent, Anakin):
-        return DeviceLoop(agent, seed, hyperparams, log, checkpoints)
+        return DeviceLoop(agent, seed, hyperparams, log, checkpoints, prepared.force)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
     return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints)
@@ -210,6 +254,7 @@ def _save_result(
         loop.save()
     if checkpoints is not None:
         checkpoints.close()
+    log.finish()
     agent, writer, recent = prepared.agent, log.writer, log.recent
     policy_state = jax.device_put(jax.device_get(loop.policy_state), jax.local_devices()[0])
     summary = {

@@ -64,6 +64,8 @@ class PreparedRun:
     hyperparams: Hyperparams
     total_steps: int
     preset: str
+    log_every: int  # number of updates per line of metrics.jsonl
+    force: bool  # start even if the memory may not be enough
     config_json: dict[str, Any]  # content of config.json
 
 
@@ -109,7 +111,8 @@ def prepare_run(
     optional |= process_count()
     if settings.run.deterministic:
         optional |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
-    config_json = runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional)
+    if (log_every := settings.run.log_every or 1) > 1:
+        optional["log_every"] = log_every
     return PreparedRun(
         agent=agent,
         ray=ray,
@@ -117,7 +120,9 @@ def prepare_run(
         hyperparams=hyperparams,
         total_steps=total_steps,
         preset=preset_name,
-        config_json=config_json,
+        log_every=log_every,
+        force=settings.run.force,
+        config_json=runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional),
     )
 
 
@@ -196,9 +201,8 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
         ray = RayConfig(num_actors=actors.get("num_actors"), policy_lag=actors.get("policy_lag", 0))
     elif actors and ray is not None and ray.num_actors is None and ray.envs_per_actor is None:
         ray = dataclasses.replace(ray, num_actors=actors.get("num_actors"))
-    deterministic = settings.run.deterministic
-    if deterministic is None:
-        deterministic = previous.get("deterministic", False)
+    run_defaults = {"deterministic": previous.get("deterministic", False), "log_every": previous.get("log_every", 1)}
+    run_defaults = {name: value for name, value in run_defaults.items() if getattr(settings.run, name) is None}
     values: dict[str, Any] = {"total_steps": previous["total_steps"], "seed": previous["seed"]}
     if settings.preset == "auto":
         values |= {"config": config, "hyperparams": hyperparams}
@@ -208,7 +212,7 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
         **values,
         backend=previous["backend"] if settings.backend == "auto" else settings.backend,
         ray=ray,
-        run=dataclasses.replace(settings.run, deterministic=deterministic),
+        run=dataclasses.replace(settings.run, **run_defaults),
     )
 
 
