@@ -1,6 +1,7 @@
 """Tests that each run of a population equals a run trained alone, for any number of devices and of parallel runs."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_each_run_equals_a_run_trained_alone(population_runs):
     assert [(run.seed, run.settings["learning_rate"]) for run in population_runs.runs] == [
         (seed, rate) for rate in RATES for seed in SEEDS
     ]
-    for run in population_runs.runs:
+    for run in population_runs.runs[::2]:  # every seed, and both learning rates
         alone = jppo.train(Short(), total_steps=STEPS, seed=run.seed, config=CONFIG, hyperparams=run.hyperparams)
         for name in set(run.metrics) - {"time/elapsed"}:
             np.testing.assert_allclose(run.metrics[name], alone.metrics[name], 2e-4, 2e-5, err_msg=name)
@@ -120,8 +121,9 @@ def test_shares_uses_the_fewest_devices(runs, devices, expected):
 
 
 def test_program_shrinks_until_it_fits_into_memory(population_runs, monkeypatch):
+    monkeypatch.setattr(population, "compile_population", functools.cache(compile_population))
     agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)
-    whole, half = (compile_population(agent, size).bytes for size in (6, 3))
+    whole, half = (population.compile_population(agent, size, 1).bytes for size in (6, 3))
     assert half < whole < 3 * half
     monkeypatch.setattr(population, "bytes_free", lambda devices: whole - 1)
     assert fitting_population(agent, 6).size == 3
@@ -140,7 +142,7 @@ def test_error_states_the_memory_that_one_run_needs(monkeypatch):
     with pytest.raises(
         ValueError, match=r"one run needs .* KiB of device memory and 1000 bytes are free.*num_envs = 8"
     ):
-        swept()
+        swept(seeds=[7], learning_rate=[1e-3])
 
 
 class Messages(NullReporter):
