@@ -265,7 +265,7 @@ def epochs(draw):
     return num_steps, envs * num_strata, draw(st.sampled_from(divisors)), num_strata
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(epoch=epochs(), seed=st.integers(0, 100), first=st.integers(0, 7))
 def test_an_epoch_visits_every_row_once(epoch, seed, first):
     num_steps, num_envs, num_minibatches, num_strata = epoch
@@ -354,8 +354,8 @@ def test_updates_on_16_and_32_devices_equal_those_on_one():
     assert done.stdout == "equal\n", done.stderr
 
 
-@pytest.mark.parametrize("strata", [16, 32])
-def test_minibatches_with_many_strata_do_not_depend_on_the_number_of_devices(strata):
+def test_minibatches_with_many_strata_do_not_depend_on_the_number_of_devices():
+    strata = 16
     config = PPOConfig(num_envs=64, num_steps=6, num_minibatches=4, num_strata=strata)
     assert config.effective_strata == strata
     key, shape = jax.random.key(0), (config.num_steps, config.num_envs)
