@@ -17,7 +17,7 @@ from jppo.envs import available, make_env
 from jppo.envs import gymnax as envs_gymnax
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.networks import make_network
-from jppo.ppo.policy import make_policy
+from jppo.ppo.policy import make_policy, prepare_obs
 
 INF = float("inf")
 
@@ -150,10 +150,8 @@ def test_discrete_observations_become_one_hot():
 
 
 def test_uint8_observations_are_scaled_to_0_and_1():
-    policy = make_policy(
-        network=None, action_spec=None, obs_spec={"image": ObsSpec((2,), "uint8"), "flag": ObsSpec((), "bool")}
-    )
-    features = policy.prepare({"image": jnp.asarray([[0, 255]], jnp.uint8), "flag": jnp.asarray([True])})
+    specs = {"image": ObsSpec((2,), "uint8"), "flag": ObsSpec((), "bool")}
+    features = prepare_obs(specs, {"image": jnp.asarray([[0, 255]], jnp.uint8), "flag": jnp.asarray([True])})
     np.testing.assert_array_equal(features["image"], [[0.0, 1.0]])
     np.testing.assert_array_equal(features["flag"], [1.0])
     assert {leaf.dtype for leaf in jax.tree.leaves(features)} == {jnp.dtype("float32")}

@@ -28,7 +28,6 @@ from jppo.ppo.distributions import Categorical
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import Moments, PolicyState
-from jppo.runs import export as exporting
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 
@@ -275,7 +274,7 @@ def test_a_failed_write_keeps_the_previous_file(simple, tmp_path, monkeypatch):
     def refuse(source, destination):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(exporting.os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(ValueError, match=r"old.npz cannot be written: Permission denied"):
         jppo.export_policy(simple, tmp_path / "old.npz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.npz", "old.npz"]
