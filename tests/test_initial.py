@@ -50,6 +50,15 @@ def test_weights_are_orthogonal_with_the_gains_of_the_flax_module(shape, action,
         assert kernel.size < 8 or np.unique(np.abs(kernel)).size > kernel.size // 2
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["jppo", "flax"])
+def test_output_layers_have_gain_001_for_the_policy_and_1_for_the_value(number):
+    """A policy that is almost uniform at first is one of PPO's implementation details."""
+    params = list(initial((4,), DISCRETE))[number]["params"]
+    policy, value = (np.linalg.svd(params[head]["kernel"], compute_uv=False) for head in ("policy", "value"))
+    np.testing.assert_allclose(policy, 0.01, rtol=1e-4)
+    np.testing.assert_allclose(value, 1.0, rtol=1e-4)
+
+
 @pytest.mark.parametrize("sizes", [(64, 64), (300, 64), (300, 300)], ids=["together", "apart", "two large"])
 def test_layers_have_different_weights(sizes):
     (one, _), (same, _) = initial((600,), DISCRETE, hidden_sizes=sizes), initial((600,), DISCRETE, hidden_sizes=sizes)
