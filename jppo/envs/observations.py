@@ -64,6 +64,7 @@ class Observations:
         self._space, self._casts = space, casts
         self.faults: dict[str, str] = {}  # "dtype", "loss", "range", "categories" or "finite" -> description
 
+    @np.errstate(all="ignore")  # casts may underflow, and environments may make NumPy raise then
     def see(self, obs: PyTree, lead: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers [*lead, F] f32 and the checksums [*lead] u32 of observations [*lead, ...].
 
