@@ -1,5 +1,6 @@
 """Environments with gymnax's API that each test one part of PPO, so that a failure shows which part is broken."""
 
+import os
 from typing import Any
 
 import jax
@@ -90,6 +91,16 @@ class ObsActionReward(ObsValue):
 
     def reward(self, state: ProbeState, action: Array) -> Array:
         return jnp.where((action == 1) == (state.cue > 0.0), 1.0, -1.0)
+
+
+class Moving(ObsActionReward):
+    """Changes the working directory."""
+
+    length = 3
+
+    def reset(self, *args: Any) -> Any:
+        os.chdir("/")
+        return super().reset(*args)
 
 
 class BoxActionReward(ObsValue):

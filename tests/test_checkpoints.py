@@ -21,7 +21,7 @@ from checks import SMALL, group
 from host_probes import Guessing, share_programs
 from lenient import lenient
 from one_run import BATCH, CONFIG, UPDATES, Cued
-from probes import ObsActionReward
+from probes import Moving, ObsActionReward
 
 import jppo
 from jppo.actors.local import LocalRunner
@@ -251,14 +251,6 @@ def test_a_run_with_more_than_a_gigabyte_of_metrics_says_so(tmp_path):
     given = {"config": CONFIG, "total_steps": 1e10}
     jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
     assert any("metrics.jsonl will have about 187.5 GB; a higher log_every" in text for text in reporter.messages)
-
-
-class Moving(Cued):
-    """Changes the working directory."""
-
-    def reset(self, key, params):
-        os.chdir("/")
-        return super().reset(key, params)
 
 
 def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
@@ -526,7 +518,7 @@ def test_an_error_of_the_background_thread_is_reported(tmp_path):
     finally:
         limit_file_size()
     assert saver.update == 1
-    assert "WARNING: the checkpoint of update 2 could not be written" in said[0]
+    assert "the checkpoint of update 2 could not be written" in said[0]
     start_to_save(saver, 3, 1.5, {}, state)
     saver.close()
     assert saver.update == 3

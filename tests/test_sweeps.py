@@ -13,7 +13,7 @@ import pytest
 from checks import SMALL, compiled_programs
 from lenient import lenient
 from PIL import Image
-from probes import NO_LIMIT, NaNReward, ObsActionReward, Probe
+from probes import NO_LIMIT, Moving, NaNReward, ObsActionReward, Probe
 
 import jppo
 from jppo.ppo.losses import ppo_loss
@@ -310,6 +310,13 @@ def test_invalid_arguments_raise_before_anything_is_written(tmp_path, options, m
 def test_invalid_environments_raise(env, message):
     with pytest.raises(ValueError, match=message):
         jppo.sweep(env, config=CONFIG)
+
+
+def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = sweep(Moving(), seeds=1, total_steps=CONFIG.batch_size, sweep_dir="sweep")
+    assert result.sweep_dir == tmp_path / "sweep"
+    assert {"sweep.json", "runs.csv", "curves.png"} <= set(os.listdir(tmp_path / "sweep"))
 
 
 def test_directory_with_other_files_is_not_changed(tmp_path):

@@ -78,6 +78,8 @@ def sweep(
       TypeError: an unknown argument.
     """
     check_overrides(sweep, settings)
+    if sweep_dir is not None:  # an environment may change the working directory
+        sweep_dir = Path(sweep_dir).absolute()
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(
