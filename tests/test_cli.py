@@ -389,6 +389,15 @@ def test_a_closed_standard_output_is_opened():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_warning_is_one_line():
+    code = (
+        "import sys, warnings; from jppo.cli import envs, main; sys.argv = ['jppo', 'envs'];"
+        "envs.Envs.run = lambda self: warnings.warn('the policy\\nis damaged') or 0; sys.exit(main.main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == "jppo: warning: the policy is damaged\n"
+
+
 def test_sweep(tmp_path):
     """Two shapes, two learning rates and two seeds, with run directories. The second call finds all results."""
     words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-3, 1e-2, "--hidden-sizes", "8", "8,8"]

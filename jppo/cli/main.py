@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         argv = sys.argv[1:]
         _open_closed_streams()
         signal.signal(signal.SIGINT, _exit_at_once)
+        warnings.showwarning = _show_warning
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(
             _help_text() if argv else f"{_USAGE}\n`jppo --help` lists the commands", file=None if argv else sys.stderr
@@ -103,6 +105,11 @@ def _open_closed_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Prints a warning in one line. Python's own function adds the source line that raised it."""
+    print(f"jppo: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _report_lost_output(error: OSError) -> int:

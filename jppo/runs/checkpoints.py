@@ -160,7 +160,7 @@ class Checkpoints:
         if not self._failed:
             newest = f"the newest checkpoint is of update {self.update}" if self.update else "there is no checkpoint"
             self._message(
-                f"WARNING: the checkpoint of update {update} could not be written ({short_reason(error)}); {newest}. "
+                f"the checkpoint of update {update} could not be written ({short_reason(error)}); {newest}. "
                 "Training continues"
             )
         self._failed = True

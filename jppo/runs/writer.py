@@ -161,7 +161,7 @@ class RunWriter:
                 write_json(self.path / "config.json", self._config)
         deleted = not (self.path / _METRICS).exists()
         if deleted and not self._lost_rows:  # otherwise it was reported before
-            self._message(f"WARNING: {self.path / _METRICS} was deleted during the run; the metrics are lost")
+            self._message(f"{self.path / _METRICS} was deleted during the run; the metrics are lost")
         return deleted
 
     def abort(self) -> None:
@@ -174,7 +174,7 @@ class RunWriter:
                     parent.rmdir()  # raises if it contains another run
 
     def _warn(self, name: str, error: Exception, consequence: str) -> None:
-        self._message(f"WARNING: {self.path / name} could not be written ({short_reason(error)}); {consequence}")
+        self._message(f"{self.path / name} could not be written ({short_reason(error)}); {consequence}")
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):

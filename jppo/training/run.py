@@ -179,8 +179,10 @@ class _Files:
 
 
 def _warn_with(reporter: Reporter) -> Callable[[str], None]:
-    """Returns the reporter's message function; warnings.warn if the reporter shows nothing."""
-    return functools.partial(warnings.warn, stacklevel=2) if type(reporter) is NullReporter else reporter.message
+    """Returns a function that shows a warning: with the reporter, or warnings.warn if that shows nothing."""
+    if type(reporter) is NullReporter:
+        return functools.partial(warnings.warn, stacklevel=2)
+    return lambda text: reporter.message(f"WARNING: {text}")
 
 
 def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
