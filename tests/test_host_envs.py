@@ -467,7 +467,7 @@ def test_a_run_whose_environment_exits_is_saved(tmp_path, num_actors):
     with pytest.raises(jppo.ActorsFailed, match=r"RuntimeError: the environment called sys\.exit\(0\)") as caught:
         jppo.train(env, config=config, total_steps=80, ray=ray, run_dir=tmp_path / "run")
     assert caught.value.result.summary["updates"] == 2
-    assert (tmp_path / "run/policy").is_dir()
+    assert (tmp_path / "run/policy_state.npz").is_file()
 
 
 def test_names_of_host_environments():

@@ -134,13 +134,12 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
     assert first["status"] == second["status"] == "interrupted"
     assert first["updates"] == second["updates"] > 0
     assert len(read_metrics(processes[0] / name)["update"]) == first["updates"]
-    assert (processes[0] / name / "policy").is_dir()
+    assert (processes[0] / name / "policy_state.npz").is_file()
 
 
 @pytest.mark.parametrize(
     ("name", "messages"),
     [
-        ("device again", ("ValueError: run_dir .* already contains a run.* finished; use another run_dir",) * 2),
         (
             "tired",
             (
@@ -155,6 +154,11 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
 def test_invalid_arguments_end_both_processes_with_a_message(processes, name, messages):
     for outcome, message in zip(outcomes(processes, name), messages, strict=True):
         assert re.match(message, outcome["error"], re.DOTALL)
+
+
+def test_a_finished_run_returns_its_result_in_both_processes(processes):
+    for outcome, again in zip(outcomes(processes, "device"), outcomes(processes, "device again"), strict=True):
+        assert again["summary"]["policy_sha256"] == outcome["summary"]["policy_sha256"]
 
 
 def test_a_resumed_run_in_two_processes_equals_an_uninterrupted_run(processes):
@@ -182,7 +186,7 @@ def test_the_result_is_saved_if_actors_of_another_process_fail(processes):
     outcomes(processes, "tired")
     summary = json.loads((processes[0] / "tired" / "summary.json").read_text())
     assert (summary["status"], summary["updates"]) == ("failed", 2)
-    assert (processes[0] / "tired" / "policy").is_dir()
+    assert (processes[0] / "tired" / "policy_state.npz").is_file()
 
 
 def test_actors_are_divided_evenly_among_hosts():

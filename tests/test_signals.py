@@ -24,14 +24,16 @@ from jppo.runs.run_dir import read_metrics
 PATIENCE = 120.0  # time limit in seconds; a busy machine is slow
 SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]
 LINES = [
-    r"num_envs = 4: 2 x 2; num_steps = 32: batches of 128",
+    r"CartPole-v1: num_envs = 4, num_steps = 32, 2 actors of 2 environments, .*",
+    r"metrics\.jsonl will have about .*",
     r"compiled in [\d.]+ s",
     r"2 actors on 1 node ready after [\d.]+ s",
     r"[\d,]+/1,000,000,000 steps .*",
     r"actor [01] \(environments \d to \d\) failed \(ActorDiedError: .*\); a new one starts in 0.5 s",
     r"stopping and saving the result so far \(Ctrl-C again stops at once\)",
     r"interrupted: [\d,]+ steps, .*",
-    r"saved in run",
+    r"saved in .*/run",
+    r"resume with: jppo train CartPole-v1 --resume .*/run",
 ]
 
 
@@ -112,7 +114,7 @@ def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
     summary = json.loads((command.directory / "run/summary.json").read_text())
     assert (summary["status"], summary["lost_fragments"]) == ("interrupted", 1)
     assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, summary["updates"] + 1))
-    assert (command.directory / "run/policy").is_dir()
+    assert (command.directory / "run/policy_state.npz").is_file()
 
 
 @pytest.mark.slow
@@ -129,7 +131,7 @@ def test_a_run_whose_daemon_is_killed_is_saved_and_can_be_resumed(command, daemo
     summary = json.loads((command.directory / "run/summary.json").read_text())
     assert (summary["status"], summary["checkpoint"]) == ("failed", summary["updates"])
     assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, summary["updates"] + 1))
-    assert (command.directory / "run/policy").is_dir()
+    assert (command.directory / "run/policy_state.npz").is_file()
     again = Command(command.directory)
     try:
         again.await_(lambda: " steps/s " in again.out.read_text())
@@ -185,6 +187,7 @@ def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):
     worker = types.SimpleNamespace()
     private = types.SimpleNamespace(worker=worker)
     pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, _private=private)
+    pretended.job_config = ray.job_config
     monkeypatch.setattr(ray_cluster, "ray", pretended)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     numbers = (signal.SIGINT, signal.SIGTERM)
