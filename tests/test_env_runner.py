@@ -82,6 +82,17 @@ def test_rollouts_agree_with_the_environments_and_the_policy(source):
     runner.close()
 
 
+def test_random_numbers_and_episodes_continue_in_the_next_rollout():
+    spec, policy, state = make_spec(Continuous)
+    runner, noise = EnvRunner(spec, np.arange(N)), []
+    for _ in range(2):
+        rollout, stats, *_ = runner.collect(state, GAMMA)
+        noise.append(rollout.action - apply(policy, state, rollout.obs)[0].mean.reshape(rollout.action.shape))
+        lengths = 4.0 * rollout.obs[..., 2] + 1.0
+        np.testing.assert_allclose(stats.lengths.mean, lengths[rollout.done].mean(), rtol=1e-5)
+    assert (np.abs(noise[0] - noise[1]) > 1e-3).mean() > 0.9
+
+
 @pytest.mark.parametrize("bounds", ["clip", "tanh"])
 def test_recorded_actions_are_samples_and_executed_actions_are_bounded(bounds):
     spec, _, state = make_spec(Continuous, bounds)
