@@ -204,8 +204,10 @@ def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
     minibatch = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
 
     def loss(params: PyTree) -> Array:
-        distribution, value = agent.policy.apply(train.policy.replace(params=params), minibatch.obs)
-        return ppo_loss(distribution, value, minibatch, train.hyperparams, config)[0]
+        state = train.policy.replace(params=params)
+        return ppo_loss(
+            lambda obs: agent.policy.step(state, obs)[:2], minibatch, train.hyperparams, config, jax.random.key(0)
+        )[0]
 
     def step(params: PyTree, _: None) -> tuple[PyTree, None]:
         grads = jax.grad(loss)(params)

@@ -51,12 +51,12 @@ def keep(cut: Array, policy: Policy, state: PolicyState, x: PyTree) -> PyTree:
 
 
 def value_of(cut: Array, policy: Policy, state: PolicyState, obs: PyTree) -> Array:
-    return policy.apply(state, obs)[1]
+    return policy.step(state, obs)[1]
 
 
 def value_of_all(cut: Array, policy: Policy, state: PolicyState, obs: PyTree) -> Array:
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
-    return policy.apply(state, flat)[1].reshape(cut.shape)
+    return policy.step(state, flat)[1].reshape(cut.shape)
 
 
 def value_of_compacted(cut: Array, policy: Policy, state: PolicyState, obs: PyTree) -> Array:
@@ -68,7 +68,7 @@ def value_of_compacted(cut: Array, policy: Policy, state: PolicyState, obs: PyTr
     def block(loop: tuple[Array, Array]) -> tuple[Array, Array]:
         first, values = loop
         chosen = jax.lax.dynamic_slice(rows, (first,), (num_envs,))
-        value = policy.apply(state, jax.tree.map(lambda x: x.at[chosen].get(mode="clip"), flat))[1]
+        value = policy.step(state, jax.tree.map(lambda x: x.at[chosen].get(mode="clip"), flat))[1]
         return first + num_envs, values.at[chosen].set(value, mode="drop")
 
     start = (jnp.zeros((), jnp.int32), jnp.zeros(total))
@@ -92,7 +92,7 @@ def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: Co
 
     def step(carry: tuple[PyTree, PyTree], keys: Array) -> tuple[tuple[PyTree, PyTree], tuple[Transition, PyTree]]:
         env_state, obs = carry
-        distribution, value = policy.apply(policy_state, obs)
+        distribution, value = policy.step(policy_state, obs)[:2]
         action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys[:, 0])
         env_action = to_env_action(policy.action_spec, action)
         after = jax.vmap(env.step)(keys[:, 1], env_state, env_action)
@@ -112,7 +112,7 @@ def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: Co
     (_, last_obs), (rollout, final) = jax.lax.scan(step, (state.env_state, state.obs), step_keys)
     cut = cut_of(rollout)
     final_value = jnp.where(cut, form.after_scan(cut, policy, policy_state, final), 0.0)
-    following = jnp.concatenate([rollout.value[1:], policy.apply(policy_state, last_obs)[1][None]])
+    following = jnp.concatenate([rollout.value[1:], policy.step(policy_state, last_obs)[1][None]])
     return rollout.replace(next_value=jnp.where(rollout.done, final_value, following))
 
 

@@ -31,13 +31,20 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
+    from jppo.errors import NoLegalAction as NoLegalAction
     from jppo.errors import TrainingDiverged as TrainingDiverged
+    from jppo.ppo.advantages import gae as gae
+    from jppo.ppo.advantages import gae_advantages as gae_advantages
     from jppo.ppo.anakin import make_anakin as make_anakin
     from jppo.ppo.distributions import Categorical as Categorical
     from jppo.ppo.distributions import DiagGaussian as DiagGaussian
+    from jppo.ppo.distributions import Joint as Joint
+    from jppo.ppo.distributions import MultiCategorical as MultiCategorical
+    from jppo.ppo.losses import LossModule as LossModule
     from jppo.ppo.losses import mean_over_rows as mean_over_rows
     from jppo.ppo.losses import ppo_loss as ppo_loss
     from jppo.ppo.networks import Network as Network
+    from jppo.ppo.networks import RecurrentNetwork as RecurrentNetwork
     from jppo.runs.evaluation import Evaluation as Evaluation
     from jppo.runs.evaluation import evaluate as evaluate
     from jppo.runs.export import export_policy as export_policy
@@ -71,11 +78,12 @@ _MODULES = {
     "jppo.envs.base": ("Environment", "Step"),
     "jppo.envs.checks": ("check_env",),
     "jppo.envs.gymnasium": ("make_host_env",),
-    "jppo.errors": ("ActorsFailed", "HostFailed", "TrainingDiverged"),
+    "jppo.errors": ("ActorsFailed", "HostFailed", "NoLegalAction", "TrainingDiverged"),
+    "jppo.ppo.advantages": ("gae", "gae_advantages"),
     "jppo.ppo.anakin": ("make_anakin",),
-    "jppo.ppo.distributions": ("Categorical", "DiagGaussian"),
-    "jppo.ppo.losses": ("mean_over_rows", "ppo_loss"),
-    "jppo.ppo.networks": ("Network",),
+    "jppo.ppo.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
+    "jppo.ppo.losses": ("LossModule", "mean_over_rows", "ppo_loss"),
+    "jppo.ppo.networks": ("Network", "RecurrentNetwork"),
     "jppo.runs.evaluation": ("Evaluation", "evaluate"),
     "jppo.runs.export": ("export_policy", "load_exported"),
     "jppo.runs.load": ("load_policy",),

@@ -21,6 +21,25 @@ class TrainingDiverged(RuntimeError):
         self.update, self.result = update, result
 
 
+class NoLegalAction(TrainingDiverged):
+    """An observation's `action_mask` marked no action as legal. `result` holds the run up to the update before."""
+
+    def __init__(self, env_name: str, env_index: int, step: int, update: int, result: Any) -> None:
+        """Describes the step.
+
+        Args:
+          env_index: number of the environment, from 0.
+          step: step of the rollout, from 0.
+          update: update with that rollout, from 1.
+        """
+        RuntimeError.__init__(
+            self,
+            f"{env_name}: action_mask marks no legal action in environment {env_index} at step {step} of update "
+            f"{update}'s rollout; every mask must have a nonzero entry for each component of the action",
+        )
+        self.update, self.result = update, result
+
+
 class HostFailed(RuntimeError):
     """A run over several hosts ended because one of them failed; the message says which."""
 

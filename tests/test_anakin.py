@@ -183,8 +183,8 @@ class TwoActions(Probe):
         (object(), r"object is not a gymnax environment: it has no reset, step, action_space, observation_space"),
         (FiveValues(), r"FiveValues: step returned 5 values; gymnax >= 1.0.1 returns six"),
         (NoFinalObservation(), r'NoFinalObservation: step\'s info has no "final_observation"'),
-        (OtherObsDtype(), r"OtherObsDtype: observations differ: reset gives int32\[1\], .* float32\[1\]"),
-        (OtherObsDtypeAfterReset(), r"OtherObsDtypeAfterReset: step could not be traced: .* got float32, int32"),
+        (OtherObsDtype(), r"OtherObsDtype: observations differ: reset returns int32\[1\], .* float32\[1\]"),
+        (OtherObsDtypeAfterReset(), r"OtherObsDtypeAfterReset: step could not be traced; .* got float32, int32"),
         (OtherState(), r"OtherState: the state differs: reset gives .*cue='float32\[\]'.*, step .*cue='float32\[1\]'"),
         (VectorReward(), r"VectorReward: the reward must be a scalar, not of shape \(2,\)"),
         (EmptyObs(), r"EmptyObs: an observation is empty: float32\[0\]"),
@@ -230,7 +230,7 @@ def test_invalid_networks_are_rejected(env, network, message):
 
 
 def test_cnn_for_vector_observations_is_rejected():
-    with pytest.raises(ValueError, match=r'"cnn" needs one image .* the observation is \(1,\): use network = "mlp"'):
+    with pytest.raises(ValueError, match=r'"cnn" needs an image .* the observation is \(1,\): use network = "mlp"'):
         jppo.make_anakin(Probe(), jppo.PPOConfig(network="cnn"))
 
 

@@ -84,7 +84,7 @@ def test_shapes_and_dtypes_of_boxes_and_pytrees():
 
 def test_value_and_log_prob_are_the_behaviour_policys(counting):
     policy, policy_state, rollout, _ = counting
-    distribution, value = policy.apply(policy_state, rollout.obs.reshape(-1, 3))
+    distribution, value = policy.step(policy_state, rollout.obs.reshape(-1, 3))[:2]
     np.testing.assert_allclose(rollout.value.ravel(), value, rtol=1e-5, atol=1e-6)
     log_prob = distribution.log_prob(rollout.action.ravel())
     np.testing.assert_allclose(rollout.log_prob.ravel(), log_prob, rtol=1e-5)
@@ -103,7 +103,7 @@ def test_next_value_is_of_the_true_successor(counting):
     """The true successor of [cue, kind, t] is [cue, kind, t+1], also at the end of an episode."""
     policy, policy_state, rollout, _ = counting
     successor = rollout.obs + jnp.asarray([0.0, 0.0, 1.0])[None, None]
-    value = policy.apply(policy_state, successor.reshape(-1, 3))[1].reshape(T, N)
+    value = policy.step(policy_state, successor.reshape(-1, 3))[1].reshape(T, N)
     expected = np.where(rollout.terminated, 0.0, value)
     np.testing.assert_allclose(rollout.next_value, expected, rtol=1e-5, atol=1e-6)
     after_reset = np.asarray(rollout.truncated & ~rollout.terminated)[:-1]
@@ -129,7 +129,7 @@ def test_next_value_where_the_fragment_ends_with_an_episode(length):
     _, rollout, _ = run(start(env))
     assert rollout.truncated[-1].all()
     successor = rollout.obs[-1] + jnp.asarray([0.0, 0.0, 1.0])[None]
-    np.testing.assert_allclose(rollout.next_value[-1], policy.apply(policy_state, successor)[1], rtol=1e-5)
+    np.testing.assert_allclose(rollout.next_value[-1], policy.step(policy_state, successor)[1], rtol=1e-5)
 
 
 def test_observations_are_recorded_without_normalization():
@@ -142,8 +142,8 @@ def test_observations_are_recorded_without_normalization():
     assert set(np.unique(rollout.obs[..., 1])) == {0.0, 1.0, 2.0}
     assert set(np.unique(rollout.obs[..., 2])) == {0.0, 1.0, 2.0, 3.0, 4.0}
     flat = rollout.obs.reshape(-1, 3)
-    np.testing.assert_allclose(rollout.value.ravel(), agent.policy.apply(policy_state, flat)[1], rtol=1e-5, atol=1e-6)
-    raw = agent.policy.apply(policy_state.replace(obs_stats=()), flat)[1]
+    np.testing.assert_allclose(rollout.value.ravel(), agent.policy.step(policy_state, flat)[1], rtol=1e-5, atol=1e-6)
+    raw = agent.policy.step(policy_state.replace(obs_stats=()), flat)[1]
     assert np.abs(rollout.value.ravel() - raw).max() > 1e-2, "the policy must see normalized observations"
 
 

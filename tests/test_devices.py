@@ -103,8 +103,8 @@ def test_a_minibatch_has_one_all_reduce_of_all_gradients():
 
 
 def test_integer_and_boolean_metrics_are_averaged_over_devices():
-    def counting(distribution, value, batch, hyperparams, config):
-        total, metrics = ppo_loss(distribution, value, batch, hyperparams, config)
+    def counting(apply, batch, hyperparams, config, key):
+        total, metrics = ppo_loss(apply, batch, hyperparams, config, key)
         return total, metrics | {"ones": jnp.sum(batch.action), "many": jnp.sum(batch.action) > 3}
 
     config = dataclasses.replace(CONFIG, num_epochs=1, num_minibatches=1)

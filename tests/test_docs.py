@@ -56,8 +56,9 @@ def test_architecture_page_names_existing_files_and_objects():
 
 
 def test_loss_of_the_extension_page_trains():
-    def with_symmetric_kl(distribution, value, batch, hyperparams, config):
-        total, metrics = ppo_loss(distribution, value, batch, hyperparams, config)
+    def with_symmetric_kl(apply, batch, hyperparams, config, key):
+        total, metrics = ppo_loss(apply, batch, hyperparams, config, key)
+        distribution, _ = apply(batch.obs)
         penalty = jax.numpy.mean(jax.numpy.square(distribution.log_prob(batch.action) - batch.log_prob))
         return total + 0.1 * penalty, metrics | {"loss/penalty": penalty}
 

@@ -47,7 +47,7 @@ def make_spec(source, bounds="clip"):
 def apply(policy, state, obs):
     """Returns the distribution [T*N] and the value [T, N]."""
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
-    distribution, value = policy.apply(state, flat)
+    distribution, value = policy.step(state, flat)[:2]
     return distribution, np.asarray(value).reshape(T, N)
 
 
@@ -144,7 +144,7 @@ def test_numpy_and_xla_select_the_same_actions(obs_spec, action_spec, bounds, no
         draw, compile_ = make(policy)
         draws = np.asarray(draw(keys))
         act = compile_(jax.eval_shape(lambda: state), first, jax.ShapeDtypeStruct(draws.shape[1:], draws.dtype))(state)
-        steps = [act(jax.tree.leaves(jax.tree.map(lambda x, t=t: x[t], obs)), draws[t]) for t in range(T)]
+        steps = [act(jax.tree.leaves(jax.tree.map(lambda x, t=t: x[t], obs)), draws[t], ())[:2] for t in range(T)]
         chosen.append(jax.tree.map(lambda *x: np.stack(x), *steps))
     (by_xla, xla_env), (by_numpy, numpy_env) = chosen
     assert xla_env.shape == numpy_env.shape == (T, N, *action_spec.shape)

@@ -145,7 +145,7 @@ def test_empty_statistics_only_clip(tmp_path):
 
 def test_numpy_samples_actions_with_their_probabilities(simple, exported):
     obs = observations(FOUR, 1)
-    wanted = jax.nn.softmax(simple.policy.apply(simple.state, obs)[0].logits)[0]
+    wanted = jax.nn.softmax(simple.policy.step(simple.state, obs)[0].logits)[0]
     drawn = numpy_policy.load(exported).act(np.repeat(obs, 20_000, axis=0), rng=np.random.default_rng(0))
     assert drawn.dtype == np.int32
     np.testing.assert_allclose(np.bincount(drawn) / 20_000, wanted, atol=4 * 0.5 / 20_000**0.5)

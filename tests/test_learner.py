@@ -92,7 +92,7 @@ def acting(config, kind):
 
     @jax.jit
     def act(policy_state, obs, key):
-        distribution, value = policy.apply(policy_state, obs)
+        distribution, value = policy.step(policy_state, obs)[:2]
         action = distribution.sample(seed=key)
         return action, distribution.log_prob(action), value
 
@@ -325,7 +325,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero():
         advantage = gae(*columns, NUMBERS.gamma, NUMBERS.gae_lambda)
         assert float(metrics["loss/policy"]) == pytest.approx(-float(advantage.mean()), abs=1e-6)
         moved = state.policy.replace(obs_stats=after.policy.obs_stats)
-        distribution, _ = policy.apply(moved, rollout.obs.reshape(-1, OBS))
+        distribution, _ = policy.step(moved, rollout.obs.reshape(-1, OBS))[:2]
         too_early = approx_kl(distribution.log_prob(rollout.action.reshape(-1)), rollout.log_prob.reshape(-1))
         assert float(too_early) > 1e-8, "the test must fail with the statistics after the update"
         state = after
@@ -503,7 +503,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
     found = []
 
     def cut(gradient, samples, pieces, *_):
-        found.append((len(samples.value), pieces))
+        found.append((len(samples.samples.value), pieces))
         return gradient(samples)
 
     monkeypatch.setattr(learner_module, "accumulate_gradients", cut)
@@ -547,7 +547,7 @@ def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monke
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
 def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, kind):
     init, update = compiled(config, kind)
-    monkeypatch.setattr(learner_module, "num_microbatches", lambda *args: len(args[3].value) // 8)
+    monkeypatch.setattr(learner_module, "num_microbatches", lambda *args: len(args[3].samples.value) // 8)
     learner = make_learner(policy_of(config, kind), config)
     in_pieces = quick_jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")

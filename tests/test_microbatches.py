@@ -36,8 +36,8 @@ def test_memory_estimate_of_dense_layers_equals_the_traced_one(action, inputs, s
     batch = Batch(obs=jnp.zeros((ROWS, inputs)), action=actions, **dict.fromkeys(names, numbers))
 
     def loss(params):
-        outputs = policy.apply(PolicyState(params=params, obs_stats=()), batch.obs)
-        return ppo_loss(*outputs, batch, jppo.Hyperparams(), config)
+        state = PolicyState(params=params, obs_stats=())
+        return ppo_loss(lambda obs: policy.step(state, obs)[:2], batch, jppo.Hyperparams(), config, jax.random.key(0))
 
     params = jax.eval_shape(policy.init, jax.random.key(0), batch.obs)
     assert ROWS * dense_residual_bytes(network, inputs) == pytest.approx(residual_bytes(loss, params), rel=0.1)

@@ -18,9 +18,10 @@ from probes import ObsActionReward
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import Categorical, DiagGaussian
+from jppo.ppo.network_check import check_network
 from jppo.ppo.networks import ConvTorso, Dense, hint, make_network
 from jppo.ppo.optimizer import check_optimizer
-from jppo.ppo.policy import check_network, make_policy
+from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 
 OBS = ObsSpec((3,), "float32")
@@ -210,7 +211,7 @@ def test_cnn_needs_an_image(shape, fits):
     if fits:
         check_network(make(), ObsSpec(shape, "uint8"), TWO)
     else:
-        with pytest.raises(ValueError, match="needs one image"):
+        with pytest.raises(ValueError, match="needs an image"):
             make()
 
 
@@ -333,7 +334,7 @@ def test_distributions_of_16_bit_networks_are_float32():
     policy = make_policy(Half(), OBS, TWO)
     obs = jnp.ones((4, 3))
     state = PolicyState(params=policy.init(jax.random.key(0), obs), obs_stats=())
-    distribution, value = policy.apply(state, obs)
+    distribution, value = policy.step(state, obs)[:2]
     arrays = (distribution.logits, distribution.log_prob(jnp.zeros(4, jnp.int32)), value)
     assert [array.dtype for array in arrays] == [jnp.float32] * 3
 

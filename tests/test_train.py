@@ -441,7 +441,7 @@ def test_policy_acts_on_numpy_observations(run):
     assert policy.act(cues.tolist()).tolist() == actions.tolist()
     assert policy.act([1.0]) == policy.act(np.float64([1.0])) == actions[0]
     assert policy.act([1.0]).shape == ()
-    distribution, value = run.agent.policy.apply(policy.state, cues)
+    distribution, value = run.agent.policy.step(policy.state, cues)[:2]
     assert actions.tolist() == np.argmax(distribution.logits, axis=1).tolist()
     np.testing.assert_allclose(policy.value(cues), value, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(policy.value(cues[1]), value[1], rtol=1e-5, atol=1e-6)
@@ -453,7 +453,7 @@ def test_samples_follow_the_seed_and_the_policy(run):
     np.testing.assert_array_equal(draw, run.policy.act(cues, sampled=True, seed=3))
     assert (draw != run.policy.act(cues, sampled=True, seed=4)).any()
     assert (run.policy.act(cues, sampled=True) != run.policy.act(cues, sampled=True)).any()
-    probability = jax.nn.softmax(run.agent.policy.apply(run.policy.state, cues[:1])[0].logits)[0, 1]
+    probability = jax.nn.softmax(run.agent.policy.step(run.policy.state, cues[:1])[0].logits)[0, 1]
     assert abs(draw.mean() - probability) < 4 * 0.5 / math.sqrt(2000)
 
 

@@ -15,12 +15,14 @@ import numpy as np
 from jppo.actors.numpy_params import to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
+from jppo.envs.spaces import ActionSpec
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
-# (obs leaves [n, ...], noise [n, ...]) -> (the policy's actions [n, ...], the environments' actions [n, ...])
-Act = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray, np.ndarray]]
+# (obs leaves [n, ...], noise [n, ...], carry [n, ...]) -> the policy's actions, the environments' actions, the carry;
+# pytrees with leaves [n, ...]
+Act = Callable[[list[np.ndarray], np.ndarray, PyTree], tuple[PyTree, PyTree, PyTree]]
 
 
 class ActionSelection(NamedTuple):
@@ -32,8 +34,15 @@ class ActionSelection(NamedTuple):
 
 def make_action_selection(policy: Policy) -> ActionSelection:
     """Returns the NumPy implementation for jppo's own dense networks on CPU, otherwise the compiled one."""
-    network = policy.network
-    known = type(network) is ActorCritic and network.kind == "mlp" and jax.default_backend() == "cpu"
+    network, action = policy.network, policy.action_spec
+    known = (
+        type(network) is ActorCritic
+        and network.kind == "mlp"
+        and not (network.actor_obs or network.critic_obs or policy.has_mask)
+        and isinstance(action, ActionSpec)
+        and not action.nvec
+        and jax.default_backend() == "cpu"
+    )
     return (_select_with_numpy if known else _select_with_xla)(policy)
 
 
@@ -61,28 +70,32 @@ def _select_with_numpy(policy: Policy) -> ActionSelection:
     return ActionSelection(sample_noise, compile_selection)
 
 
-def _act_by_numpy(policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _act_by_numpy(
+    policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray, carry: PyTree
+) -> tuple[np.ndarray, np.ndarray, PyTree]:
     action = policy.select_action(leaves, noise)
-    return action, policy.to_env(action)
+    return action, policy.to_env(action), carry
 
 
 def _select_with_xla(policy: Policy) -> ActionSelection:
     structure = jax.tree.structure(policy.obs_spec)
 
-    def select_action(policy_state: PolicyState, leaves: list[Array], key_data: Array) -> tuple[Array, Array]:
+    def select_action(
+        policy_state: PolicyState, leaves: list[Array], key_data: Array, carry: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         keys = jax.random.wrap_key_data(key_data)
-        selected = act(policy, policy_state, jax.tree.unflatten(structure, leaves), keys)
-        return selected.action, selected.env_action
+        selected = act(policy, policy_state, jax.tree.unflatten(structure, leaves), keys, carry)
+        return selected.action, selected.env_action, selected.carry
 
     def compile_selection(policy_shapes: PolicyState, obs: PyTree, noise: Any) -> Callable[[PolicyState], Act]:
-        compiled = jit(select_action).lower(policy_shapes, jax.tree.leaves(obs), noise).compile()
+        carry = policy.initial_carry(noise.shape[0])
+        compiled = jit(select_action).lower(policy_shapes, jax.tree.leaves(obs), noise, carry).compile()
         return lambda policy_state: functools.partial(_act_by_xla, compiled, jax.device_put(policy_state))
 
     return ActionSelection(jax.random.key_data, compile_selection)
 
 
 def _act_by_xla(
-    compiled: Any, policy_state: PolicyState, leaves: list[np.ndarray], key_data: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    action, env_action = compiled(policy_state, leaves, key_data)
-    return np.asarray(action), np.asarray(env_action)
+    compiled: Any, policy_state: PolicyState, leaves: list[np.ndarray], key_data: np.ndarray, carry: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
+    return jax.tree.map(np.asarray, compiled(policy_state, leaves, key_data, carry))

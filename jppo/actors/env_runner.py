@@ -11,11 +11,10 @@ import numpy as np
 from jppo.actors.action_selection import Act, make_action_selection
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
-from jppo.envs.spaces import ActionSpec
-from jppo.ppo.networks import Network
+from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.normalization import empty_moments
 from jppo.ppo.policy import Policy, make_policy
-from jppo.ppo.rollout import env_keys, episode_stats, rollout_keys, successor_values
+from jppo.ppo.rollout import env_keys, episode_starts, episode_stats, rollout_keys, successor_values
 from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
 
 _put = make_device_put()
@@ -35,12 +34,14 @@ class RunnerSpec(NamedTuple):
     """The arguments of an EnvRunner that all runners of a run share. It can be sent to another process."""
 
     env: HostEnvironment
-    network: Network
-    action_spec: ActionSpec  # includes the policy's action bounds
+    network: Network | RecurrentNetwork
+    action_spec: PyTree  # ActionSpec leaves; includes the policy's action bounds
     num_steps: int
     key_data: np.ndarray  # key of all environments of the run
     policy_shapes: PolicyState  # ShapeDtypeStruct leaves
     streams: np.ndarray | None = None  # [N, ...] key data of the first N streams of a resumed run
+    sequence_length: int = 1  # steps between two stored carries of a recurrent network
+    keep_next_obs: bool = False  # see PPOConfig.keep_next_obs
 
 
 class EnvRunner:
@@ -66,6 +67,7 @@ class EnvRunner:
         seeds = np.asarray(jax.random.key_data(reset_keys))[:, -1] >> 1  # Gymnasium takes 31 bits
         self._envs = spec.env.make(seeds.tolist())
         self._obs = self._envs.reset()
+        self._carry = self._start_carry = jax.tree.map(np.asarray, self._programs.policy.initial_carry(num_envs))
         self._episode = Episode.beginning(num_envs)
         self._num_envs = num_envs
         # A context without NumPy's floating-point warnings, as in XLA. It is ten times faster than np.errstate.
@@ -86,7 +88,7 @@ class EnvRunner:
         self._obs, seconds = self._run(act, np.asarray(noise), policy_state, steps)
         rollout, stats, self._episode = self._programs.evaluate(
             policy_state,
-            *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), steps.final_value),
+            *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), self._carry, steps.final_value),
             *(self._episode, jnp.float32(gamma)),
         )
         rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
@@ -104,16 +106,21 @@ class EnvRunner:
         """Fills `steps`. Returns the observations after the last step, and the seconds by activity."""
         envs, silently, clock = self._envs, self._silent.run, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
+        recurrent, length = self._programs.policy.is_recurrent, self._spec.sequence_length
 
-        def record(t: int, action: np.ndarray, after: HostStep) -> None:
-            steps.record_transition(t, action, after.reward, after.terminated, after.truncated)
+        def record(t: int, action: PyTree, after: HostStep) -> None:
+            steps.record_transition(t, action, after)
             if after.final_obs:
                 self._value_truncated(t, policy_state, steps, after.obs, after.final_obs)
+            if recurrent:
+                self._reset_carry(steps.terminated[t] | steps.truncated[t])
 
         for t in range(self._spec.num_steps):
             leaves = silently(steps.record_obs, t, obs)
+            if recurrent and t % length == 0:
+                steps.carries.append(self._carry)
             begin = clock()
-            action, env_action = silently(act, leaves, noise[t])
+            action, env_action, self._carry = silently(act, leaves, noise[t], self._carry)
             between = clock()
             after = envs.step(env_action)
             end = clock()
@@ -124,6 +131,15 @@ class EnvRunner:
         silently(steps.record_obs, self._spec.num_steps, obs)
         return obs, {"policy": policy_seconds, "env": env_seconds}
 
+    def _reset_carry(self, done: np.ndarray) -> None:
+        """Sets the carry to its initial value where an episode ended, done [n] bool."""
+        if done.any():
+            self._carry = jax.tree.map(
+                lambda leaf, start: np.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), start, leaf),
+                self._carry,
+                self._start_carry,
+            )
+
     def _value_truncated(
         self, t: int, policy_state: PolicyState, steps: "_Steps", obs: PyTree, final_obs: dict[int, PyTree]
     ) -> None:
@@ -131,17 +147,14 @@ class EnvRunner:
         cut = steps.truncated[t] & ~steps.terminated[t]
         if not cut.any():
             return
-        leaves = [np.array(leaf, row.dtype) for leaf, row in zip(jax.tree.leaves(obs), steps.obs, strict=True)]
-        for i in np.flatnonzero(cut):
-            for leaf, final in zip(leaves, jax.tree.leaves(final_obs[int(i)]), strict=True):
-                leaf[i] = final
-        value = self._programs.value(policy_state, steps.unflatten(leaves))
+        leaves = steps.successors(obs, final_obs)
+        value = self._programs.value(policy_state, steps.unflatten(leaves), self._carry)
         steps.final_value[t] = np.where(cut, np.asarray(value), 0.0)
 
 
 def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
     """Returns a fragment with the shapes and dtypes of a real one. Its values are meaningless."""
-    steps = _Steps(spec, num_envs)
+    steps = _blank_steps(spec, num_envs, make_policy(spec.network, spec.env.obs_spec, spec.action_spec))
     values = dict.fromkeys(("log_prob", "value", "next_value"), steps.final_value)
     none = jax.tree.map(np.asarray, empty_moments())
     stats = EpisodeStats(returns=none, lengths=none, discounted=none)
@@ -160,12 +173,15 @@ class _Steps:
         self._leaves = (lambda obs: [obs]) if jax.tree_util.treedef_is_leaf(structure) else jax.tree.leaves
         # the last row holds the observations after the last step
         self.obs = [np.empty((lead[0] + 1, num_envs, *s.shape), s.dtype) for s in specs]
-        dtype = np.int32 if spec.env.action_spec.num_actions else np.float32
-        self.action: Any = np.empty((*lead, *spec.env.action_spec.policy_shape), dtype)
+        self._next_obs = [np.empty((*lead, *s.shape), s.dtype) for s in specs] if spec.keep_next_obs else None
+        self.action: Any = jax.tree.map(
+            lambda s: np.empty((*lead, *s.policy_shape), np.float32 if s.is_box else np.int32), spec.env.action_spec
+        )
         self.reward: Any = np.empty(lead, np.float32)
         self.terminated: Any = np.empty(lead, bool)
         self.truncated: Any = np.empty(lead, bool)
         self.final_value = np.zeros(lead, np.float32)
+        self.carries: list[PyTree] = []  # at the start of each sequence, leaves [n, ...]
 
     def record_obs(self, t: int, obs: PyTree) -> list[np.ndarray]:
         """Copies the observations before step t. Returns the copies, one array [n, ...] per leaf."""
@@ -174,10 +190,30 @@ class _Steps:
             row[...] = leaf
         return rows
 
-    def record_transition(self, t: int, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Copies the arrays [n, ...] of step t."""
-        self.action[t], self.reward[t] = action, reward
-        self.terminated[t], self.truncated[t] = terminated, truncated
+    def record_transition(self, t: int, action: PyTree, after: HostStep) -> None:
+        """Copies the action [n, ...] and the outcome of step t."""
+        if isinstance(self.action, np.ndarray):
+            self.action[t] = action
+        else:
+            for buffer, leaf in zip(jax.tree.leaves(self.action), jax.tree.leaves(action), strict=True):
+                buffer[t] = leaf
+        self.reward[t], self.terminated[t], self.truncated[t] = after.reward, after.terminated, after.truncated
+        if self._next_obs is not None:
+            for buffer, leaf in zip(self._next_obs, self.successors(after.obs, after.final_obs), strict=True):
+                buffer[t] = leaf
+
+    def successors(self, obs: PyTree, final_obs: dict[int, PyTree] | None) -> list[np.ndarray]:
+        """Returns the leaves [n, ...] of the true successor observations.
+
+        Args:
+          obs: observations after the step, of a new episode where one ended.
+          final_obs: last observations of the episodes that ended, by environment.
+        """
+        leaves = [np.array(leaf, row.dtype) for leaf, row in zip(self._leaves(obs), self.obs, strict=True)]
+        for i, final in (final_obs or {}).items():
+            for leaf, last in zip(leaves, jax.tree.leaves(final), strict=True):
+                leaf[i] = last
+        return leaves
 
     def rollout(self, **values: Any) -> Rollout:
         """Returns the Rollout. Fields that are not in `values` and not recorded are ()."""
@@ -187,6 +223,8 @@ class _Steps:
             reward=self.reward,
             terminated=self.terminated,
             truncated=self.truncated,
+            next_obs=() if self._next_obs is None else self.unflatten(self._next_obs),
+            carry=jax.tree.map(lambda *rows: np.stack(rows), *self.carries) if self.carries else (),
             **({"log_prob": (), "value": (), "next_value": ()} | values),  # type: ignore[arg-type]
         )
 
@@ -196,8 +234,9 @@ class _Programs(NamedTuple):
 
     noise: Any  # streams [n, ...] -> (new streams, noise of the actions [T, n, ...])
     act: Any  # policy state -> a jppo.actors.action_selection.Act
-    value: Any  # policy state, obs -> [n]
+    value: Any  # policy state, obs, carry -> [n]
     evaluate: Any  # see evaluate_rollout
+    policy: Policy
 
 
 def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
@@ -209,14 +248,15 @@ def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
         next_streams, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)
         return jax.random.key_data(next_streams), selection.sample_noise(action_keys)
 
-    def value(policy_state: PolicyState, obs: PyTree) -> Array:
-        return policy.apply(policy_state, obs)[1]
+    def value(policy_state: PolicyState, obs: PyTree, carry: PyTree) -> Array:
+        return policy.step(policy_state, obs, carry)[1]
 
     def evaluate(*args: Any) -> Any:
         return evaluate_rollout(policy, *args)
 
-    blank = _Steps(spec, num_envs)
+    blank = _blank_steps(spec, num_envs, policy)
     obs = blank.unflatten(leaf[0] for leaf in blank.obs)
+    carry = policy.initial_carry(num_envs)
     streams = jax.ShapeDtypeStruct((num_envs, *spec.key_data.shape), spec.key_data.dtype)
     noise_shape = jax.eval_shape(noise, streams)[1]
     episode, gamma = Episode.beginning(num_envs), jnp.zeros(())
@@ -225,9 +265,19 @@ def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
     return _Programs(
         noise=jit(noise).lower(streams).compile(),
         act=selection.compile(shapes, obs, step_noise),
-        value=jit(value).lower(shapes, obs).compile(),
-        evaluate=jit(evaluate).lower(shapes, blank.rollout(), obs, blank.final_value, episode, gamma).compile(),
+        value=jit(value).lower(shapes, obs, carry).compile(),
+        evaluate=jit(evaluate).lower(shapes, blank.rollout(), obs, carry, blank.final_value, episode, gamma).compile(),
+        policy=policy,
     )
+
+
+def _blank_steps(spec: RunnerSpec, num_envs: int, policy: Policy) -> _Steps:
+    """Returns buffers with the shapes and dtypes of a filled rollout."""
+    steps = _Steps(spec, num_envs)
+    if policy.is_recurrent:
+        carry = jax.tree.map(np.asarray, policy.initial_carry(num_envs))
+        steps.carries = [carry] * (spec.num_steps // spec.sequence_length)
+    return steps
 
 
 def evaluate_rollout(
@@ -235,6 +285,7 @@ def evaluate_rollout(
     policy_state: PolicyState,
     steps: Any,
     last_obs: PyTree,
+    last_carry: PyTree,
     final_value: Array,
     start: Episode,
     gamma: Array,
@@ -243,7 +294,7 @@ def evaluate_rollout(
 
     Args:
       steps: a Rollout without log_prob, value and next_value.
-      last_obs: [n, *obs], observations after the last step.
+      last_obs, last_carry: [n, ...], observations and carry after the last step.
       final_value: [T, n] f32, V of final observations where an episode was truncated, 0 elsewhere.
       start: the episodes before the first step.
 
@@ -251,13 +302,15 @@ def evaluate_rollout(
       log_prob, value and next_value, [T, n] each; the episode statistics; the episodes after the last step.
     """
 
-    def evaluate(step: tuple[PyTree, Array]) -> tuple[Array, Array]:
-        distribution, value = policy.apply(policy_state, step[0])
-        return distribution.log_prob(step[1]), value
-
-    rows = max(1, _EVALUATION_ROWS // steps.reward.shape[1])
-    log_prob, value = jax.lax.map(evaluate, (steps.obs, steps.action), batch_size=min(rows, len(steps.reward)))
-    last_value = policy.apply(policy_state, last_obs)[1]
+    shape = steps.reward.shape
+    if policy.is_recurrent:
+        carry, reset = jax.tree.map(lambda x: x[0], steps.carry), episode_starts(steps.done)
+        distribution, value, _ = policy.unroll(policy_state, steps.obs, carry, reset)
+        log_prob = distribution.log_prob(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps.action))
+        log_prob, value = log_prob.reshape(shape), value.reshape(shape)
+    else:
+        log_prob, value = _evaluate_in_blocks(policy, policy_state, steps)
+    last_value = policy.step(policy_state, last_obs, last_carry)[1]
     next_value = successor_values(value, last_value, final_value, steps.done)
 
     def step(episode: Episode, outcome: tuple[Array, Array]) -> tuple[Episode, Episode]:
@@ -267,3 +320,14 @@ def evaluate_rollout(
     end, episodes = jax.lax.scan(step, start, (steps.reward, steps.done))
     values = {"log_prob": log_prob, "value": value, "next_value": next_value}
     return values, episode_stats(episodes, steps.done), end
+
+
+def _evaluate_in_blocks(policy: Policy, policy_state: PolicyState, steps: Any) -> tuple[Array, Array]:
+    """Returns log_prob and value, [T, n] each, of a feed-forward network."""
+
+    def evaluate(step: tuple[PyTree, PyTree]) -> tuple[Array, Array]:
+        distribution, value, _ = policy.step(policy_state, step[0])
+        return distribution.log_prob(step[1]), value
+
+    rows = max(1, _EVALUATION_ROWS // steps.reward.shape[1])
+    return jax.lax.map(evaluate, (steps.obs, steps.action), batch_size=min(rows, len(steps.reward)))

@@ -18,9 +18,10 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.jit import jit, make_device_put
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
+from jppo.ppo.advantages import Advantages
 from jppo.ppo.learner import build_learner
-from jppo.ppo.losses import Loss
-from jppo.ppo.networks import Network
+from jppo.ppo.losses import Loss, LossModule
+from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.normalization import pool_moments
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.policy import Policy
@@ -47,9 +48,10 @@ def make_sebulba(
     config: PPOConfig = PPOConfig(),
     *,
     total_steps: int = 1_000_000,
-    network: Network | None = None,
+    network: Network | RecurrentNetwork | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     num_devices: int = 1,
 ) -> Sebulba:
     """Makes the agent of the Ray mode. Its learner and the learner's keys are the same as in `make_anakin`.
@@ -58,7 +60,7 @@ def make_sebulba(
       env: see `make_host_env`.
       total_steps: environment steps of a run, rounded up to whole updates; schedules end there, too.
       network: a `jppo.Network`. Default: the network that `config` describes.
-      optimizer, loss: see `make_learner`.
+      optimizer, loss, advantages: see `make_learner`.
       num_devices: devices that share the samples, an equal number from each process. Parameters are replicated.
 
     Raises:
@@ -73,6 +75,7 @@ def make_sebulba(
         network=network,
         optimizer=optimizer,
         loss=loss,
+        advantages=advantages,
         num_devices=num_devices,
     )
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -90,6 +93,8 @@ def make_sebulba(
             network=policy.network,
             action_spec=policy.action_spec,
             num_steps=config.num_steps,
+            sequence_length=config.steps_per_sequence,
+            keep_next_obs=config.keep_next_obs,
             key_data=np.asarray(jax.random.key_data(envs_key)),
             policy_shapes=shapes,
         )

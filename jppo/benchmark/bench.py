@@ -19,7 +19,8 @@ from jppo.config.overrides import check_overrides
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
-from jppo.ppo.losses import Loss
+from jppo.ppo.advantages import Advantages
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs.writer import RunWriter
@@ -43,7 +44,8 @@ def bench(
     preset: str = "auto",
     network: Network | str | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     backend: str = "auto",
     num_devices: int | None = None,
     num_actors: int | None = None,
@@ -55,8 +57,8 @@ def bench(
     """Measures the speed and the memory of a run and the time of its parts. Saves nothing.
 
     Args:
-      env, seed, config, hyperparams, preset, network, optimizer, loss, backend, num_devices, num_actors, ray: as for
-        `jppo.train`.
+      env, seed, config, hyperparams, preset, network, optimizer, loss, advantages, backend, num_devices, num_actors,
+        ray: as for `jppo.train`.
       seconds: measuring time of the run, and of its slowest part. Slow parts run at least five times.
       message: gets a line of text at each stage.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
@@ -81,6 +83,7 @@ def bench(
         network=network,
         optimizer=optimizer,
         loss=loss,
+        advantages=advantages,
         backend=backend,
         num_devices=num_devices,
         ray=combine_actors(num_actors, ray),

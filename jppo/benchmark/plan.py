@@ -11,8 +11,9 @@ from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.envs.backends import choose_backend
+from jppo.ppo.advantages import Advantages
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.losses import Loss
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs.display import html_table, show_record
@@ -62,14 +63,15 @@ def plan(
     preset: str = "auto",
     network: Network | str | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     num_devices: int | None = None,
     **overrides: Any,
 ) -> PlanResult:
     """Compiles a run on the device without training, and a few larger ones to find the largest num_envs that fits.
 
     Args:
-      env, config, hyperparams, preset, network, optimizer, loss, num_devices: as for `jppo.train`.
+      env, config, hyperparams, preset, network, optimizer, loss, advantages, num_devices: as for `jppo.train`.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
 
     Raises:
@@ -79,7 +81,7 @@ def plan(
     if isinstance(env, str) and choose_backend(env) == "ray":
         raise ValueError(f"{env} is a Gymnasium environment; plan supports on-device (JAX) environments only")
     network, overrides = take_network(network, overrides)
-    parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "loss": loss}
+    parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "loss": loss, "advantages": advantages}
     settings = RunSettings(
         env=env,
         config=config,

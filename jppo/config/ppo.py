@@ -53,6 +53,18 @@ class PPOConfig:
     """stop: end an update when its KL divergence exceeds target_kl; adapt: adapt the learning rate to target_kl."""
     action_bounds: Literal["clip", "tanh"] = "clip"
     """How a sample becomes a bounded action: clipped to [-1, 1] or squashed by tanh, then scaled to the bounds."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer of the network: gru or lstm for tasks that need a memory."""
+    recurrent_size: int = 128
+    """Size of the recurrent layer."""
+    sequence_length: int | None = None
+    """With a recurrent network, minibatches consist of sequences of this many steps; must divide num_steps. Default: num_steps."""  # noqa: E501
+    actor_obs: tuple[str, ...] = ()
+    """Names of the observation leaves that the actor sees. Default: all."""
+    critic_obs: tuple[str, ...] = ()
+    """Names of the observation leaves that the critic sees. Default: all."""
+    keep_next_obs: bool = False
+    """Store the true successor of each observation, for losses that need batch.next_obs."""
     num_strata: int = DEFAULT_STRATA
     """Maximum number of equal groups of environments that the minibatch shuffle keeps apart. The number of devices must divide it: set 16 or 32 to use as many devices. Reduced to the largest number that fits num_envs and num_minibatches."""  # noqa: E501
 
@@ -81,11 +93,41 @@ class PPOConfig:
                 f"{self.num_minibatches}; nearest numbers that divide it: "
                 f"{nearest_divisors(self.batch_size, self.num_minibatches)}"
             )
+        self._check_sequences()
         if self.normalize_advantage and self.minibatch_size < 2:
             raise ValueError(
                 f"num_minibatches = {self.num_minibatches} gives minibatches of {self.minibatch_size} sample, whose "
                 "advantages cannot be normalized; use fewer minibatches, or set normalize_advantage to false"
             )
+
+    def _check_sequences(self) -> None:
+        """Raises ValueError for invalid settings of recurrent networks and of observation leaves."""
+        check_int("recurrent_size", self.recurrent_size)
+        if self.sequence_length is not None:
+            check_int("sequence_length", self.sequence_length)
+        if self.num_steps % self.steps_per_sequence:
+            raise ValueError(
+                f"num_steps = {self.num_steps} is not divisible by sequence_length = {self.sequence_length}; nearest "
+                f"numbers that divide it: {nearest_divisors(self.num_steps, self.steps_per_sequence)}"
+            )
+        sequences = self.batch_size // self.steps_per_sequence
+        if sequences % self.num_minibatches:
+            nearest = nearest_divisors(sequences, self.num_minibatches)
+            raise ValueError(
+                f"num_envs*num_steps/sequence_length = {sequences} sequences are not divisible by num_minibatches = "
+                f"{self.num_minibatches}; use {nearest} minibatches, more environments or a shorter sequence_length"
+            )
+        for name in ("actor_obs", "critic_obs"):
+            names = getattr(self, name)
+            if not (isinstance(names, tuple) and all(isinstance(leaf, str) for leaf in names)):
+                raise ValueError(f'{name} = {names!r} must be a tuple of names, such as ("state",)')
+        if self.actor_obs != self.critic_obs and (self.shared_torso or self.recurrent != "none"):
+            raise ValueError("actor_obs and critic_obs need separate torsos: shared_torso = False, recurrent = none")
+
+    @property
+    def steps_per_sequence(self) -> int:
+        """Steps of a unit of the minibatch shuffle: 1 for feed-forward networks."""
+        return self.sequence_length or (1 if self.recurrent == "none" else self.num_steps)
 
     @property
     def batch_size(self) -> int:
@@ -103,7 +145,7 @@ class PPOConfig:
         fits = (
             s
             for s in range(min(self.num_strata, self.num_envs), 0, -1)
-            if self.num_envs % s == 0 and (self.batch_size // s) % self.num_minibatches == 0
+            if self.num_envs % s == 0 and (self.batch_size // self.steps_per_sequence // s) % self.num_minibatches == 0
         )
         return next(fits)
 

@@ -174,7 +174,8 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         _resetter(name, vector)
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
         if probe is not None and isinstance(vector, SyncVectorEnv):
-            probe(name, vector.envs[0])
+            with np.errstate(all="ignore"):  # the environment may have made NumPy strict
+                probe(name, vector.envs[0])
         else:
             check_obs(name, obs_space, obs_spec, vector)
     finally:

@@ -1,4 +1,4 @@
-"""What an environment's spaces mean to a policy."""
+"""Specifications of observations and actions, and the conversion of a policy's samples to actions."""
 
 import math
 from dataclasses import dataclass
@@ -11,66 +11,85 @@ import numpy as np
 Array = jax.Array
 PyTree = Any
 
+ACTION_MASK = "action_mask"  # name of the observation leaf that marks legal actions
+
 
 @dataclass(frozen=True)
 class ObsSpec:
-    """One observation array (a leaf, where observations are a pytree)."""
+    """One observation array (one leaf if observations are a pytree)."""
 
     shape: tuple[int, ...]
     dtype: str
     num_categories: int = 0  # of a Discrete space, whose integers reach the network one-hot; 0 for a Box
-    start: int = 0  # the first of them
+    start: int = 0  # the first category
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Shape of what the network sees."""
+        """Shape of the network's input."""
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """A discrete action (num_actions > 0), or a box of real numbers."""
+    """One action array (one leaf if actions are a pytree): a category, several categories, or a box of real numbers."""
 
     shape: tuple[int, ...]
     dtype: str
-    num_actions: int = 0
-    low: tuple[float, ...] = ()  # bounds of the flattened box; infinite where there is none
+    num_actions: int = 0  # number of categories of a Discrete space; 0 for the others
+    nvec: tuple[int, ...] = ()  # numbers of categories of a flattened MultiDiscrete or MultiBinary space; () for others
+    low: tuple[float, ...] = ()  # bounds of a flattened box; infinite where there is none
     high: tuple[float, ...] = ()
-    start: int = 0  # what the environment calls the first of num_actions; the policy calls it 0
+    start: int | tuple[int, ...] = 0  # the environment's number of the first category, which the policy calls 0
     bounds: Literal["clip", "tanh"] = "clip"  # how samples fit into a box; see PPOConfig.action_bounds
 
     @property
     def size(self) -> int:
-        """Dimensions of the box."""
+        """Number of components of the action."""
         return math.prod(self.shape)
 
     @property
+    def is_box(self) -> bool:
+        """Whether the action consists of real numbers."""
+        return not (self.num_actions or self.nvec)
+
+    @property
+    def num_logits(self) -> int:
+        """Number of logits of all categories; 0 for a box."""
+        return self.num_actions or sum(self.nvec)
+
+    @property
     def policy_shape(self) -> tuple[int, ...]:
-        """Shape of the policy's sample: () if discrete, else (size,)."""
+        """Shape of the policy's sample: () for a Discrete space, else (size,)."""
         return () if self.num_actions else (self.size,)
 
 
-def to_env_action(spec: ActionSpec, action: Array) -> Array:
-    """What the environment gets for a policy's sample; runs at the environment's edge, so log_prob never sees it.
+def to_env_action(action_spec: PyTree, action: PyTree) -> PyTree:
+    """Returns the environment's actions for a policy's samples. Log-probabilities always refer to the samples.
 
     Dimensions bounded on both sides: the sample is clipped to [-1, 1] (or goes through tanh) and scaled to
-    [low, high]. Others: clipped to what bound there is.
+    [low, high]. Other real dimensions: clipped to the bound, if there is one. Categories: shifted by `start`.
 
     Args:
-      action: [..., *policy_shape].
+      action_spec: an ActionSpec, or a pytree of them.
+      action: leaves [..., *policy_shape].
 
     Returns:
-      [..., *shape] of the space's dtype.
+      leaves [..., *shape] of the space's dtype.
     """
-    if spec.num_actions:
-        return action.astype(spec.dtype) + spec.start
+    return jax.tree.map(_to_env_leaf, action_spec, action)
+
+
+def _to_env_leaf(spec: ActionSpec, action: Array) -> Array:
+    if not spec.is_box:
+        shifted = action.astype(spec.dtype) + np.asarray(spec.start, spec.dtype)
+        return shifted.reshape(*action.shape[:-1], *spec.shape) if spec.nvec else shifted
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
     with np.errstate(over="ignore"):
-        boxed = np.isfinite(high - low)  # the largest floats, given as bounds, are none
+        boxed = np.isfinite(high - low)  # an interval between the largest floats is no bound
     unit_low, unit_high = np.where(boxed, low, 0), np.where(boxed, high, 0)
     lead = (1,) * (action.ndim - 1) + (-1,)
     unit = jnp.tanh(action) if spec.bounds == "tanh" else jnp.clip(action, -1.0, 1.0)
     scaled = (unit + 1.0) * (0.5 * (unit_high - unit_low)).reshape(lead) + unit_low.reshape(lead)
-    # also what is scaled, since that may end up a rounding beyond its bounds
+    # clip scaled values, too: rounding may put them just outside their bounds
     edge = jnp.clip(jnp.where(boxed.reshape(lead), scaled, action), low.reshape(lead), high.reshape(lead))
     return edge.reshape(*action.shape[:-1], *spec.shape).astype(spec.dtype)

@@ -1,10 +1,36 @@
 """Generalized advantage estimation."""
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
 
-from jppo.ppo.types import Array
+from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.ppo.losses import Apply
+from jppo.ppo.types import Array, Rollout
+
+# (apply, rollout, hyperparams, config) -> advantages and value targets, [T, N] f32 each
+Advantages = Callable[[Apply, Rollout, Hyperparams, PPOConfig], tuple[Array, Array]]
+
+
+def gae_advantages(apply: Apply, rollout: Rollout, hyperparams: Hyperparams, config: PPOConfig) -> tuple[Array, Array]:
+    """Returns the default advantages, `gae`, and value targets, advantage + value; [T, N] f32 each.
+
+    Args:
+      apply: evaluates the current network: obs [T, N, *obs] -> (distribution [T*N], value [T*N]); unused here.
+      rollout: its rewards are scaled if config.normalize_reward, and include the bonus of a `LossModule`.
+    """
+    advantage = gae(
+        rollout.reward,
+        rollout.value,
+        rollout.next_value,
+        rollout.terminated,
+        rollout.truncated,
+        hyperparams.gamma,
+        hyperparams.gae_lambda,
+    )
+    return advantage, advantage + rollout.value
 
 
 def gae(

@@ -14,10 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
+from jppo.ppo.advantages import Advantages
 from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.learner import Learner, build_learner
-from jppo.ppo.losses import Loss
-from jppo.ppo.networks import Network
+from jppo.ppo.losses import Loss, LossModule
+from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import collect, init_collect
@@ -65,9 +66,10 @@ def make_anakin(
     config: PPOConfig = PPOConfig(),
     *,
     total_steps: int = 1_000_000,
-    network: Network | None = None,
+    network: Network | RecurrentNetwork | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     num_devices: int = 1,
 ) -> Anakin:
     """Returns the on-device agent.
@@ -80,7 +82,7 @@ def make_anakin(
       env: a name, an object with gymnax's API, or an Environment.
       total_steps: environment steps of `train`, rounded up to whole updates; schedules end there, too.
       network: an object that fits the `Network` protocol; by default the network that `config` describes.
-      optimizer, loss: see `make_learner`.
+      optimizer, loss, advantages: see `make_learner`.
       num_devices: the same number on each process; must divide `config.effective_strata`.
 
     Raises:
@@ -88,18 +90,35 @@ def make_anakin(
     """
     env = make_env(env)
     policy, learner, mesh, num_updates = build_learner(
-        env, config, total_steps=total_steps, network=network, optimizer=optimizer, loss=loss, num_devices=num_devices
+        env,
+        config,
+        total_steps=total_steps,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        advantages=advantages,
+        num_devices=num_devices,
     )
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
         learner_key, envs_key = jax.random.split(key)
-        collect_state = init_collect(env, envs_key, jnp.arange(config.num_envs, dtype=jnp.int32))
+        env_index = jnp.arange(config.num_envs, dtype=jnp.int32)
+        collect_state = init_collect(env, envs_key, env_index, policy.initial_carry(config.num_envs))
         train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)
         return AnakinState(train=train_state, collect=collect_state)
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
         train_state, gamma = state.train, current_hyperparams(state.train).gamma
-        collect_state, rollout, stats = collect(env, policy, config.num_steps, train_state.policy, state.collect, gamma)
+        collect_state, rollout, stats = collect(
+            env,
+            policy,
+            config.num_steps,
+            train_state.policy,
+            state.collect,
+            gamma,
+            sequence_length=config.sequence_length,
+            keep_next_obs=config.keep_next_obs,
+        )
         train_state, metrics = learner.update(train_state, rollout, stats)
         return AnakinState(train=train_state, collect=collect_state), metrics
 

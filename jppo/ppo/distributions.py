@@ -4,14 +4,16 @@ Arrays have any leading batch dims; `sample(seed=key)` draws the whole batch fro
 """
 
 import math
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jppo.ppo.kernels import categorical
-from jppo.ppo.types import Array
+from jppo.ppo.types import Array, PyTree
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -44,6 +46,78 @@ class Categorical(struct.PyTreeNode):
         """Returns the most likely actions [...] i32 (the first of equals)."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
+    def mask(self, legal: Array) -> "Categorical":
+        """Returns the distribution with probability 0 for actions that are not legal, [..., A] bool."""
+        chex.assert_equal_shape([legal, self.logits])
+        return Categorical(jnp.where(legal, self.logits, -jnp.inf))
+
+
+class MultiCategorical(struct.PyTreeNode):
+    """Independent categorical distributions of the K components of an action, with `logits` [..., K, M].
+
+    M is the largest number of categories; the logits of missing categories are -inf (see `from_flat`).
+
+    log p(a) = sum_k log p_k(a_k)
+    """
+
+    logits: Array
+
+    @classmethod
+    def from_flat(cls, logits: Array, nvec: tuple[int, ...]) -> "MultiCategorical":
+        """Returns the distribution for logits [..., sum(nvec)] of all components one after the other."""
+        return cls(unflatten_categories(logits, nvec, -jnp.inf))
+
+    def sample(self, *, seed: Array) -> Array:
+        """Returns samples [..., K] i32."""
+        return Categorical(self.logits).sample(seed=seed)
+
+    def log_prob(self, action: Array) -> Array:
+        """Returns log p(action), [...] f32, for actions [..., K] int."""
+        return Categorical(self.logits).log_prob(action).sum(axis=-1)
+
+    def entropy(self) -> Array:
+        """Returns the sum of the components' entropies, [...] f32, in nats."""
+        return Categorical(self.logits).entropy().sum(axis=-1)
+
+    def mode(self) -> Array:
+        """Returns the most likely category of each component, [..., K] i32."""
+        return Categorical(self.logits).mode()
+
+    def mask(self, legal: Array) -> "MultiCategorical":
+        """Returns the distribution with probability 0 for categories that are not legal, [..., K, M] bool."""
+        return MultiCategorical(Categorical(self.logits).mask(legal).logits)
+
+
+class Joint(struct.PyTreeNode):
+    """Product of independent distributions: `leaves` is a pytree of them, and an action the same pytree of actions."""
+
+    leaves: PyTree
+
+    def sample(self, *, seed: Array) -> PyTree:
+        """Returns a sample of each leaf, drawn with keys of its own."""
+        leaves, structure = self._flatten()
+        keys = jax.random.split(seed, len(leaves))
+        samples = [leaf.sample(seed=key) for leaf, key in zip(leaves, keys, strict=True)]
+        return jax.tree.unflatten(structure, samples)
+
+    def log_prob(self, action: PyTree) -> Array:
+        """Returns the sum of the leaves' log-probabilities, [...] f32."""
+        leaves, structure = self._flatten()
+        actions = structure.flatten_up_to(action)
+        return sum((leaf.log_prob(part) for leaf, part in zip(leaves, actions, strict=True)), start=jnp.zeros(()))
+
+    def entropy(self) -> Array:
+        """Returns the sum of the leaves' entropies, [...] f32, in nats."""
+        return sum((leaf.entropy() for leaf in self._flatten()[0]), start=jnp.zeros(()))
+
+    def mode(self) -> PyTree:
+        """Returns the mode of each leaf."""
+        leaves, structure = self._flatten()
+        return jax.tree.unflatten(structure, [leaf.mode() for leaf in leaves])
+
+    def _flatten(self) -> tuple[list[Any], Any]:
+        return jax.tree.flatten(self.leaves, is_leaf=lambda node: hasattr(node, "log_prob"))
+
 
 class DiagGaussian(struct.PyTreeNode):
     """Independent normal distributions with `mean` and `log_std`, both [..., A].
@@ -72,3 +146,15 @@ class DiagGaussian(struct.PyTreeNode):
     def mode(self) -> Array:
         """Returns the means [..., A] f32."""
         return self.mean
+
+
+def unflatten_categories(flat: Array, nvec: tuple[int, ...], fill: Any) -> Array:
+    """Returns [..., K, M] for the entries [..., sum(nvec)] of K components one after the other, padded with `fill`."""
+    largest = max(nvec)
+    if len(set(nvec)) == 1:
+        return flat.reshape(*flat.shape[:-1], len(nvec), largest)
+    starts, sizes = np.cumsum([0, *nvec[:-1]])[:, None], np.array(nvec)[:, None]
+    column = np.arange(largest)[None]
+    exists = column < sizes  # [K, M]
+    padded = flat[..., np.where(exists, starts + column, 0)]
+    return jnp.where(exists.reshape(*[1] * (flat.ndim - 1), *exists.shape), padded, fill)

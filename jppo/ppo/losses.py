@@ -1,19 +1,34 @@
 """PPO's objective and its terms, each over a batch of samples [B]."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.ppo.types import Array, Batch, Metrics, Moments
+from jppo.ppo.types import Array, Batch, Metrics, Moments, PyTree
 
 _EPS = 1e-8
 
-# (distribution, value [B], batch, hyperparams, config) -> scalar, metrics
-Loss = Callable[[Any, Array, Batch, Hyperparams, PPOConfig], tuple[Array, Metrics]]
+# obs [B, *obs], or a pytree of them -> distribution, value [B]
+Apply = Callable[[PyTree], tuple[Any, Array]]
+# (apply, batch, hyperparams, config, key) -> scalar, metrics
+Loss = Callable[[Apply, Batch, Hyperparams, PPOConfig, Array], tuple[Array, Metrics]]
+
+
+class LossModule(NamedTuple):
+    """A loss with parameters of its own, which the optimizer trains together with the network's, and with a state."""
+
+    init: Callable[[Array, PyTree], tuple[PyTree, PyTree]]
+    """(key, obs [B, *obs]) -> parameters, state; pytrees of float arrays, () for none."""
+    apply: Callable[..., tuple[Array, Metrics]]
+    """(params, state, apply, batch, hyperparams, config, key) -> scalar, metrics; see `ppo_loss`."""
+    reward: Callable[..., tuple[Array, PyTree]] | None = None
+    """(params, state, rollout, axis_name) -> rewards [T, N] that are added to the rollout's before advantages are
+    computed, and the new state. axis_name is the mesh axis of the devices, or None. The state must be the same on all
+    devices: average what depends on the rollout with jax.lax.pmean."""
 
 
 def mean_over_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,7 +38,7 @@ def mean_over_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
     on a CPU. It never splits the minibatches of other losses. Use as a decorator:
 
         @jppo.mean_over_rows
-        def loss(distribution, value, batch, hyperparams, config): ...
+        def loss(apply, batch, hyperparams, config, key): ...
     """
     loss.mean_over_rows = True  # type: ignore[attr-defined]
     return loss
@@ -31,7 +46,7 @@ def mean_over_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 @mean_over_rows
 def ppo_loss(
-    distribution: Any, value: Array, batch: Batch, hyperparams: Hyperparams, config: PPOConfig
+    apply: Apply, batch: Batch, hyperparams: Hyperparams, config: PPOConfig, key: Array
 ) -> tuple[Array, Metrics]:
     """Returns PPO's loss, a scalar, and metrics, which are scalars and logged as means over the gradient steps.
 
@@ -40,9 +55,12 @@ def ppo_loss(
     Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 9, with the sign of a loss.
 
     Args:
-      distribution, value: the network's outputs for batch.obs; value [B].
+      apply: evaluates the network: obs [B, *obs] -> (distribution, value [B]). Gradients flow to the parameters. A
+        recurrent network evaluates its argument, B = L*M rows, as the steps of the batch's sequences.
       batch: a minibatch; its advantages are standardized if config.normalize_advantage.
+      key: a random key, new for each gradient step and device; unused here.
     """
+    distribution, value = apply(batch.obs)
     log_prob = distribution.log_prob(batch.action)
     policy_loss = clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps)
     if config.clip_value:

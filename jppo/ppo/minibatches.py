@@ -10,6 +10,8 @@ Black and Rogaway (2002), "Ciphers with arbitrary finite domains", for the unbal
 well mixed, but not secret, so the round function is an integer hash. A picture: rotate each row of a grid by its own
 random amount, then each column, and so on.
 
+With a recurrent network, the shuffled units are sequences of steps instead of single samples.
+
 The shuffle is stratified: the environments are cut into strata (PPOConfig.num_strata), each is shuffled separately, and
 minibatch m is the union of every stratum's m-th slice. A device that holds whole strata forms its part of every
 minibatch alone, and the minibatches are the same sets of samples on any number of devices.
@@ -21,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
-from jppo.ppo.types import Array
+from jppo.ppo.types import Array, PyTree
 
 _SMALLEST_FACTOR = 4
 
@@ -98,6 +100,23 @@ def minibatch_indices(keys: Array, num_steps: int, num_envs: int, num_minibatche
 
     rows = jax.vmap(rows_of, out_axes=1)(keys, envs * jnp.arange(num_strata, dtype=jnp.uint32))
     return rows.reshape(num_minibatches, -1).astype(jnp.int32)
+
+
+def take_sequences(tree: PyTree, rows: Array, length: int) -> PyTree:
+    """Returns sequences of a rollout: leaves [L, M, ...] of leaves [T, N, ...].
+
+    Args:
+      rows: [M] i32, indices of `minibatch_indices` for T/L "steps" and N environments: sequence k of environment n has
+        the index k*N + n.
+      length: L.
+    """
+
+    def take(x: Array) -> Array:
+        num_envs = x.shape[1]
+        sequences = x.reshape(-1, length, *x.shape[1:])
+        return jax.vmap(lambda step: step[rows // num_envs, rows % num_envs], in_axes=1)(sequences)
+
+    return jax.tree.map(take, tree)
 
 
 def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Array:

@@ -1,6 +1,6 @@
 """The policy: a network with the preparation of observations in front of it and the action space behind it."""
 
-import inspect
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,37 +8,54 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
-from jppo.errors import describe_error
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec, to_env_action
+from jppo.ppo.distributions import unflatten_categories
 from jppo.ppo.kernels.initial_weights import make_init
-from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network
+from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentNetwork, without_mask
 from jppo.ppo.normalization import normalize
 from jppo.ppo.types import Array, PolicyState, PyTree
 
-_CHECK_BATCH = 7  # batch size that check_network traces with; unlike the usual sizes of other dims
-
 
 class Policy(NamedTuple):
-    """Pure functions that apply a network to raw observations, and the spaces that they are made for."""
+    """Pure functions that apply a network to raw observations, and the spaces that they are made for.
+
+    A feed-forward network is one with the carry ().
+    """
 
     prepare: Callable[[PyTree], PyTree]  # obs [B, *obs] -> features: float32, one-hot where the space is discrete
     init: Callable[[Array, PyTree], PyTree]  # (key, obs [B, *obs]) -> params
-    apply: Callable[[PolicyState, PyTree], tuple[Any, Array]]  # (state, obs [B, *obs]) -> (distribution, value [B])
-    network: Network
+    initial_carry: Callable[[int], PyTree]  # B -> carry at an episode's start, leaves [B, ...]
+    step: Callable[..., tuple[Any, Array, PyTree]]  # (state, obs [B, *obs], carry=()) -> distribution, value [B], carry
+    # (state, obs [L, B, *obs], carry [B, ...], reset [L, B]) -> distribution [L*B], value [L*B], carry [B, ...]
+    unroll: Callable[[PolicyState, PyTree, PyTree, Array], tuple[Any, Array, PyTree]]
+    network: Network | RecurrentNetwork
     obs_spec: PyTree  # ObsSpec for each observation leaf
-    action_spec: ActionSpec
+    action_spec: PyTree  # ActionSpec, or a pytree of them
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network has a carry."""
+        return is_recurrent(self.network)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether observations mark the legal actions."""
+        return has_mask(self.obs_spec)
 
 
 class ActOutput(NamedTuple):
     """Actions for a batch of observations, and the policy's view of them."""
 
-    action: Array  # [B, *policy_shape]: the distribution's sample or mode
-    env_action: Array  # [B, *shape], in the environment's dtype and bounds
+    action: PyTree  # [B, *policy_shape]: the distribution's sample or mode
+    env_action: PyTree  # [B, *shape], in the environment's dtype and bounds
     log_prob: Array  # [B] f32, of `action`
     value: Array  # [B] f32
+    carry: PyTree  # [B, ...], for the next step of the same episode
 
 
-def act(policy: Policy, policy_state: PolicyState, obs: PyTree, keys: Array | None = None) -> ActOutput:
+def act(
+    policy: Policy, policy_state: PolicyState, obs: PyTree, keys: Array | None = None, carry: PyTree = ()
+) -> ActOutput:
     """Selects an action for each observation.
 
     Under `jax.jit`, results that the caller does not use cost nothing.
@@ -47,126 +64,140 @@ def act(policy: Policy, policy_state: PolicyState, obs: PyTree, keys: Array | No
       policy_state: the network's parameters and the observation statistics.
       obs: raw observations [B, *obs].
       keys: one random key per row, [B]; or one key [] for the whole batch; or None to take the distribution's mode.
+      carry: of a recurrent network, leaves [B, ...].
     """
-    distribution, value = policy.apply(policy_state, obs)
+    distribution, value, carry = policy.step(policy_state, obs, carry)
     action = distribution.mode() if keys is None else sample_actions(distribution, keys)
     return ActOutput(
         action=action,
         env_action=to_env_action(policy.action_spec, action),
         log_prob=distribution.log_prob(action),
         value=value,
+        carry=carry,
     )
 
 
-def sample_actions(distribution: Any, keys: Array) -> Array:
+def sample_actions(distribution: Any, keys: Array) -> PyTree:
     """Samples actions [B, ...] with one key per row, [B], or with one key [] for the whole batch."""
     if keys.ndim == 0:
         return distribution.sample(seed=keys)
     return jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys)
 
 
-def make_policy(network: Network, obs_spec: PyTree, action_spec: ActionSpec, params: PyTree | None = None) -> Policy:
-    """Returns the policy that applies `network` to raw observations: cast, one-hot, normalize, apply.
+def reset_carry(policy: Policy, carry: PyTree, done: Array) -> PyTree:
+    """Returns the carry [N, ...] with its initial values where done, [N] bool."""
+
+    def reset(start: Array, leaf: Array) -> Array:
+        return jnp.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), start, leaf)
+
+    return jax.tree.map(reset, policy.initial_carry(len(done)), carry)
+
+
+def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyTree | None = None) -> Policy:
+    """Returns the policy that applies `network` to raw observations: cast, one-hot, normalize, apply, mask.
 
     Args:
       action_spec: the action space; its `bounds` decide how actions are fitted into a box.
       params: the parameters' shapes as `check_network` returns them. Avoids tracing the network's `init` again.
     """
 
-    def apply(state: PolicyState, obs: PyTree) -> tuple[Any, Array]:
+    def features_of(state: PolicyState, obs: PyTree) -> PyTree:
         features = prepare_obs(obs_spec, obs)
-        if state.obs_stats != ():
-            features = jax.tree.map(normalize, features, state.obs_stats)
-        distribution, value = network.apply(state.params, features)
+        return features if state.obs_stats == () else jax.tree.map(normalize, features, state.obs_stats)
+
+    def finish(distribution: Any, value: Array, obs: PyTree) -> tuple[Any, Array]:
         chex.assert_rank(value, 1)
+        if has_mask(obs_spec):
+            distribution = distribution.mask(legal_categories(action_spec, obs[ACTION_MASK]))
         return jax.tree.map(_to_float32, distribution), value.astype(jnp.float32)
 
+    def step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
+        outputs = _apply_network(network, state.params, features_of(state, obs), carry)
+        return *finish(*outputs[:2], obs), outputs[2]
+
+    def unroll(state: PolicyState, obs: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
+        features = jax.vmap(functools.partial(features_of, state))(obs)
+        distribution, value, carry = _unroll_network(network, state.params, features, carry, reset)
+        return *finish(distribution, value, _merge_dims(obs)), carry
+
     init = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
+    step = jax.jit(step)  # so that the same shapes are traced once
     return Policy(
-        prepare=lambda obs: prepare_obs(obs_spec, obs),
-        init=lambda key, obs: init(key, prepare_obs(obs_spec, obs)),
-        apply=jax.jit(apply),  # so that the same shapes are traced once
+        prepare=functools.partial(prepare_obs, obs_spec),
+        init=lambda key, obs: init(key, prepare_obs(obs_spec, obs), *_initial_carry(network, obs)),
+        initial_carry=network.initial_carry if is_recurrent(network) else lambda batch_size: (),
+        step=step,
+        unroll=unroll if is_recurrent(network) else functools.partial(_unroll_feed_forward, step),
         network=network,
         obs_spec=obs_spec,
         action_spec=action_spec,
     )
 
 
+def is_recurrent(network: Any) -> bool:
+    """Returns whether a network fits the `RecurrentNetwork` protocol."""
+    return hasattr(network, "initial_carry")
+
+
+def has_mask(obs_spec: PyTree) -> bool:
+    """Returns whether observations have the leaf `action_mask`."""
+    return isinstance(obs_spec, dict) and ACTION_MASK in obs_spec
+
+
+def legal_categories(spec: ActionSpec, mask: Array) -> Array:
+    """Returns an observation's mask [B, ...] as bool: [B, A] for a Discrete space, [B, K, M] for a MultiDiscrete one.
+
+    Args:
+      mask: any dtype, nonzero for legal categories; of a MultiDiscrete space, all components one after the other.
+    """
+    flat = mask.reshape(len(mask), -1) != 0
+    return unflatten_categories(flat, spec.nvec, False) if spec.nvec else flat
+
+
+def _apply_network(network: Any, params: PyTree, features: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
+    if is_recurrent(network):
+        return network.apply(params, features, carry)
+    return *network.apply(params, features), ()
+
+
+def _unroll_network(
+    network: Any, params: PyTree, features: PyTree, carry: PyTree, reset: Array
+) -> tuple[Any, Array, PyTree]:
+    """Applies a recurrent network to a sequence, with its own `unroll` or step by step."""
+    if hasattr(network, "unroll"):
+        return network.unroll(params, features, carry, reset)
+    start = network.initial_carry(reset.shape[1])
+
+    def step(carry: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, tuple[Any, Array]]:
+        features, reset_t = inputs
+        carry = jax.tree.map(lambda s, x: jnp.where(reset_t.reshape(-1, *[1] * (x.ndim - 1)), s, x), start, carry)
+        distribution, value, carry = network.apply(params, features, carry)
+        return carry, (distribution, value)
+
+    carry, outputs = jax.lax.scan(step, carry, (features, reset))
+    return *_merge_dims(outputs), carry
+
+
+def _unroll_feed_forward(
+    step: Callable, state: PolicyState, obs: PyTree, carry: PyTree, reset: Array
+) -> tuple[Any, Array, PyTree]:
+    return step(state, _merge_dims(obs), carry)
+
+
+def _merge_dims(tree: PyTree) -> PyTree:
+    """Reshapes leaves [L, B, ...] to [L*B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def _initial_carry(network: Any, obs: PyTree) -> tuple[PyTree, ...]:
+    """Returns the third argument of a recurrent network's init; none for others."""
+    return (network.initial_carry(len(jax.tree.leaves(obs)[0])),) if is_recurrent(network) else ()
+
+
 def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
     """Returns the network's features for raw observations [B, *obs]: float32; one-hot for discrete spaces; images of
-    uint8 divided by 255."""
-    return jax.tree.map(_to_features, obs_spec, obs, is_leaf=_is_spec)
-
-
-def check_network(network: Network, obs_spec: PyTree, action: ActionSpec) -> PyTree:
-    """Returns the shapes of a network's parameters, without computing anything.
-
-    Raises:
-      ValueError: `init` or `apply` fails, parameters are not real floats, or outputs do not fit the environment.
-    """
-    if inspect.isfunction(inspect.getattr_static(network, "init", None)) and isinstance(network, type):
-        raise ValueError(f"network = {network.__name__} is a class; pass an instance, {network.__name__}(...)")
-    if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
-        raise ValueError(f"{type(network).__name__} is not a valid network: it has no method {', '.join(missing)}")
-    batch = _CHECK_BATCH
-    obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec, is_leaf=_is_spec)
-    features = jax.eval_shape(lambda obs: prepare_obs(obs_spec, obs), obs)
-    params = _shapes_of("init", network.init, jax.eval_shape(lambda: jax.random.key(0)), features)
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be a real float: "
-                "leave arrays that are not trained out of the result of init"
-            )
-    returned = _shapes_of("apply", network.apply, params, features)
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise ValueError(f"the network returned {type(returned).__name__}; it must return (distribution, value)")
-    _check_outputs(*returned, batch, action)
-    return params
-
-
-def _check_outputs(distribution: Any, value: Any, batch: int, action: ActionSpec) -> None:
-    """Raises ValueError if a network's outputs for a batch do not fit the environment."""
-    if value.shape != (batch,):
-        raise ValueError(f"the network's value has shape {value.shape} for a batch of {batch}; it must be ({batch},)")
-    missing = [name for name in ("sample", "log_prob", "entropy", "mode") if not hasattr(distribution, name)]
-    if missing:
-        raise ValueError(
-            f"the network's {type(distribution).__name__} is not a valid distribution: it has no method "
-            f"{', '.join(missing)}"
-        )
-    shapes = [leaf.shape for leaf in jax.tree.leaves(distribution)]
-    if any(shape[:1] != (batch,) for shape in shapes):
-        raise ValueError(
-            f"the network's distribution holds arrays of shapes {shapes} for a batch of {batch}; the first dim of each "
-            f"must be {batch}, because every environment draws from its own row (use jnp.broadcast_to)"
-        )
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    sample, log_prob = jax.eval_shape(_sample_with_log_prob, distribution, keys)
-    expected = (batch, *action.policy_shape)
-    if sample.shape != expected or log_prob.shape != (batch,):
-        raise ValueError(
-            f"the network's distribution gives actions of shape {sample.shape} with log_prob {log_prob.shape} for a "
-            f"batch of {batch}; this environment needs {expected} and ({batch},)"
-        )
-    logits = getattr(distribution, "logits", None)
-    if action.num_actions and logits is not None and logits.shape[-1] != action.num_actions:
-        raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {action.num_actions} actions")
-
-
-def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree) -> Any:
-    """Returns the output shapes of a network's function. Raises ValueError if it fails."""
-    try:
-        return jax.eval_shape(function, first, features)
-    except Exception as error:
-        shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
-        reason = describe_error(error)
-        raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {reason}") from error
-
-
-def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[Array, Array]:
-    action = sample_actions(distribution, keys)
-    return action, distribution.log_prob(action)
+    uint8 divided by 255. The leaf `action_mask` is not part of them."""
+    return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs), is_leaf=_is_spec)
 
 
 def _to_float32(x: Array) -> Array:

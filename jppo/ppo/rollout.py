@@ -1,25 +1,29 @@
 """Rollouts on the device: a scan over the steps of vmapped environments."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from jppo.envs.base import Environment
 from jppo.ppo.normalization import moments_of
-from jppo.ppo.policy import Policy, act
+from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 
 
-def init_collect(env: Environment, key: Array, env_index: Array) -> CollectState:
+def init_collect(env: Environment, key: Array, env_index: Array, carry: PyTree = ()) -> CollectState:
     """Resets N environments.
 
     Args:
       key: the run's key.
       env_index: [N] i32, global numbers of these environments; each draws from its own stream.
+      carry: initial carry of a recurrent network, leaves [N, ...].
     """
     reset_keys, stream_keys = env_keys(key, env_index)
     obs, env_state = jax.vmap(env.reset)(reset_keys)
     episode = Episode.beginning(len(env_index))
-    return CollectState(env_state=env_state, obs=obs, key=stream_keys, episode=episode)
+    return CollectState(env_state=env_state, obs=obs, key=stream_keys, episode=episode, carry=carry)
 
 
 def env_keys(key: Array, env_index: Array) -> tuple[Array, Array]:
@@ -42,15 +46,21 @@ def collect(
     policy_state: PolicyState,
     state: CollectState,
     gamma: Array | float,
+    *,
+    sequence_length: int | None = None,
+    keep_next_obs: bool = False,
 ) -> tuple[CollectState, Rollout, EpisodeStats]:
     """Steps N environments `num_steps` times with a fixed policy.
 
     Truncation costs one pass of the network over the final observations, and only at steps at which some episode was
-    truncated (under `vmap`, where a condition becomes a selection, at every step).
+    truncated (under `vmap`, where a condition becomes a selection, at every step). A recurrent network evaluates a
+    final observation with the carry after the episode's last step, and starts the next episode with the initial carry.
 
     Args:
       policy_state: constant during the rollout.
       gamma: discount of the returns that scale rewards.
+      sequence_length: steps between two stored carries of a recurrent network; None for one at the start.
+      keep_next_obs: store the true successor observations, too.
 
     Returns:
       the new state, the rollout [T, N, ...], and its episode statistics.
@@ -59,10 +69,10 @@ def collect(
 
     def step(state: CollectState, keys: tuple[Array, Array]) -> tuple[CollectState, tuple[Transition, Episode]]:
         action_key, step_key = keys
-        chosen = act(policy, policy_state, state.obs, action_key)
+        chosen = act(policy, policy_state, state.obs, action_key, state.carry)
         after = jax.vmap(env.step)(step_key, state.env_state, chosen.env_action)
         needs_value = jnp.logical_and(after.truncated, jnp.logical_not(after.terminated))
-        final_value = _values_where(needs_value, policy, policy_state, after.final_obs)
+        final_value = _values_where(needs_value, policy, policy_state, after.final_obs, chosen.carry)
         transition = Transition(
             obs=state.obs,
             action=chosen.action,
@@ -72,16 +82,44 @@ def collect(
             reward=after.reward,
             terminated=after.terminated,
             truncated=after.truncated,
+            next_obs=after.final_obs if keep_next_obs else (),
         )
         episode = state.episode.after(after.reward, gamma)
-        restarted = episode.restarted(transition.done)
-        state = CollectState(env_state=after.state, obs=after.obs, key=state.key, episode=restarted)
+        state = CollectState(
+            env_state=after.state,
+            obs=after.obs,
+            key=state.key,
+            episode=episode.restarted(transition.done),
+            carry=reset_carry(policy, chosen.carry, transition.done),
+        )
         return state, (transition, episode)
 
-    state, (rollout, episodes) = jax.lax.scan(step, state.replace(key=next_streams), (action_keys, step_keys))
-    last_value = policy.apply(policy_state, state.obs)[1]
+    keys = (action_keys, step_keys)
+    state = state.replace(key=next_streams)
+    if policy.is_recurrent:
+        state, (rollout, episodes) = _scan_sequences(step, state, keys, sequence_length or num_steps)
+    else:
+        state, (rollout, episodes) = jax.lax.scan(step, state, keys)
+    last_value = policy.step(policy_state, state.obs, state.carry)[1]
     next_value = successor_values(rollout.value, last_value, rollout.next_value, rollout.done)
     return state, rollout.replace(next_value=next_value), episode_stats(episodes, rollout.done)
+
+
+def _scan_sequences(
+    step: Callable, state: CollectState, keys: PyTree, length: int
+) -> tuple[CollectState, tuple[Transition, Episode]]:
+    """Scans `step` over all steps and stores the carry before every `length`-th step in the rollout."""
+
+    def sequence(state: CollectState, keys: PyTree) -> tuple[CollectState, tuple[Transition, Episode]]:
+        end, (transitions, episodes) = jax.lax.scan(step, state, keys)
+        return end, (transitions.replace(carry=state.carry), episodes)
+
+    state, (rollout, episodes) = jax.lax.scan(
+        sequence, state, jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), keys)
+    )
+    carry = rollout.carry
+    merge = functools.partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
+    return state, (merge(rollout.replace(carry=())).replace(carry=carry), merge(episodes))
 
 
 def successor_values(value: Array, last_value: Array, final_value: Array, done: Array) -> Array:
@@ -94,6 +132,14 @@ def successor_values(value: Array, last_value: Array, final_value: Array, done: 
       done: [T, N] bool.
     """
     return jnp.where(done, final_value, jnp.concatenate([value[1:], last_value[None]]))
+
+
+def episode_starts(done: Array) -> Array:
+    """Returns where a carry must be reset before the step, [T, N] bool, for done [T, N]: after each episode's end.
+
+    False at t = 0, because the carry that a rollout stores has already been reset.
+    """
+    return jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]])
 
 
 def episode_stats(episodes: Episode, done: Array) -> EpisodeStats:
@@ -110,16 +156,16 @@ def episode_stats(episodes: Episode, done: Array) -> EpisodeStats:
     )
 
 
-def _values_where(needed: Array, policy: Policy, policy_state: PolicyState, obs: PyTree) -> Array:
+def _values_where(needed: Array, policy: Policy, policy_state: PolicyState, obs: PyTree, carry: PyTree) -> Array:
     """Returns V(obs) where needed and 0 elsewhere, [N] f32; runs the network only if some value is needed."""
 
-    def evaluate(obs: PyTree) -> Array:
-        return jnp.where(needed, policy.apply(policy_state, obs)[1], 0.0)
+    def evaluate(obs: PyTree, carry: PyTree) -> Array:
+        return jnp.where(needed, policy.step(policy_state, obs, carry)[1], 0.0)
 
-    def skip(obs: PyTree) -> Array:
+    def skip(obs: PyTree, carry: PyTree) -> Array:
         return jnp.zeros(needed.shape)
 
-    return jax.lax.cond(needed.any(), evaluate, skip, obs)
+    return jax.lax.cond(needed.any(), evaluate, skip, obs, carry)
 
 
 def _split(keys: Array, num: int) -> Array:

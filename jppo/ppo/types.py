@@ -51,13 +51,15 @@ class Transition(struct.PyTreeNode, kw_only=True):
     """One step of N environments; a `Rollout` when its leaves are stacked to [T, N, ...]."""
 
     obs: PyTree  # [T, N, *obs], the environment's dtype: the policy's input before normalization
-    action: Array  # [T, N, *act]: the distribution's sample, before any clip, squash or scale
+    action: PyTree  # [T, N, *act]: the distribution's sample, before any clip, squash or scale
     log_prob: Array  # [T, N] f32, of the behaviour policy
     value: Array  # [T, N] f32, of the behaviour policy
     next_value: Array  # [T, N] f32: V of the true successor, never of the reset observation; 0 where terminated
     reward: Array  # [T, N] f32, unscaled
     terminated: Array  # [T, N] bool: the episode ended; no bootstrap
     truncated: Array  # [T, N] bool: the episode was cut off (a time limit); bootstraps from next_value
+    next_obs: PyTree = ()  # [T, N, *obs], the true successor, if PPOConfig.keep_next_obs; else ()
+    carry: PyTree = ()  # [T/L, N, ...]: a recurrent network's carry at the start of each sequence of L steps; else ()
 
     @property
     def done(self) -> Array:
@@ -69,14 +71,15 @@ Rollout = Transition
 
 
 class Batch(struct.PyTreeNode, kw_only=True):
-    """Samples of a rollout for the loss; leaves [B, ...]."""
+    """Samples of a rollout for the loss; leaves [B, ...]. With a recurrent network, B = L*M: L steps of M sequences."""
 
     obs: PyTree  # [B, *obs], as in `Transition`
-    action: Array  # [B, *act], as in `Transition`
+    action: PyTree  # [B, *act], as in `Transition`
     log_prob: Array  # [B] f32, of the behaviour policy
     value: Array  # [B] f32, of the behaviour policy
     advantage: Array  # [B] f32, standardized over the minibatch if PPOConfig.normalize_advantage
     target: Array  # [B] f32, for the value: advantage (not standardized) + value
+    next_obs: PyTree = ()  # [B, *obs], the true successor, if PPOConfig.keep_next_obs; else ()
 
 
 class EpisodeStats(struct.PyTreeNode, kw_only=True):
@@ -112,6 +115,8 @@ class TrainState(struct.PyTreeNode, kw_only=True):
     key: Array  # [] key, split by every update
     update: Array  # [] i32, number of updates so far
     num_updates: Array  # [] i32, number of updates of the whole run, for schedules
+    loss_params: PyTree = ()  # parameters of a `LossModule`
+    loss_state: PyTree = ()  # its state
 
 
 class Episode(struct.PyTreeNode, kw_only=True):
@@ -145,3 +150,4 @@ class CollectState(struct.PyTreeNode, kw_only=True):
     obs: PyTree  # [N, *obs]
     key: Array  # [N] keys: one stream per environment, so that draws do not depend on how environments are sharded
     episode: Episode
+    carry: PyTree = ()  # [N, ...] of a recurrent network, for the next step; () for feed-forward networks

@@ -29,7 +29,7 @@ class TrainedPolicy:
             return act(policy, state, obs, key if sampled else None).env_action
 
         self._act = jit(select_action, static_argnames="sampled")
-        self._value = jit(lambda state, obs: policy.apply(state, obs)[1])
+        self._value = jit(lambda state, obs: policy.step(state, obs)[1])
 
     def __repr__(self) -> str:
         return show_record("TrainedPolicy", self._shown)

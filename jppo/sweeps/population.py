@@ -168,7 +168,7 @@ class PopulationLogger:
     def add(self, metrics: dict[str, np.ndarray], now: float) -> bool:
         """Logs metrics [R, updates]. Returns False if all runs have diverged."""
         recent = list(self._recent.values())
-        columns = {name: column[: len(recent)] for name, column in metrics.items()}
+        columns = {name: column[: len(recent)] for name, column in metrics.items() if name != "empty_mask"}
         finite = np.logical_and(self.finite[:, None], np.logical_and.accumulate(columns.pop("finite"), axis=1))
         length, passed = finite.shape[1], now - self.seconds
         number = self._update + 1 + np.arange(length)

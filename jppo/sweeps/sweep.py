@@ -13,7 +13,8 @@ from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.resources import Resources
 from jppo.devices.memory import explain_out_of_memory
-from jppo.ppo.losses import Loss
+from jppo.ppo.advantages import Advantages
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.sweeps.grid import ProgramGroup, RunSpec, check_num_devices, check_seeds, check_settings, make_groups
@@ -37,7 +38,8 @@ def sweep(
     preset: str = "auto",
     network: Network | str | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     successive_halving: bool = False,
     max_parallel_runs: int | None = None,
     num_devices: int | None = None,
@@ -55,7 +57,8 @@ def sweep(
     Args:
       env: a JAX environment as for `jppo.train`, or a list of them.
       seeds: number of seeds (0, 1, ...), or a list of seeds.
-      total_steps, config, hyperparams, preset, network, optimizer, loss: as for `jppo.train`, for every run.
+      total_steps, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`, for every
+        run.
       successive_halving: stop the worse half of each program's runs after 1/16, 1/8, 1/4 and 1/2 of the updates
         (fewer times if there are fewer than 16 runs); the other runs continue in a smaller program. Jamieson and
         Talwalkar (2016), "Non-stochastic best arm identification and hyperparameter optimization".
@@ -92,6 +95,7 @@ def sweep(
             network=network,
             optimizer=optimizer,
             loss=loss,
+            advantages=advantages,
         ),
         seeds=check_seeds(seeds),
         values=values,

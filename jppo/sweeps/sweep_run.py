@@ -46,7 +46,7 @@ class SweepRun(RunOutcome):
     settings: dict[str, Any]  # values of the settings that the caller named
     hyperparams: Hyperparams
     agent: Anakin
-    custom_parts: tuple[str, ...]  # which of environment, network, optimizer and loss are user objects
+    custom_parts: tuple[str, ...]  # which of environment, network, optimizer, loss and advantages are user objects
     name: str  # of its files: environment and fingerprint
 
     def __repr__(self) -> str:

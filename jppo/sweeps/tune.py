@@ -15,7 +15,8 @@ from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
 from jppo.envs.backends import BACKENDS
-from jppo.ppo.losses import Loss
+from jppo.ppo.advantages import Advantages
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs.plots import interquartile_mean
@@ -37,7 +38,8 @@ def trainable(
     preset: str = "auto",
     network: Network | str | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     backend: str = "auto",
     num_devices: int = 1,
     ray: RayConfig | None = None,
@@ -54,8 +56,8 @@ def trainable(
     that `jppo eval`, `jppo play` and `jppo.load_policy` accept.
 
     Args:
-      env, total_steps, seed, config, hyperparams, preset, network, optimizer, loss, backend, num_devices: as for
-        `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
+      env, total_steps, seed, config, hyperparams, preset, network, optimizer, loss, advantages, backend, num_devices:
+        as for `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
       ray: settings of the Ray actors; `num_actors` must be a number. Each actor reserves actor_cpus and actor_gpus in
         addition to `resources`. Default: the trial steps Gymnasium environments itself.
       resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
@@ -88,6 +90,7 @@ def trainable(
         network=network,
         optimizer=optimizer,
         loss=loss,
+        advantages=advantages,
         backend=backend,
         num_devices=num_devices,
         ray=ray,
@@ -116,7 +119,8 @@ def population(
     preset: str = "auto",
     network: Network | str | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     resources: Resources = Resources(),
     **settings: Any,
 ) -> Callable[[dict[str, Any]], None]:
@@ -129,7 +133,7 @@ def population(
     Args:
       seeds, settings: each trial trains every combination, see `jppo.sweep`. The search space names fields of
         `jppo.Hyperparams` and `jppo.PPOConfig`; its values replace those of `settings`.
-      env, total_steps, config, hyperparams, preset, network, optimizer, loss, resources: see `trainable`.
+      env, total_steps, config, hyperparams, preset, network, optimizer, loss, advantages, resources: see `trainable`.
 
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
@@ -148,6 +152,7 @@ def population(
         network=network,
         optimizer=optimizer,
         loss=loss,
+        advantages=advantages,
     )
     pickled = ray_core.cloudpickle.dumps((run_settings, check_seeds(seeds), settings))
 

@@ -37,6 +37,7 @@ class Logger:
         self.batch_size, self.writer, self.reporter, self._hooks = batch_size, writer, reporter, hooks
         self.history, self.recent, self._means = History(), RecentEpisodes(), LineMeans(log_every)
         self.updates, self.seconds = 0, 0.0
+        self.empty_mask: int | None = None  # t*N + n of the first row without a legal action, which ended the run
 
     def restore(self, run_dir: Path, start: Checkpoint) -> None:
         """Restores the log of a resumed run up to its checkpoint."""
@@ -104,9 +105,11 @@ class Logger:
           whether all updates were finite.
         """
         metrics = dict(metrics)
-        finite = metrics.pop("finite")
+        finite, empty_mask = metrics.pop("finite"), metrics.pop("empty_mask", None)
         length = len(finite)
         good = length if finite.all() else int(np.argmin(finite))
+        if good < length and empty_mask is not None and empty_mask[good] >= 0:
+            self.empty_mask = int(empty_mask[good])
         speed = length * self.batch_size / max(now - self.seconds, 1e-9)
         number = self.updates + 1 + np.arange(good)
         rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self.batch_size}

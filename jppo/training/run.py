@@ -15,7 +15,7 @@ import numpy as np
 from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, raise_on_all_processes
-from jppo.errors import TrainingDiverged
+from jppo.errors import NoLegalAction, TrainingDiverged
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.networks import hint
 from jppo.ppo.types import TrainState
@@ -226,6 +226,9 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
         ended.error.result = result
         raise ended.error
     if ended.status == "diverged":
+        if log.empty_mask is not None:
+            step, env_index = divmod(log.empty_mask, agent.config.num_envs)
+            raise NoLegalAction(agent.env.name, env_index, step, log.updates + 1, result)
         raise TrainingDiverged(log.updates + 1, result)
     return result
 

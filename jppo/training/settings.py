@@ -18,8 +18,9 @@ from jppo.devices.determinism import check_determinism
 from jppo.devices.mesh import max_usable_devices
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
+from jppo.ppo.advantages import Advantages
 from jppo.ppo.anakin import Anakin, make_anakin
-from jppo.ppo.losses import Loss
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs import run_dir as runs
@@ -27,6 +28,7 @@ from jppo.runs import run_dir as runs
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
 
+OWN_PARTS = ("network", "optimizer", "loss", "advantages")  # arguments that may be the user's own objects
 Agent = Union[Anakin, "Sebulba"]
 
 
@@ -46,7 +48,8 @@ class RunSettings:
     preset: str = "auto"
     network: Network | str | None = None
     optimizer: Optimizer = adam
-    loss: Loss | None = None
+    loss: Loss | LossModule | None = None
+    advantages: Advantages | None = None
     backend: str = "auto"
     num_devices: int | None = None
     ray: RayConfig | None = None
@@ -101,7 +104,7 @@ def prepare_run(
     num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
     if settings.run.deterministic:
         check_determinism()
-    parts: dict[str, Any] = {"network": network, "optimizer": settings.optimizer, "loss": settings.loss}
+    parts = {name: getattr(settings, name) for name in OWN_PARTS} | {"network": network}
     agent = _make_agent(backend, env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     check_sizes(config, total_steps)
     optional: dict[str, Any] = dict.fromkeys(own_parts(settings.env, parts), "custom")
@@ -250,8 +253,8 @@ def check_sizes(config: PPOConfig, total_steps: int) -> None:
 
 
 def own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:
-    """Returns which of environment, network, optimizer and loss are objects that config.json cannot describe."""
-    own = tuple(name for name in ("network", "optimizer", "loss") if parts.get(name) not in (None, adam))
+    """Returns which parts of a run, such as its network, are objects that config.json cannot describe."""
+    own = tuple(name for name in OWN_PARTS if parts.get(name) not in (None, adam))
     return own if isinstance(env, str) else ("environment", *own)
 
 

@@ -8,7 +8,8 @@ from jppo.config.overrides import check_overrides
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
-from jppo.ppo.losses import Loss
+from jppo.ppo.advantages import Advantages
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.training.progress import Reporter
@@ -26,7 +27,8 @@ def train(
     preset: str = "auto",
     network: Network | str | None = None,
     optimizer: Optimizer = adam,
-    loss: Loss | None = None,
+    loss: Loss | LossModule | None = None,
+    advantages: Advantages | None = None,
     backend: str = "auto",
     num_devices: int | None = None,
     num_actors: int | None = None,
@@ -49,7 +51,8 @@ def train(
       preset: a name in `jppo.PRESETS`; "auto" selects the environment's preset.
       network: a `jppo.Network`, or "mlp" or "cnn". Default: the network that `config` describes.
       optimizer: a function of the learning rate and the hyperparams, see `jppo.ppo.learner.make_learner`.
-      loss: the loss function, see `jppo.ppo_loss`. Default: the clipped PPO loss.
+      loss: the loss function, see `jppo.ppo_loss`, or a `jppo.LossModule`. Default: the clipped PPO loss.
+      advantages: the advantage function, see `jppo.gae_advantages`, which is the default.
       backend: "device", "ray" or "auto". "auto" selects the device if gymnax has the environment.
       num_devices: devices that share the environments. Default: all devices that the number of environments allows.
         The number changes the training time and the rounding of floating-point numbers.
@@ -88,6 +91,7 @@ def train(
         network=network,
         optimizer=optimizer,
         loss=loss,
+        advantages=advantages,
         backend=backend,
         num_devices=num_devices,
         ray=combine_actors(num_actors, ray),

@@ -69,10 +69,11 @@ def residual_bytes(loss: Callable[[PyTree], Any], params: PyTree) -> int:
 def dense_residual_bytes(network: ActorCritic, num_inputs: int) -> int:
     """Returns `residual_bytes` per row for a network of hidden dense layers and `ppo_loss`, within a tenth and without
     tracing: inputs, each layer's outputs and its activation's derivative, and the loss."""
-    torsos, sizes, action = 1 if network.shared_torso else 2, network.hidden_sizes, network.action
+    torsos, sizes = 1 if network.shared_torso else 2, network.hidden_sizes
+    actions = network.action if isinstance(network.action, tuple) else (network.action,)
     inputs = num_inputs if num_inputs >= WIDE else torsos * num_inputs
     layers = torsos * (_NUMBERS_KEPT[network.activation] * sum(sizes) + sizes[0]) + (2 - torsos) * sizes[-1]
-    loss = 6.5 * action.num_actions + 21 if action.num_actions else 3 * action.size + 20
+    loss = 20 + sum(3 * action.size if action.is_box else 6.5 * action.num_logits + 1 for action in actions)
     return round(4 * (inputs + layers + loss))
 
 

@@ -1,0 +1,140 @@
+"""Validates a network against an environment before anything runs."""
+
+import functools
+import inspect
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
+from jppo.errors import describe_error
+from jppo.ppo.policy import has_mask, is_recurrent, legal_categories, prepare_obs, sample_actions
+from jppo.ppo.types import Array, PyTree
+
+_CHECK_BATCH = 7  # batch size of the trace; unlike the usual sizes of other dims
+
+
+def check_network(network: Any, obs_spec: PyTree, action_spec: PyTree) -> PyTree:
+    """Returns the shapes of a network's parameters, without computing anything.
+
+    Raises:
+      ValueError: `init` or `apply` fails, parameters are not real floats, or outputs do not fit the environment.
+    """
+    if inspect.isfunction(inspect.getattr_static(network, "init", None)) and isinstance(network, type):
+        raise ValueError(f"network = {network.__name__} is a class; pass an instance, {network.__name__}(...)")
+    if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
+        raise ValueError(f"{type(network).__name__} is not a valid network: it has no method {', '.join(missing)}")
+    batch = _CHECK_BATCH
+    obs = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype),
+        obs_spec,
+        is_leaf=lambda node: isinstance(node, ObsSpec),
+    )
+    features = jax.eval_shape(functools.partial(prepare_obs, obs_spec), obs)
+    if not jax.tree.leaves(features):
+        raise ValueError("the observation has no leaves besides action_mask, so the network would see nothing")
+    carry = jax.eval_shape(lambda: _check_carry(network, batch)) if is_recurrent(network) else ()
+    extra = (carry,) if is_recurrent(network) else ()
+    params = _shapes_of("init", network.init, jax.eval_shape(lambda: jax.random.key(0)), features, *extra)
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be a real float: "
+                "leave arrays that are not trained out of the result of init"
+            )
+    returned = _shapes_of("apply", network.apply, params, features, *extra)
+    expected = "(distribution, value, carry)" if extra else "(distribution, value)"
+    if not (isinstance(returned, tuple) and len(returned) == 2 + len(extra)):
+        count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise ValueError(f"the network returned a {type(returned).__name__}{count}; it must return {expected}")
+    if extra and _shape_list(returned[2]) != _shape_list(carry):
+        raise ValueError(
+            f"the network's apply returned a carry {_shape_list(returned[2])}; initial_carry returned "
+            f"{_shape_list(carry)}, and both must have the same structure, shapes and dtypes"
+        )
+    distribution = _check_mask(returned[0], obs_spec, action_spec, obs)
+    _check_outputs(distribution, returned[1], batch, action_spec)
+    return params
+
+
+def _check_carry(network: Any, batch: int) -> PyTree:
+    """Returns the initial carry. Raises ValueError unless its leaves have the leading dim B."""
+    carry = network.initial_carry(batch)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(carry)]
+    if not shapes or any(shape[:1] != (batch,) for shape in shapes):
+        raise ValueError(
+            f"the network's initial_carry({batch}) has arrays of shapes {shapes}; the first dim of each must be {batch}"
+        )
+    return carry
+
+
+def _check_mask(distribution: Any, obs_spec: PyTree, action_spec: PyTree, obs: PyTree) -> Any:
+    """Returns the shapes of the masked distribution. Raises ValueError if the mask does not fit the actions."""
+    if not has_mask(obs_spec):
+        return distribution
+    if not isinstance(action_spec, ActionSpec) or action_spec.is_box:
+        raise ValueError("action_mask needs a Discrete or MultiDiscrete action space")
+    size = math.prod(obs_spec[ACTION_MASK].shape)
+    if size != action_spec.num_logits:
+        raise ValueError(
+            f"action_mask has shape {obs_spec[ACTION_MASK].shape}, {size} entries; the action space has "
+            f"{action_spec.num_logits} categories"
+        )
+    if not hasattr(distribution, "mask"):
+        raise ValueError(
+            f"the network's {type(distribution).__name__} has no method mask(legal), which observations with "
+            "action_mask need; jppo.Categorical has one"
+        )
+    return jax.eval_shape(lambda d, mask: d.mask(legal_categories(action_spec, mask)), distribution, obs[ACTION_MASK])
+
+
+def _check_outputs(distribution: Any, value: Any, batch: int, action_spec: PyTree) -> None:
+    """Raises ValueError if a network's outputs for a batch do not fit the environment."""
+    if value.shape != (batch,):
+        raise ValueError(f"the network's value has shape {value.shape} for a batch of {batch}; it must be ({batch},)")
+    missing = [name for name in ("sample", "log_prob", "entropy", "mode") if not hasattr(distribution, name)]
+    if missing:
+        raise ValueError(
+            f"the network's {type(distribution).__name__} is not a valid distribution: it has no method "
+            f"{', '.join(missing)}"
+        )
+    shapes = [leaf.shape for leaf in jax.tree.leaves(distribution)]
+    if any(shape[:1] != (batch,) for shape in shapes):
+        raise ValueError(
+            f"the network's distribution holds arrays of shapes {shapes} for a batch of {batch}; the first dim of each "
+            f"must be {batch}, because every environment draws from its own row (use jnp.broadcast_to)"
+        )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    sample, log_prob = jax.eval_shape(_sample_with_log_prob, distribution, keys)
+    expected = jax.tree.map(lambda spec: (batch, *spec.policy_shape), action_spec)
+    actual = jax.tree.map(lambda leaf: leaf.shape, sample)
+    if actual != expected or log_prob.shape != (batch,):
+        raise ValueError(
+            f"the network's distribution gives actions of shape {actual} with log_prob {log_prob.shape} for a "
+            f"batch of {batch}; this environment needs {expected} and ({batch},)"
+        )
+    logits = getattr(distribution, "logits", None)
+    num_actions = action_spec.num_actions if isinstance(action_spec, ActionSpec) else 0
+    if num_actions and logits is not None and logits.shape[-1] != num_actions:
+        raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {num_actions} actions")
+
+
+def _shape_list(tree: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+
+
+def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree, *carry: PyTree) -> Any:
+    """Returns the output shapes of a network's function. Raises ValueError if it fails."""
+    try:
+        return jax.eval_shape(function, first, features, *carry)
+    except Exception as error:
+        shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
+        reason = describe_error(error)
+        raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {reason}") from error
+
+
+def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[PyTree, Array]:
+    action = sample_actions(distribution, keys)
+    return action, distribution.log_prob(action)

@@ -1,0 +1,115 @@
+"""Recurrent cells, applied to one step or to a sequence of steps with episode starts in it.
+
+A cell's products with its inputs are computed for all steps at once, outside the loop over steps.
+"""
+
+from typing import Literal
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jppo.ppo.kernels.dense import affine
+from jppo.ppo.kernels.recurrent_scan import scan_cell
+from jppo.ppo.types import Array, PyTree
+
+Cell = Literal["gru", "lstm"]
+
+NUM_GATES = {"gru": 3, "lstm": 4}
+
+
+def initial_carry(cell: Cell, batch_size: int, size: int) -> PyTree:
+    """Returns the carry at an episode's start, zeros: h [B, H] for a GRU, (c, h) for an LSTM."""
+    zeros = jnp.zeros((batch_size, size))
+    return zeros if cell == "gru" else (zeros, zeros)
+
+
+def gru_step(gates: Array, h: Array, kernel: Array, bias: Array) -> tuple[Array, Array]:
+    """Returns the carry and the output after one step of a gated recurrent unit, both [B, H].
+
+        r = sigmoid(x_r + h W_r),   z = sigmoid(x_z + h W_z),   n = tanh(x_n + r * (h W_n + b)),
+        h <- (1 - z) * n + z * h
+
+    Cho et al. (2014), "Learning phrase representations using RNN encoder-decoder for statistical machine translation",
+    with the reset gate after the product, as in cuDNN, PyTorch and flax.
+
+    Args:
+      gates: (x_r, x_z, x_n) [B, 3*H], the products with the input, biases included.
+      h: [B, H].
+      kernel: (W_r, W_z, W_n) [H, 3*H].
+      bias: b [H].
+    """
+    x_r, x_z, x_n = jnp.split(gates, 3, axis=-1)
+    h_r, h_z, h_n = jnp.split(h @ kernel, 3, axis=-1)
+    r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
+    n = jnp.tanh(x_n + r * (h_n + bias[None]))
+    h = (1.0 - z) * n + z * h
+    return h, h
+
+
+def lstm_step(
+    gates: Array, carry: tuple[Array, Array], kernel: Array, bias: Array
+) -> tuple[tuple[Array, Array], Array]:
+    """Returns the carry (c, h) and the output h after one step of a long short-term memory, [B, H] each.
+
+        i, f, o = sigmoid(x + h W),   g = tanh(x_g + h W_g),   c <- f * c + i * g,   h <- o * tanh(c)
+
+    Hochreiter and Schmidhuber (1997), "Long short-term memory", with the forget gate of Gers et al. (2000).
+
+    Args:
+      gates: (x_i, x_f, x_g, x_o) [B, 4*H], the products with the input, biases included.
+      carry: (c, h).
+      kernel: (W_i, W_f, W_g, W_o) [H, 4*H].
+      bias: unused; a GRU has one.
+    """
+    c, h = carry
+    i, f, g, o = jnp.split(gates + h @ kernel, 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (c, h), h
+
+
+class Recurrent(nn.Module):
+    """A GRU or LSTM layer with orthogonal weights and zero biases."""
+
+    cell: Cell
+    size: int
+
+    @nn.compact
+    def __call__(self, x: Array, carry: PyTree, reset: Array | None = None) -> tuple[Array, PyTree]:
+        """Returns the outputs and the carry after the last step.
+
+        Args:
+          x: [B, I] for one step, or [L, B, I].
+          carry: leaves [B, H], before the first step.
+          reset: None for one step; for a sequence [L, B] bool, True where an episode starts: the carry is then reset
+            before the step.
+
+        Returns:
+          [B, H] or [L, B, H], and leaves [B, H].
+        """
+        num_gates = NUM_GATES[self.cell]
+        kernel = self.param("input_kernel", _orthogonal_gates, (x.shape[-1], num_gates * self.size), num_gates)
+        gate_bias = self.param("input_bias", nn.initializers.zeros, (num_gates * self.size,))
+        recurrent = self.param("recurrent_kernel", _orthogonal_gates, (self.size, num_gates * self.size), num_gates)
+        bias = (
+            self.param("recurrent_bias", nn.initializers.zeros, (self.size,)) if self.cell == "gru" else jnp.zeros(())
+        )
+        gates = affine(x.reshape(-1, x.shape[-1]), kernel, gate_bias).reshape(*x.shape[:-1], -1)
+        step = gru_step if self.cell == "gru" else lstm_step
+        if reset is None:
+            carry, outputs = step(gates, carry, recurrent, bias)
+            return outputs, carry
+        chex.assert_equal_shape_prefix([gates, reset], 2)
+        carry, outputs = scan_cell(step, gates, carry, reset, recurrent, bias)
+        return outputs, carry
+
+
+def _orthogonal_gates(key: Array, shape: tuple[int, int], num_gates: int) -> Array:
+    """Returns an orthogonal matrix for each gate, side by side."""
+    inputs, outputs = shape
+    orthogonal = nn.initializers.orthogonal()
+    return jnp.concatenate(
+        [orthogonal(key, (inputs, outputs // num_gates)) for key in jax.random.split(key, num_gates)], axis=1
+    )

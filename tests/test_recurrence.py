@@ -1,0 +1,204 @@
+"""Tests recurrent policies: cells, rollouts, minibatches of sequences, both modes and whole updates."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import quick_jit
+from probes import Counting
+
+import jppo
+from jppo.ppo.learner import make_learner
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
+from jppo.ppo.recurrence import Recurrent, initial_carry
+from jppo.ppo.rollout import collect, episode_starts, init_collect
+
+T, N, L, H = 8, 4, 4, 5
+CONFIG = jppo.PPOConfig(
+    num_envs=N,
+    num_steps=T,
+    sequence_length=L,
+    recurrent="gru",
+    recurrent_size=H,
+    hidden_sizes=(6, 7),
+    num_minibatches=2,
+)
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_cells_equal_a_loop_in_numpy(cell):
+    """The reference follows the equations of the papers, one step and one gate at a time."""
+    rng = np.random.default_rng(0)
+    x, reset = rng.normal(size=(6, 3, 2)).astype(np.float32), rng.random((6, 3)) < 0.3
+    layer = Recurrent(cell, H)
+    params = layer.init(jax.random.key(0), x[0], initial_carry(cell, 3, H))
+    params = jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), params)
+    outputs, carry = layer.apply(params, x, initial_carry(cell, 3, H), reset)
+    weights = {name: np.asarray(leaf, np.float64) for name, leaf in params["params"].items()}
+    inputs = np.split(weights["input_kernel"], 3 if cell == "gru" else 4, axis=1)
+    biases = np.split(weights["input_bias"], len(inputs))
+    recurrent = np.split(weights["recurrent_kernel"], len(inputs), axis=1)
+    for env in range(3):
+        h, c = np.zeros(H), np.zeros(H)
+        for t in range(6):
+            if reset[t, env]:
+                h, c = np.zeros(H), np.zeros(H)
+            gates = [x[t, env] @ w + b for w, b in zip(inputs, biases, strict=True)]
+            if cell == "gru":
+                r, z = (sigmoid(gates[i] + h @ recurrent[i]) for i in (0, 1))
+                n = np.tanh(gates[2] + r * (h @ recurrent[2] + weights["recurrent_bias"]))
+                h = (1 - z) * n + z * h
+            else:
+                i, f, g, o = (gate + h @ w for gate, w in zip(gates, recurrent, strict=True))
+                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+                h = sigmoid(o) * np.tanh(c)
+            np.testing.assert_allclose(outputs[t, env], h, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose((carry if cell == "gru" else carry[1])[env], h, rtol=1e-4, atol=1e-5)
+        if cell == "lstm":
+            np.testing.assert_allclose(carry[0][env], c, rtol=1e-4, atol=1e-5)
+
+
+class StepwiseGRU(nn.Module):
+    """A user's network of flax's own cell, without `unroll`; its hidden size differs from its input size."""
+
+    @nn.compact
+    def __call__(self, obs, carry):
+        carry, x = nn.GRUCell(features=H)(carry, obs)
+        return jppo.Categorical(nn.Dense(2)(x)), nn.Dense(1)(x)[:, 0], carry
+
+    @nn.nowrap
+    def initial_carry(self, batch_size):
+        return jnp.zeros((batch_size, H))
+
+
+def make_parts(config=CONFIG, network=None):
+    env = Counting()
+    env = jppo.make_env(env)
+    network = network or make_network(config, env.obs_spec, env.action_spec)
+    policy = make_policy(network, env.obs_spec, env.action_spec)
+    return env, policy, make_learner(policy, config)
+
+
+@pytest.mark.parametrize("network", ["gru", "lstm", "user"])
+def test_replayed_sequences_give_the_recorded_numbers(network):
+    """Episodes of Counting end within sequences, at their first and at their last step, in both ways."""
+    own = StepwiseGRU() if network == "user" else None
+    config = dataclasses.replace(CONFIG, recurrent="gru" if own else network)
+    env, policy, learner = make_parts(config, own)
+    state = init_collect(env, jax.random.key(0), jnp.arange(N), policy.initial_carry(N))
+    params = learner.init(jax.random.key(1), state.obs, jppo.Hyperparams(), 3).policy
+    run = quick_jit(lambda params, state: collect(env, policy, T, params, state, 0.9, sequence_length=L))
+    state, first, _ = run(params, state)
+    _, rollout, _ = run(params, state)
+    ends = np.concatenate([first.done, rollout.done])
+    assert {t % L for t in np.flatnonzero(ends.any(axis=1))} >= {0, 1, L - 1}
+    assert (rollout.truncated & ~rollout.terminated).any()
+    starts = jax.tree.map(lambda leaf: leaf[:1], rollout.carry)
+    assert jax.tree.leaves(starts)[0].shape == (1, N, H)
+    reset = episode_starts(rollout.done)
+    for k in range(T // L):
+        rows = slice(k * L, (k + 1) * L)
+        carry = jax.tree.map(lambda leaf, k=k: leaf[k], rollout.carry)
+        part = jax.tree.map(lambda leaf, rows=rows: leaf[rows], rollout.replace(carry=()))
+        distribution, value, _ = policy.unroll(params, part.obs, carry, reset[rows])
+        np.testing.assert_allclose(value.reshape(L, N), part.value, rtol=1e-5, atol=1e-6)
+        log_prob = distribution.log_prob(part.action.reshape(-1)).reshape(L, N)
+        np.testing.assert_allclose(log_prob, part.log_prob, rtol=1e-5, atol=1e-6)
+
+
+def test_values_of_successors_use_the_carry_after_the_last_step():
+    """Steps the network by hand along each environment, with the true successor observations."""
+    env, policy, learner = make_parts()
+    start = init_collect(env, jax.random.key(0), jnp.arange(N), policy.initial_carry(N))
+    params = learner.init(jax.random.key(1), start.obs, jppo.Hyperparams(), 3).policy
+    end, rollout, _ = quick_jit(
+        lambda: collect(env, policy, T, params, start, 0.9, sequence_length=L, keep_next_obs=True)
+    )()
+    carry = policy.initial_carry(N)
+    for t in range(T):
+        _, value, carry = policy.step(params, rollout.obs[t], carry)
+        np.testing.assert_allclose(value, rollout.value[t], rtol=1e-5, atol=1e-6)
+        _, next_value, _ = policy.step(params, rollout.next_obs[t], carry)
+        expected = np.where(rollout.terminated[t], 0.0, next_value)
+        np.testing.assert_allclose(rollout.next_value[t], expected, rtol=1e-5, atol=1e-6)
+        carry = jnp.where(rollout.done[t][:, None], 0.0, carry)
+    np.testing.assert_allclose(end.carry, carry, rtol=1e-5, atol=1e-6)
+    assert rollout.truncated.any()
+
+
+def test_first_minibatch_has_ratio_one():
+    config = dataclasses.replace(CONFIG, num_epochs=1, num_minibatches=1)
+    result = jppo.train(Counting(), total_steps=T * N, config=config, learning_rate=0.1, num_devices=1)
+    assert abs(result.metrics["policy/approx_kl"][0]) < 1e-9
+    assert result.metrics["policy/clip_fraction"][0] == 0.0
+
+
+def test_both_modes_make_the_same_run():
+    options = {"total_steps": 3 * T * N, "config": CONFIG, "seed": 2, "num_devices": 1}
+    ray = [jppo.train("CartPole-v1", backend="ray", num_actors=0, **options) for _ in range(2)]
+    assert ray[0].summary["policy_sha256"] == ray[1].summary["policy_sha256"]
+    assert all(np.isfinite(ray[0].metrics["loss/total"]))
+
+
+def test_devices_do_not_change_a_run():
+    options = {"total_steps": 3 * T * N, "config": CONFIG, "seed": 2}
+    one, four = (jppo.train(Counting(), num_devices=n, **options) for n in (1, 4))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        one.policy.state.params,
+        four.policy.state.params,
+    )
+
+
+def test_seeds_under_vmap_equal_single_runs():
+    agent = jppo.make_anakin(Counting(), CONFIG, total_steps=2 * T * N)
+    keys = jax.random.split(jax.random.key(0), 2)
+    together = quick_jit(jax.vmap(agent.train, in_axes=(0, None)))(keys, jppo.Hyperparams())[0]
+    alone = quick_jit(agent.train)(keys[1], jppo.Hyperparams())[0]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6),
+        together.train.policy.params,
+        alone.train.policy.params,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence_length": 3}, "num_steps = 8 is not divisible by sequence_length = 3"),
+        ({"sequence_length": 8, "num_minibatches": 8}, "sequences are not divisible by num_minibatches = 8"),
+        ({"recurrent_size": 0}, "recurrent_size"),
+        ({"recurrent": "rnn"}, "gru"),
+        ({"actor_obs": ("a",)}, "separate torsos"),
+    ],
+)
+def test_invalid_settings_are_explained(options, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **options)
+
+
+def test_sequence_length_must_fit_the_network():
+    plain = jppo.PPOConfig(num_envs=N, num_steps=T)
+    with pytest.raises(ValueError, match="needs a recurrent network"):
+        jppo.make_anakin(Counting(), dataclasses.replace(plain, sequence_length=4))
+    with pytest.raises(ValueError, match="set sequence_length"):
+        jppo.make_anakin(Counting(), plain, network=StepwiseGRU())
+
+
+def test_carries_of_changing_shape_are_rejected():
+    class Growing(StepwiseGRU):
+        @nn.compact
+        def __call__(self, obs, carry):
+            distribution, value, carry = super().__call__(obs, carry)
+            return distribution, value, jnp.concatenate([carry, carry], axis=-1)
+
+    with pytest.raises(ValueError, match="same structure, shapes and dtypes"):
+        jppo.make_anakin(Counting(), CONFIG, network=Growing())
