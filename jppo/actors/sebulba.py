@@ -19,6 +19,7 @@ from jppo.devices.jit import jit, make_device_put
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.ppo.advantages import Advantages
+from jppo.ppo.keys import derive_key
 from jppo.ppo.learner import build_learner
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
@@ -36,7 +37,7 @@ class Sebulba(NamedTuple):
         [Sequence[Fragment]], tuple[Rollout, EpisodeStats]
     ]  # copies this process's fragments to its devices
     update: Any  # jitted: (TrainState, Rollout, EpisodeStats) -> TrainState, metrics
-    runner_spec: Callable[[Array], RunnerSpec]  # (the same key as for init)
+    runner_spec: Callable[..., RunnerSpec]  # (the same key as for init, number of updates before a resume = 0)
     env: HostEnvironment
     policy: Policy
     config: PPOConfig
@@ -81,12 +82,14 @@ def make_sebulba(
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> TrainState:
-        learner_key, _ = jax.random.split(key)
+        learner_key = derive_key(key, "learner")
         obs = jax.tree.map(lambda spec: jnp.zeros((config.num_envs, *spec.shape), spec.dtype), env.obs_spec)
         return learner.init(learner_key, obs, hyperparams, num_updates)
 
-    def runner_spec(key: Array) -> RunnerSpec:
-        _, envs_key = jax.random.split(key)
+    def runner_spec(key: Array, update: int = 0) -> RunnerSpec:
+        envs_key = derive_key(key, "environments")
+        if update:  # a resumed run has new environments, which must not start like the first ones
+            envs_key = jax.random.fold_in(derive_key(key, "resumed environments"), update)
         shapes = jax.eval_shape(init, key).policy
         return RunnerSpec(
             env=env,

@@ -16,6 +16,7 @@ from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.hyperparams import current_hyperparams
+from jppo.ppo.keys import derive_key
 from jppo.ppo.learner import Learner, build_learner
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
@@ -101,7 +102,7 @@ def make_anakin(
     )
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
-        learner_key, envs_key = jax.random.split(key)
+        learner_key, envs_key = derive_key(key, "learner"), derive_key(key, "environments")
         env_index = jnp.arange(config.num_envs, dtype=jnp.int32)
         collect_state = init_collect(env, envs_key, env_index, policy.initial_carry(config.num_envs))
         train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)

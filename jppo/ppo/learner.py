@@ -156,12 +156,12 @@ def make_learner(
 
     def init(key: Array, obs: PyTree, hyperparams: Hyperparams, num_updates: Array | int) -> TrainState:
         """Returns the state before the first update, for observations like obs [B, *obs]."""
-        params_key, run_key = jax.random.split(key)
+        params_key = derive_key(key, "parameters")
         hyperparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), hyperparams)
         params = policy.init(params_key, obs)
         loss_params, loss_state = (), ()
         if isinstance(spec.loss, LossModule):
-            loss_params, loss_state = spec.loss.init(jax.random.fold_in(params_key, 1), obs)
+            loss_params, loss_state = spec.loss.init(derive_key(key, "loss parameters"), obs)
         features = jax.eval_shape(policy.prepare, obs)
         stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if config.normalize_obs else ()
         return TrainState(
@@ -170,7 +170,7 @@ def make_learner(
             hyperparams=hyperparams,
             reward_stats=empty_moments(),
             learning_rate_scale=jnp.ones(()),
-            key=run_key,
+            key=derive_key(key, "updates"),
             update=jnp.zeros((), jnp.int32),
             num_updates=jnp.asarray(num_updates, jnp.int32),
             loss_params=loss_params,
@@ -190,8 +190,7 @@ def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: Epis
     rate = state.hyperparams.learning_rate * state.learning_rate_scale
     batch, moments, loss_state = _make_batch(spec, state, rollout)
     stats, moments = all_reduce((stats, moments), spec.axis_name)
-    next_key, shuffle_key = jax.random.split(state.key)
-    after, metrics = _run_epochs(spec, state.replace(loss_state=loss_state), rollout, batch, rate, shuffle_key)
+    after, metrics = _run_epochs(spec, state.replace(loss_state=loss_state), rollout, batch, rate)
     after = _update_statistics(spec, after, rollout, stats)
     if config.kl_control == "adapt":
         after = after.replace(learning_rate_scale=_adapt_learning_rate_scale(after, metrics["policy/approx_kl"]))
@@ -208,7 +207,9 @@ def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: Epis
     after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
     metrics |= _value_metrics(moments) | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
     metrics |= schedule_metrics(schedules, state.hyperparams)
-    return after.replace(update=state.update + 1, key=next_key, hyperparams=schedules), metrics
+    return after.replace(
+        update=state.update + 1, key=derive_key(state.key, "next update"), hyperparams=schedules
+    ), metrics
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:
@@ -280,7 +281,7 @@ def _value_metrics(moments: dict[str, Moments]) -> Metrics:
 
 
 def _run_epochs(
-    spec: _LearnerSpec, state: TrainState, rollout: Rollout, batch: Batch, rate: Array, shuffle_key: Array
+    spec: _LearnerSpec, state: TrainState, rollout: Rollout, batch: Batch, rate: Array
 ) -> tuple[TrainState, Metrics]:
     """Takes num_epochs * num_minibatches gradient steps; metrics are means over the steps that were taken."""
     config = spec.config
@@ -309,7 +310,7 @@ def _run_epochs(
     if spec.axis_name is not None:  # other draws on each device
         loss_key = jax.random.fold_in(loss_key, jax.lax.axis_index(spec.axis_name))
     keys = (
-        epoch_keys(shuffle_key, config, num_steps // length * num_envs, strata),
+        epoch_keys(derive_key(state.key, "shuffle"), config, num_steps // length * num_envs, strata),
         jax.random.split(loss_key, config.num_epochs),
     )
     learned = (_join_params(state.policy.params, state.loss_params), state.opt_state)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.envs.base import Environment
+from jppo.ppo.keys import derive_key
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
@@ -28,15 +29,15 @@ def init_collect(env: Environment, key: Array, env_index: Array, carry: PyTree =
 
 def env_keys(key: Array, env_index: Array) -> tuple[Array, Array]:
     """Returns a key for the first reset and a key stream, [N] each, for the environments with these global numbers."""
-    keys = _split(jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, env_index), 2)
-    return keys[0], keys[1]
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, env_index)
+    return _derive_each(keys, "reset"), _derive_each(keys, "stream")
 
 
 def rollout_keys(streams: Array, num_steps: int) -> tuple[Array, Array, Array]:
     """Returns the streams [N] after a rollout, and its keys for actions and for environment steps, [T, N] each."""
-    next_streams, rollout_streams = _split(streams, 2)
+    rollout_streams = _derive_each(streams, "rollout")
     keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (num_steps, 2)))(rollout_streams), 0, 1)
-    return next_streams, keys[:, :, 0], keys[:, :, 1]
+    return _derive_each(streams, "next rollout"), keys[:, :, 0], keys[:, :, 1]
 
 
 def collect(
@@ -168,6 +169,6 @@ def _values_where(needed: Array, policy: Policy, policy_state: PolicyState, obs:
     return jax.lax.cond(needed.any(), evaluate, skip, obs, carry)
 
 
-def _split(keys: Array, num: int) -> Array:
-    """Returns keys [num, N] split from keys [N]."""
-    return jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, num))(keys), 0, 1)
+def _derive_each(keys: Array, purpose: str) -> Array:
+    """Returns a key [N] for one purpose of each key [N]."""
+    return jax.vmap(lambda key: derive_key(key, purpose))(keys)

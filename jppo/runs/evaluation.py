@@ -13,7 +13,8 @@ from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
-from jppo.ppo.policy import Policy, act
+from jppo.ppo.keys import derive_key
+from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
 from jppo.runs.display import html_table, show_record
 from jppo.runs.load import load_run
@@ -130,8 +131,8 @@ def _evaluate_device(
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
-            env_action = act(policy, state, loop.obs, keys[:, 0] if sampled else None).env_action
-            after = jax.vmap(env.step)(keys[:, 1], loop.env_state, env_action)
+            chosen = act(policy, state, loop.obs, keys[:, 0] if sampled else None, loop.carry)
+            after = jax.vmap(env.step)(keys[:, 1], loop.env_state, chosen.env_action)
             return _Loop(
                 env_state=after.state,
                 obs=after.obs,
@@ -139,15 +140,24 @@ def _evaluate_device(
                 lengths=loop.lengths + jnp.where(loop.done, 0, 1),
                 done=loop.done | after.terminated | after.truncated,
                 step=loop.step + 1,
+                carry=chosen.carry,
             )
 
         obs, env_state = jax.vmap(lambda key: env.reset(jax.random.fold_in(key, 0)))(episode_keys)
         zeros = jnp.zeros(num_episodes)
-        start = _Loop(env_state, obs, zeros, zeros.astype(jnp.int32), zeros > 0.0, jnp.zeros((), jnp.int32))
+        start = _Loop(
+            env_state=env_state,
+            obs=obs,
+            returns=zeros,
+            lengths=zeros.astype(jnp.int32),
+            done=zeros > 0.0,
+            step=jnp.zeros((), jnp.int32),
+            carry=policy.initial_carry(num_episodes),
+        )
         end = jax.lax.while_loop(lambda loop: ~loop.done.all() & (loop.step < max_steps), step, start)
         return end.returns, end.lengths, end.done
 
-    episode_keys = jax.random.split(jax.random.key(seed), num_episodes)
+    episode_keys = jax.random.split(derive_key(jax.random.key(seed), "evaluation"), num_episodes)
     return Evaluation(*map(np.asarray, jit(play)(state, episode_keys)))
 
 
@@ -163,16 +173,19 @@ def _evaluate_host(
     """Evaluates on the host. Each environment plays a fixed number of episodes, one after the other, and stops after an
     episode that max_steps cuts."""
 
-    def select_action(state: PolicyState, obs: PyTree, key: Array) -> Array:
-        return act(policy, state, obs, key if sampled else None).env_action
+    def select_action(state: PolicyState, obs: PyTree, key: Array, carry: PyTree, done: Array) -> tuple[PyTree, PyTree]:
+        chosen = act(policy, state, obs, key if sampled else None, reset_carry(policy, carry, done))
+        return chosen.env_action, chosen.carry
 
     num_envs = min(num_episodes, _HOST_ENVS)
     share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
-    envs, key, select = env.make(_seeds(seed, num_envs)), jax.random.key(seed), jit(select_action)
+    key, select = derive_key(jax.random.key(seed), "evaluation"), jit(select_action)
+    envs, carry, ended = env.make(_seeds(seed, num_envs)), policy.initial_carry(num_envs), np.zeros(num_envs, bool)
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
     while share.any():
-        after = envs.step(np.asarray(select(state, obs, jax.random.fold_in(key, step))))
+        action, carry = select(state, obs, jax.random.fold_in(key, step), carry, ended)
+        after = envs.step(jax.tree.map(np.asarray, action))
         total, length, obs, step = total + after.reward, length + 1, after.obs, step + 1
         ended = after.terminated | after.truncated
         over = ended | (length >= max_steps)
@@ -197,3 +210,4 @@ class _Loop(NamedTuple):
     lengths: Array
     done: Array
     step: Array
+    carry: PyTree

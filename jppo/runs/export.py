@@ -22,6 +22,7 @@ from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_obs, to_numpy_params
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
+from jppo.ppo.keys import derive_key
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.policy import act
 from jppo.ppo.types import Array, PyTree
@@ -121,9 +122,11 @@ class ExportedPolicy:
 def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
     def jppo_policy(obs: PyTree, seed: Array) -> dict[str, Array]:
         greedy = act(policy.policy, policy.state, obs)
-        sampled = act(policy.policy, policy.state, obs, jax.random.key(seed))
+        sampled = act(policy.policy, policy.state, obs, derive_key(jax.random.key(seed), "act"))
         return {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
 
+    if policy.policy.is_recurrent:
+        raise ValueError("recurrent policies cannot be exported yet; load the run with jppo.load_policy instead")
     describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
     (batch,) = export.symbolic_shape("batch")
     obs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype), policy.obs_spec)

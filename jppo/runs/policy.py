@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from jppo.devices.jit import jit
-from jppo.ppo.policy import Policy, act
+from jppo.ppo.keys import derive_key
+from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
 from jppo.runs.display import html_table, show_record
 
@@ -23,13 +24,16 @@ class TrainedPolicy:
     def __init__(self, policy: Policy, state: PolicyState) -> None:
         self.policy, self.state = policy, state
         self.obs_spec, self.action_spec = policy.obs_spec, policy.action_spec
-        self._key = jax.random.key(0)
+        self._key = derive_key(jax.random.key(0), "act")
 
-        def select_action(state: PolicyState, obs: PyTree, key: Array, sampled: bool) -> Array:
-            return act(policy, state, obs, key if sampled else None).env_action
+        def select_action(
+            state: PolicyState, obs: PyTree, key: Array, carry: PyTree, start: Array, sampled: bool
+        ) -> tuple[PyTree, PyTree]:
+            chosen = act(policy, state, obs, key if sampled else None, reset_carry(policy, carry, start))
+            return chosen.env_action, chosen.carry
 
         self._act = jit(select_action, static_argnames="sampled")
-        self._value = jit(lambda state, obs: policy.step(state, obs)[1])
+        self._value = jit(lambda state, obs, carry: policy.step(state, obs, carry)[1])
 
     def __repr__(self) -> str:
         return show_record("TrainedPolicy", self._shown)
@@ -42,29 +46,57 @@ class TrainedPolicy:
         sizes = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         return {"observation": self.obs_spec, "action": self.action_spec, "num_parameters": sizes}
 
-    def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
+    def act(
+        self,
+        obs: Any,
+        state: PyTree = None,
+        episode_start: Any = None,
+        *,
+        sampled: bool = False,
+        seed: int | None = None,
+    ) -> Any:
         """Returns actions for the environment: the most likely ones, or samples.
+
+        A recurrent policy returns (actions, state), like `predict` of Stable-Baselines3's recurrent policies: pass the
+        state to the next call.
+
+            state = None
+            action, state = policy.act(obs, state)
 
         Args:
           obs: one observation [*obs] or a batch [B, *obs]; a pytree if the environment's observations are.
+          state: of a recurrent policy, from the call before; None at the start of an episode.
+          episode_start: of a recurrent policy, [B] bool: True where an episode starts, which resets that row's state.
           sampled: sample from the policy's distribution.
           seed: seed of the samples; without it, consecutive calls give different samples.
 
         Raises:
-          ValueError: the observation does not have the environment's structure or shape.
+          ValueError: the observation does not have the environment's structure or shape, or the policy is not recurrent
+            and a state was passed.
         """
         batch, single = as_batch(self.obs_spec, obs)
+        size = len(jax.tree.leaves(batch)[0])
+        if not self.policy.is_recurrent and (state is not None or episode_start is not None):
+            raise ValueError("this policy is not recurrent: call act(obs) without state and episode_start")
         if seed is None:
             self._key, key = jax.random.split(self._key)
         else:
-            key = jax.random.key(seed)
-        actions = np.asarray(self._act(self.state, batch, key, sampled=sampled))
-        return actions[0] if single else actions
+            key = derive_key(jax.random.key(seed), "act")
+        carry = self.policy.initial_carry(size) if state is None else state
+        start = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, bool), (size,))
+        actions, carry = self._act(self.state, batch, key, carry, start, sampled=sampled)
+        actions = jax.tree.map(lambda leaf: np.asarray(leaf)[0] if single else np.asarray(leaf), actions)
+        return (actions, jax.tree.map(np.asarray, carry)) if self.policy.is_recurrent else actions
 
-    def value(self, obs: Any) -> np.ndarray:
-        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward."""
+    def value(self, obs: Any, state: PyTree = None) -> np.ndarray:
+        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward.
+
+        Args:
+          state: of a recurrent policy, see `act`.
+        """
         batch, single = as_batch(self.obs_spec, obs)
-        values = np.asarray(self._value(self.state, batch))
+        carry = self.policy.initial_carry(len(jax.tree.leaves(batch)[0])) if state is None else state
+        values = np.asarray(self._value(self.state, batch, carry))
         return values[0] if single else values
 
 

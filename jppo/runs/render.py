@@ -14,6 +14,7 @@ import numpy as np
 from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act
 from jppo.ppo.types import PyTree
 from jppo.runs.policy import TrainedPolicy
@@ -91,22 +92,22 @@ def _episode(
     Steps the environment in chunks of a fixed length, because the length of the episode is unknown.
     """
 
-    def step(carry: tuple[PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree], Any]:
-        obs, env_state = carry
+    def step(loop: tuple[PyTree, PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree, PyTree], Any]:
+        obs, env_state, carry = loop
         action_key, env_key = jax.random.split(key)
         batch = jax.tree.map(lambda x: x[None], obs)
-        chosen = act(policy.policy, policy.state, batch, action_key if sampled else None)
-        after = env.step(env_key, env_state, chosen.env_action[0])  # type: ignore[arg-type]
-        return (after.obs, after.state), (env_state, after.reward, after.terminated | after.truncated)
+        chosen = act(policy.policy, policy.state, batch, action_key if sampled else None, carry)
+        after = env.step(env_key, env_state, jax.tree.map(lambda x: x[0], chosen.env_action))
+        return (after.obs, after.state, chosen.carry), (env_state, after.reward, after.terminated | after.truncated)
 
-    play = jit(lambda carry, key: jax.lax.scan(step, carry, jax.random.split(key, _CHUNK)))
-    reset_key, steps_key = jax.random.split(jax.random.key(seed))
-    carry = jit(env.reset)(reset_key)
+    play = jit(lambda loop, key: jax.lax.scan(step, loop, jax.random.split(key, _CHUNK)))
+    reset_key, steps_key = jax.random.split(derive_key(jax.random.key(seed), "play"))
+    loop = (*jit(env.reset)(reset_key), policy.policy.initial_carry(1))
     all_states: list[PyTree] = []
     all_rewards: list[float] = []
     ended = False
     while not ended and len(all_rewards) < max_steps:
-        carry, played = play(carry, jax.random.fold_in(steps_key, len(all_rewards)))
+        loop, played = play(loop, jax.random.fold_in(steps_key, len(all_rewards)))
         states, rewards, done = jax.device_get(played)
         length = min(int(np.argmax(done)) + 1 if done.any() else _CHUNK, max_steps - len(all_rewards))
         ended = bool(done[:length].any())
@@ -165,19 +166,21 @@ def _host_episode(
 ) -> tuple[list[Any], list[float], bool]:
     """Returns the images before each step of one episode, the rewards, and whether the episode ended."""
 
-    def select_action(obs: PyTree, key: jax.Array) -> jax.Array:
-        return act(policy.policy, policy.state, obs, key if sampled else None).env_action
+    def select_action(obs: PyTree, key: jax.Array, carry: PyTree) -> tuple[PyTree, PyTree]:
+        chosen = act(policy.policy, policy.state, obs, key if sampled else None, carry)
+        return chosen.env_action, chosen.carry
 
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")
     select, envs, frames, rewards = jit(select_action), env.make([seed], render=True), [], []
-    ended = False
+    ended, carry = False, policy.policy.initial_carry(1)
     with contextlib.closing(envs):
         obs = envs.reset()
-        for key in jax.random.split(jax.random.key(seed), max_steps):
+        for key in jax.random.split(derive_key(jax.random.key(seed), "play"), max_steps):
             frames.append(_as_image(envs.render()))
-            after = envs.step(np.asarray(select(obs, key)))
+            action, carry = select(obs, key, carry)
+            after = envs.step(jax.tree.map(np.asarray, action))
             obs = after.obs
             rewards.append(float(after.reward[0]))
             progress(f"step {len(rewards)}")

@@ -67,8 +67,7 @@ class RayLoop:
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
         self._behaviour: Any = ()  # see ActorState
-        # A resumed run has new environments. They must not start like the first ones.
-        spec = agent.runner_spec(jax.random.fold_in(key, log.updates) if log.updates else key)
+        spec = agent.runner_spec(key, log.updates)
         if checkpoints is not None and checkpoints.start is not None:
             spec = self._restore(checkpoints.start, spec)
         self._actors = _make_actors(spec, config, log.reporter.message)
