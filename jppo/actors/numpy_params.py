@@ -11,7 +11,8 @@ import numpy as np
 from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.networks import SCREEN_CONVOLUTIONS, ActorCritic, channels_first
+from jppo.ppo.layers import SCREEN_CONVOLUTIONS, channels_first
+from jppo.ppo.networks import ActorCritic
 from jppo.ppo.normalization import center_and_scale
 from jppo.ppo.types import Moments, PolicyState, PyTree
 

@@ -20,7 +20,7 @@ from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.keys import derive_key
-from jppo.ppo.learner import build_learner
+from jppo.ppo.learner_setup import build_learner
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.normalization import pool_moments

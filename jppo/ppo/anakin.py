@@ -17,7 +17,8 @@ from jppo.envs import Environment, make_env
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.keys import derive_key
-from jppo.ppo.learner import Learner, build_learner
+from jppo.ppo.learner import Learner
+from jppo.ppo.learner_setup import build_learner
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.optimizer import Optimizer, adam

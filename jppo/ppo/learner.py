@@ -1,6 +1,5 @@
 """One PPO update: advantages, then epochs of minibatches. The rollouts of both modes are its input."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,32 +7,23 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh
 
-from jppo.config.checks import check_total_steps
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.devices.mesh import AXIS, make_mesh
 from jppo.envs.spaces import ACTION_MASK
 from jppo.ppo import losses
 from jppo.ppo.advantages import Advantages, gae_advantages
+from jppo.ppo.gradient_step import LearnerSpec, Minibatch, ParamsAndOptState, gradient_step, join_params, split_params
 from jppo.ppo.hyperparams import current_hyperparams, evaluate_schedules, schedule_metrics
 from jppo.ppo.kernels.finite import all_finite
-from jppo.ppo.kernels.flat_gradient import pack
-from jppo.ppo.kernels.microbatches import accumulate_gradients, num_microbatches
 from jppo.ppo.keys import derive_key
-from jppo.ppo.losses import Apply, Loss, LossModule, ppo_loss
+from jppo.ppo.losses import Loss, LossModule, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices, take_sequences
-from jppo.ppo.network_check import check_network
-from jppo.ppo.networks import Network, RecurrentNetwork, make_network
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward
-from jppo.ppo.optimizer import Optimizer, adam, apply_gradient, check_optimizer
-from jppo.ppo.policy import Policy, legal_categories, make_policy
+from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.policy import Policy, legal_categories
 from jppo.ppo.rollout import episode_starts
 from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, Moments, PolicyState, PyTree, Rollout, TrainState
 
-_ParamsAndOptState = tuple[PyTree, PyTree]
 _LR_FACTOR, _LR_SCALE_RANGE = 1.5, (1e-2, 1e2)  # of kl_control="adapt"
 
 
@@ -42,83 +32,6 @@ class Learner(NamedTuple):
 
     init: Callable[[Array, PyTree, Hyperparams, Array | int], TrainState]  # (key, obs, hyperparams, num_updates)
     update: Callable[[TrainState, Rollout, EpisodeStats], tuple[TrainState, Metrics]]
-
-
-class LearnerSetup(NamedTuple):
-    """The parts of an agent that do not depend on how rollouts are collected."""
-
-    policy: Policy
-    learner: Learner
-    mesh: Mesh
-    num_updates: int  # of the whole run
-
-
-class _LearnerSpec(NamedTuple):
-    """The arguments of `make_learner`, for the functions of one update."""
-
-    policy: Policy
-    config: PPOConfig
-    optimizer: Optimizer
-    loss: Loss | LossModule
-    advantages: Advantages
-    axis_name: str | None
-
-
-class _Minibatch(struct.PyTreeNode, kw_only=True):
-    """The samples of one gradient step."""
-
-    samples: Batch  # [B, ...]
-    carry: PyTree = ()  # of a recurrent network at the start of the M sequences, [M, ...]; B = L*M
-    reset: PyTree = ()  # [L, M] bool, True where an episode starts; () for feed-forward networks
-
-
-def build_learner(
-    env: Any,
-    config: PPOConfig,
-    *,
-    total_steps: int,
-    network: Network | RecurrentNetwork | None,
-    optimizer: Optimizer,
-    loss: Loss | LossModule | None,
-    advantages: Advantages | None,
-    num_devices: int,
-) -> LearnerSetup:
-    """Validates an agent's arguments and returns the parts that both modes share.
-
-    Args:
-      env: an Environment or a HostEnvironment.
-      total_steps: environment steps of a run, rounded up to whole updates.
-      network: None for the network that the config describes.
-      optimizer, loss, advantages: see `make_learner`.
-      num_devices: devices over which environments are sharded.
-
-    Raises:
-      ValueError: an invalid network or optimizer, or a number of devices that is not available or does not fit.
-    """
-    network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
-    params = check_network(network, env.obs_spec, env.action_spec)
-    check_optimizer(optimizer, params)
-    action_spec = jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=config.action_bounds), env.action_spec)
-    policy = make_policy(network, env.obs_spec, action_spec, params)
-    _check_sequences(policy, config)
-    mesh = make_mesh(config, num_devices)
-    learner = make_learner(policy, config, optimizer, loss, advantages, AXIS if num_devices > 1 else None)
-    num_updates = config.num_updates(check_total_steps(total_steps))
-    return LearnerSetup(policy=policy, learner=learner, mesh=mesh, num_updates=num_updates)
-
-
-def _check_sequences(policy: Policy, config: PPOConfig) -> None:
-    """Raises ValueError if the minibatch unit does not fit the network."""
-    if policy.is_recurrent and config.recurrent == "none" and config.sequence_length is None:
-        raise ValueError(
-            f"the network is recurrent: set sequence_length, the steps of the sequences that minibatches consist of; "
-            f"num_steps = {config.num_steps} makes whole rollouts"
-        )
-    if config.sequence_length is not None and not policy.is_recurrent:
-        raise ValueError(
-            f"sequence_length = {config.sequence_length} needs a recurrent network; set recurrent to gru or lstm, or "
-            "pass a network with initial_carry()"
-        )
 
 
 def make_learner(
@@ -145,7 +58,7 @@ def make_learner(
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise ValueError("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
-    spec = _LearnerSpec(
+    spec = LearnerSpec(
         policy=policy,
         config=config,
         optimizer=optimizer,
@@ -166,7 +79,7 @@ def make_learner(
         stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if config.normalize_obs else ()
         return TrainState(
             policy=PolicyState(params=params, obs_stats=stats),
-            opt_state=optimizer(evaluate_schedules(hyperparams, 0.0)).init(_join_params(params, loss_params)),
+            opt_state=optimizer(evaluate_schedules(hyperparams, 0.0)).init(join_params(params, loss_params)),
             hyperparams=hyperparams,
             reward_stats=empty_moments(),
             learning_rate_scale=jnp.ones(()),
@@ -180,7 +93,7 @@ def make_learner(
     return Learner(init=init, update=functools.partial(_update, spec))
 
 
-def _update(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
+def _update(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
     """Runs one PPO update.
 
     If anything becomes NaN or infinite, only `update` and `key` change, and metrics["finite"] is False.
@@ -223,7 +136,7 @@ def episode_metrics(stats: EpisodeStats) -> Metrics:
     }
 
 
-def _make_batch(spec: _LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, dict[str, Moments], PyTree]:
+def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, dict[str, Moments], PyTree]:
     """Returns the rollout with advantages and targets, leaves [T, N, ...]; moments for the metrics value/*; and the new
     state of a `LossModule`."""
     reward, loss_state = rollout.reward, state.loss_state
@@ -258,7 +171,7 @@ def _make_batch(spec: _LearnerSpec, state: TrainState, rollout: Rollout) -> tupl
     return batch, moments, loss_state
 
 
-def _first_empty_mask(spec: _LearnerSpec, obs: PyTree) -> Array:
+def _first_empty_mask(spec: LearnerSpec, obs: PyTree) -> Array:
     """Returns t*N + n for the first step t and environment n without a legal action, or -1; [] i32. N counts the
     environments of all devices."""
     mask = obs[ACTION_MASK]
@@ -281,25 +194,25 @@ def _value_metrics(moments: dict[str, Moments]) -> Metrics:
 
 
 def _run_epochs(
-    spec: _LearnerSpec, state: TrainState, rollout: Rollout, batch: Batch, rate: Array
+    spec: LearnerSpec, state: TrainState, rollout: Rollout, batch: Batch, rate: Array
 ) -> tuple[TrainState, Metrics]:
     """Takes num_epochs * num_minibatches gradient steps; metrics are means over the steps that were taken."""
     config = spec.config
     length = config.steps_per_sequence
     num_steps, num_envs = rollout.reward.shape
 
-    def epoch(learned: _ParamsAndOptState, keys: tuple[Array, Array]) -> tuple[_ParamsAndOptState, Metrics]:
+    def epoch(learned: ParamsAndOptState, keys: tuple[Array, Array]) -> tuple[ParamsAndOptState, Metrics]:
         rows = minibatch_indices(keys[0], num_steps // length, num_envs, config.num_minibatches)
         advantages = jax.vmap(functools.partial(_take, spec, batch.advantage))(rows)
         if config.normalize_advantage:  # all minibatches at once: one collective
             advantages = jax.vmap(functools.partial(standardize_advantages, axis_name=spec.axis_name))(advantages)
 
         def step(
-            learned: _ParamsAndOptState, minibatch: tuple[Array, Array, Array]
-        ) -> tuple[_ParamsAndOptState, Metrics]:
+            learned: ParamsAndOptState, minibatch: tuple[Array, Array, Array]
+        ) -> tuple[ParamsAndOptState, Metrics]:
             rows, advantage, key = minibatch
             samples = _make_minibatch(spec, rollout, batch, rows, advantage)
-            return _gradient_step(spec, state, learned, samples, key, rate)
+            return gradient_step(spec, state, learned, samples, key, rate)
 
         step_keys = jax.random.split(keys[1], config.num_minibatches)
         learned, metrics = jax.lax.scan(step, learned, (rows, advantages, step_keys))
@@ -313,18 +226,18 @@ def _run_epochs(
         epoch_keys(derive_key(state.key, "shuffle"), config, num_steps // length * num_envs, strata),
         jax.random.split(loss_key, config.num_epochs),
     )
-    learned = (_join_params(state.policy.params, state.loss_params), state.opt_state)
+    learned = (join_params(state.policy.params, state.loss_params), state.opt_state)
     if config.kl_control == "stop":
         learned, metrics = _epochs_until_kl(epoch, learned, keys, state.hyperparams.target_kl)
     else:
         learned, per_epoch = jax.lax.scan(epoch, learned, keys)
         metrics = jax.tree.map(jnp.mean, per_epoch)
-    params, loss_params = _split_params(learned[0], state.loss_params)
+    params, loss_params = split_params(learned[0], state.loss_params)
     state = state.replace(policy=state.policy.replace(params=params), opt_state=learned[1], loss_params=loss_params)
     return state, metrics
 
 
-def _take(spec: _LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
+def _take(spec: LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
     """Returns leaves [B, ...] of leaves [T, N, ...]; rows are indices of samples or, in a recurrent run, sequences."""
     if not spec.policy.is_recurrent:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], tree)
@@ -332,77 +245,20 @@ def _take(spec: _LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sequences)
 
 
-def _make_minibatch(spec: _LearnerSpec, rollout: Rollout, batch: Batch, rows: Array, advantage: Array) -> _Minibatch:
+def _make_minibatch(spec: LearnerSpec, rollout: Rollout, batch: Batch, rows: Array, advantage: Array) -> Minibatch:
     """Returns the samples of a gradient step with their standardized advantages [B]."""
     samples = _take(spec, batch, rows).replace(advantage=advantage)
     if not spec.policy.is_recurrent:
-        return _Minibatch(samples=samples)
+        return Minibatch(samples=samples)
     carry = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], rollout.carry)
     reset = take_sequences(episode_starts(rollout.done), rows, spec.config.steps_per_sequence)
-    return _Minibatch(samples=samples, carry=carry, reset=reset)
-
-
-def _join_params(params: PyTree, loss_params: PyTree) -> PyTree:
-    """Returns all parameters that the optimizer trains: the network's alone if the loss has none."""
-    return {"network": params, "loss": loss_params} if jax.tree.leaves(loss_params) else params
-
-
-def _split_params(joined: PyTree, loss_params: PyTree) -> tuple[PyTree, PyTree]:
-    """Reverses `_join_params`."""
-    return (joined["network"], joined["loss"]) if jax.tree.leaves(loss_params) else (joined, loss_params)
+    return Minibatch(samples=samples, carry=carry, reset=reset)
 
 
 def standardize_advantages(advantage: Array, axis_name: str | None) -> Array:
     """Returns a minibatch's advantages [B] with mean 0 and variance 1 over all devices."""
     moments = all_reduce(moments_of(advantage, num_batch_dims=1), axis_name)
     return losses.standardize(advantage, moments.mean, moments.variance)
-
-
-def _gradient_step(
-    spec: _LearnerSpec, state: TrainState, learned: _ParamsAndOptState, minibatch: _Minibatch, key: Array, rate: Array
-) -> tuple[_ParamsAndOptState, Metrics]:
-    """Takes one gradient step on a minibatch: gradient, mean over devices, clipping, optimizer."""
-    trained, opt_state = learned
-
-    def loss_of(trained: PyTree, minibatch: _Minibatch) -> tuple[Array, Metrics]:
-        params, loss_params = _split_params(trained, state.loss_params)
-        apply = _make_apply(spec, state.policy.replace(params=params), minibatch)
-        arguments = (apply, minibatch.samples, state.hyperparams, spec.config, key)
-        if isinstance(spec.loss, LossModule):
-            return spec.loss.apply(loss_params, state.loss_state, *arguments)
-        return spec.loss(*arguments)
-
-    def gradient_of(minibatch: _Minibatch) -> tuple[Metrics, PyTree]:
-        (total, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, minibatch)
-        return metrics | {"loss/total": total}, pack(gradient)
-
-    count = 1
-    splits = getattr(spec.loss.apply if isinstance(spec.loss, LossModule) else spec.loss, "mean_over_rows", False)
-    if splits and not spec.policy.is_recurrent:
-        features = jax.eval_shape(spec.policy.prepare, minibatch.samples.obs)
-        count = num_microbatches(spec.policy.network, loss_of, trained, minibatch, features, spec.axis_name)
-    zero = jax.tree.map(jnp.zeros_like, pack(trained))
-    metrics, gradient = accumulate_gradients(gradient_of, minibatch, count, zero, spec.axis_name)
-    if spec.axis_name is not None:
-        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # metrics may be bool or int
-        joined, restore = ravel_pytree((gradient, metrics))  # one collective instead of one per array
-        gradient, metrics = restore(jax.lax.pmean(joined, spec.axis_name))
-    optimizer, max_norm = spec.optimizer(state.hyperparams), state.hyperparams.max_grad_norm
-    trained, opt_state, norm = apply_gradient(optimizer, trained, opt_state, gradient, max_norm, rate)
-    return (trained, opt_state), metrics | {"grad/norm": norm}
-
-
-def _make_apply(spec: _LearnerSpec, policy_state: PolicyState, minibatch: _Minibatch) -> Apply:
-    """Returns the loss's function `apply`: obs [B, *obs] -> distribution, value [B]."""
-    if not spec.policy.is_recurrent:
-        return lambda obs: spec.policy.step(policy_state, obs)[:2]
-    carry, reset = minibatch.carry, minibatch.reset
-
-    def apply(obs: PyTree) -> tuple[Any, Array]:
-        sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), obs)
-        return spec.policy.unroll(policy_state, sequences, carry, reset)[:2]
-
-    return apply
 
 
 def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: PyTree, target_kl: Array | float) -> tuple[PyTree, Metrics]:
@@ -424,7 +280,7 @@ def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: PyTree, target_kl: Ar
     return carry, jax.tree.map(lambda x: x / done.astype(jnp.float32), total)
 
 
-def _update_statistics(spec: _LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> TrainState:
+def _update_statistics(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> TrainState:
     """Adds the rollout to the running statistics, after the epochs: the first minibatch must see the same normalized
     observations as the policy did."""
     if spec.config.normalize_obs:

@@ -1,0 +1,95 @@
+"""One gradient step on a minibatch: gradient, mean over devices, clipping, optimizer."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.flatten_util import ravel_pytree
+
+from jppo.config.ppo import PPOConfig
+from jppo.ppo.advantages import Advantages
+from jppo.ppo.kernels.flat_gradient import pack
+from jppo.ppo.kernels.microbatches import accumulate_gradients, num_microbatches
+from jppo.ppo.losses import Apply, Loss, LossModule
+from jppo.ppo.optimizer import Optimizer, apply_gradient
+from jppo.ppo.policy import Policy
+from jppo.ppo.types import Array, Batch, Metrics, PolicyState, PyTree, TrainState
+
+ParamsAndOptState = tuple[PyTree, PyTree]
+
+
+class LearnerSpec(NamedTuple):
+    """The arguments of `make_learner`, for the functions of one update."""
+
+    policy: Policy
+    config: PPOConfig
+    optimizer: Optimizer
+    loss: Loss | LossModule
+    advantages: Advantages
+    axis_name: str | None
+
+
+class Minibatch(struct.PyTreeNode, kw_only=True):
+    """The samples of one gradient step."""
+
+    samples: Batch  # [B, ...]
+    carry: PyTree = ()  # of a recurrent network at the start of the M sequences, [M, ...]; B = L*M
+    reset: PyTree = ()  # [L, M] bool, True where an episode starts; () for feed-forward networks
+
+
+def gradient_step(
+    spec: LearnerSpec, state: TrainState, learned: ParamsAndOptState, minibatch: Minibatch, key: Array, rate: Array
+) -> tuple[ParamsAndOptState, Metrics]:
+    """Takes one gradient step on a minibatch: gradient, mean over devices, clipping, optimizer."""
+    trained, opt_state = learned
+
+    def loss_of(trained: PyTree, minibatch: Minibatch) -> tuple[Array, Metrics]:
+        params, loss_params = split_params(trained, state.loss_params)
+        apply = _make_apply(spec, state.policy.replace(params=params), minibatch)
+        arguments = (apply, minibatch.samples, state.hyperparams, spec.config, key)
+        if isinstance(spec.loss, LossModule):
+            return spec.loss.apply(loss_params, state.loss_state, *arguments)
+        return spec.loss(*arguments)
+
+    def gradient_of(minibatch: Minibatch) -> tuple[Metrics, PyTree]:
+        (total, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, minibatch)
+        return metrics | {"loss/total": total}, pack(gradient)
+
+    count = 1
+    splits = getattr(spec.loss.apply if isinstance(spec.loss, LossModule) else spec.loss, "mean_over_rows", False)
+    if splits and not spec.policy.is_recurrent:
+        features = jax.eval_shape(spec.policy.prepare, minibatch.samples.obs)
+        count = num_microbatches(spec.policy.network, loss_of, trained, minibatch, features, spec.axis_name)
+    zero = jax.tree.map(jnp.zeros_like, pack(trained))
+    metrics, gradient = accumulate_gradients(gradient_of, minibatch, count, zero, spec.axis_name)
+    if spec.axis_name is not None:
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # metrics may be bool or int
+        joined, restore = ravel_pytree((gradient, metrics))  # one collective instead of one per array
+        gradient, metrics = restore(jax.lax.pmean(joined, spec.axis_name))
+    optimizer, max_norm = spec.optimizer(state.hyperparams), state.hyperparams.max_grad_norm
+    trained, opt_state, norm = apply_gradient(optimizer, trained, opt_state, gradient, max_norm, rate)
+    return (trained, opt_state), metrics | {"grad/norm": norm}
+
+
+def _make_apply(spec: LearnerSpec, policy_state: PolicyState, minibatch: Minibatch) -> Apply:
+    """Returns the loss's function `apply`: obs [B, *obs] -> distribution, value [B]."""
+    if not spec.policy.is_recurrent:
+        return lambda obs: spec.policy.step(policy_state, obs)[:2]
+    carry, reset = minibatch.carry, minibatch.reset
+
+    def apply(obs: PyTree) -> tuple[Any, Array]:
+        sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), obs)
+        return spec.policy.unroll(policy_state, sequences, carry, reset)[:2]
+
+    return apply
+
+
+def join_params(params: PyTree, loss_params: PyTree) -> PyTree:
+    """Returns all parameters that the optimizer trains: the network's alone if the loss has none."""
+    return {"network": params, "loss": loss_params} if jax.tree.leaves(loss_params) else params
+
+
+def split_params(joined: PyTree, loss_params: PyTree) -> tuple[PyTree, PyTree]:
+    """Reverses `join_params`."""
+    return (joined["network"], joined["loss"]) if jax.tree.leaves(loss_params) else (joined, loss_params)

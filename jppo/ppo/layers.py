@@ -1,0 +1,92 @@
+"""Layers of actor-critic networks."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jppo.ppo.kernels.convolution import convolve_3x3
+from jppo.ppo.kernels.dense import affine
+from jppo.ppo.types import Array
+
+SCREEN_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
+_ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}
+_SCREEN_SIZE = 36  # images at least this wide and high get the strided convolutions made for screens
+
+
+class Dense(nn.Module):
+    """`flax.linen.Dense` with orthogonal initial weights."""
+
+    size: int
+    gain: float
+
+    def __call__(self, x: Array) -> Array:
+        outputs = affine(x.reshape(-1, x.shape[-1]), *self.weights(x.shape[-1]))
+        return outputs.reshape(*x.shape[:-1], self.size)
+
+    @nn.compact
+    def weights(self, num_inputs: int) -> tuple[Array, Array]:
+        """Returns kernel [num_inputs, size] and bias [size]."""
+        existing: list[Any] = [self.get_variable("params", name) for name in ("kernel", "bias")]
+        if [getattr(array, "shape", None) for array in existing] == [(num_inputs, self.size), (self.size,)]:
+            return existing[0], existing[1]  # self.param would trace the initializers again to compare shapes
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
+        return kernel, self.param("bias", nn.initializers.zeros, (self.size,))
+
+
+class MLP(nn.Module):
+    """Dense layers, each followed by the activation, with orthogonal initial weights of gain sqrt(2)."""
+
+    sizes: tuple[int, ...]
+    activation: str
+
+    def setup(self) -> None:
+        for number, size in enumerate(self.sizes):
+            setattr(self, f"Dense_{number}", Dense(size, math.sqrt(2.0)))
+
+    def layers(self) -> list[Dense]:
+        """Returns the layers in order."""
+        return [getattr(self, f"Dense_{number}") for number in range(len(self.sizes))]
+
+    def __call__(self, x: Array) -> Array:
+        return self.after_first(self.layers()[0](x)) if self.sizes else x
+
+    def after_first(self, x: Array) -> Array:
+        """Applies everything after the first layer to that layer's output before the activation."""
+        activation = _ACTIVATIONS[self.activation]
+        x = activation(x)
+        for layer in self.layers()[1:]:
+            x = activation(layer(x))
+        return x
+
+
+class ConvTorso(nn.Module):
+    """Convolutions over images [B, height, width, channels] (or [B, channels, height, width], the form of frame
+    stacks), flattened to [B, size].
+
+    Small images: 16 features, 3x3 (Young and Tian 2019, "MinAtar"). Others: 32, 64, 64 features of 8x8/4, 4x4/2, 3x3/1
+    (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
+    """
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if channels_first(x.shape[1:]):
+            x = jnp.moveaxis(x, 1, -1)
+        if min(x.shape[1:3]) < _SCREEN_SIZE:
+            weights = Dense(16, math.sqrt(2.0), name="conv").weights(9 * x.shape[-1])
+            return flatten(nn.relu(convolve_3x3(x, *weights)))
+        for features, kernel, stride in SCREEN_CONVOLUTIONS:
+            init = nn.initializers.orthogonal(math.sqrt(2.0))
+            x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", kernel_init=init)(x))
+        return flatten(x)
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Returns whether images of this shape have the order [channels, height, width]."""
+    return shape[0] < min(shape[1:])
+
+
+def flatten(x: Array) -> Array:
+    """Reshapes [B, ...] to [B, size]; B may be 0."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
