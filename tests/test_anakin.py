@@ -13,6 +13,7 @@ from probes import BoxTimeLimit, Counting, DictCounting, NaNReward, ObsActionRew
 
 import jppo
 from jppo.ppo.distributions import Categorical
+from jppo.ppo.keys import derive_key
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
     agent = jppo.make_anakin(NaNReward(), SMALL(normalize_reward=normalize_reward), total_steps=5 * 32)
     state, step, params, finite = quick_jit(agent.init)(jax.random.key(0)), quick_jit(agent.step), [], []
     for _ in range(5):
-        key, _ = jax.random.split(state.train.key)  # the second key is for the shuffle
+        key = derive_key(state.train.key, "next update")
         before = state.train.replace(update=state.train.update + 1, key=key)
         state, metrics = step(state)
         finite.append(bool(metrics["finite"]))

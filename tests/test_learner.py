@@ -18,6 +18,7 @@ from jppo.ppo import gradient_step as gradient_step_module
 from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.kernels import microbatches
+from jppo.ppo.keys import derive_key
 from jppo.ppo.learner import make_learner
 from jppo.ppo.losses import approx_kl, mean_over_rows, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
@@ -193,7 +194,7 @@ class Reference:
 
     def minibatches(self):
         config = self.config
-        self.key, key = jax.random.split(self.key)
+        key, self.key = derive_key(self.key, "shuffle"), derive_key(self.key, "next update")
         for keys in epoch_keys(key, config, T * N, jnp.arange(config.effective_strata)):
             yield from np.asarray(minibatch_indices(keys, T, N, config.num_minibatches))
 

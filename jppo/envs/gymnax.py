@@ -189,8 +189,8 @@ def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:
     """Returns the specs of observations: dtypes of the traced arrays, since declared ones are not always right."""
     try:
         for path, part, leaf in split_observation(space, obs, "observation"):
-            if tuple(leaf.shape) != tuple(part.shape):
-                shape = list(part.shape)
+            shape = list(getattr(part, "shape", None) or leaf.shape)  # some environments declare no space
+            if list(leaf.shape) != shape:
                 raise MisfitError(f"{path} has shape {list(leaf.shape)}; its space says {shape}")
     except MisfitError as error:
         raise ValueError(f"{name}: {error} (declare the space of what reset and step return)") from None
