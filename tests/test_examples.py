@@ -56,6 +56,25 @@ def has_stacked_frames(result):
     assert np.isfinite(result.metrics["loss/total"]).all()
 
 
+def predicts_better(errors):
+    first, last = errors
+    assert last < 0.5 * first
+
+
+def both_balance(scores):
+    assert min(scores) > 150
+
+
+def learns_late(score):
+    assert score > 100
+
+
+def only_the_bonus_explores(scores):
+    plain, bonus = scores
+    assert plain < 0.1
+    assert bonus > 0.5
+
+
 def halves(result):
     assert sorted({run.status for run in result.runs}) == ["finished", "stopped"]
     assert result.best().settings["learning_rate"] >= 1e-3
@@ -144,6 +163,10 @@ CLAIMS = {
         sweeps_by_grid_and_by_optuna,
         "learning rate   batch size   steps   mean return",
     ),
+    "simple_policy_optimization": ({}, both_balance, "SPO: mean return"),
+    "auxiliary_loss": ({}, predicts_better, "prediction error"),
+    "vtrace": ({}, learns_late, "mean return"),
+    "random_network_distillation": ({"total_steps": 600_000}, only_the_bonus_explores, "with RND: mean return"),
     "vmapped_seeds": ({"total_steps": 60_000, "num_seeds": 2}, rates_matter, "learning rate   mean return   per seed"),
 }
 
@@ -152,7 +175,7 @@ CLAIMS = {
 # populations cover the same mechanisms.
 SLOW = {
     *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting", "schedules"),
-    *("resume_a_run", "population_based_training", "several_hosts"),
+    *("resume_a_run", "population_based_training", "several_hosts", "random_network_distillation"),
 }
 NEEDS = {"atari": ("ale_py", "cv2")}  # packages of an extra that the tests do not install
 

@@ -170,10 +170,10 @@ def check_saved(run_dir, result):
     assert summary["episodes"] == result.metrics["episode/count"].sum() > 5
     check_equal(read_metrics(run_dir), result.metrics)
     check_equal(load_policy_state(run_dir, result.policy.state), result.policy.state)
-    times = [result.metrics[f"time/{name}"] for name in ("wait", "transfer", "update")]
+    times = [result.metrics[f"time/{name}"] for name in ("wait_rollouts", "host_to_device", "update")]
     assert all((seconds > 0).all() for seconds in times)
     assert sum(times).sum() <= summary["seconds"]
-    parts = [result.metrics[f"actors/{name}_seconds"] for name in ("env", "policy", "total")]
+    parts = [result.metrics[f"actors/{name}_seconds"] for name in ("env", "policy", "rollout")]
     assert (parts[0] + parts[1] < parts[2]).all()
 
 

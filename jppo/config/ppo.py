@@ -22,7 +22,7 @@ Hyperparam = float | Any  # a number or a schedule; Any, because losses and opti
 class PPOConfig:
     """The structure of a run. Changing a field compiles a new program.
 
-    Lists are accepted for `hidden_sizes`.
+    Lists are accepted instead of tuples.
     """
 
     num_envs: int = 64
@@ -71,8 +71,9 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata"):
             check_int(name, getattr(self, name))
-        if isinstance(self.hidden_sizes, list):
-            object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        for name in ("hidden_sizes", "actor_obs", "critic_obs"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         if not isinstance(self.hidden_sizes, tuple):
             raise ValueError(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
         for size in self.hidden_sizes:

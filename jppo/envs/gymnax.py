@@ -189,7 +189,9 @@ def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:
     """Returns the specs of observations: dtypes of the traced arrays, since declared ones are not always right."""
     try:
         for path, part, leaf in split_observation(space, obs, "observation"):
-            shape = list(getattr(part, "shape", None) or leaf.shape)  # some environments declare no space
+            if not (hasattr(part, "shape") and hasattr(leaf, "shape")):
+                continue  # some environments declare no space
+            shape = list(part.shape)
             if list(leaf.shape) != shape:
                 raise MisfitError(f"{path} has shape {list(leaf.shape)}; its space says {shape}")
     except MisfitError as error:

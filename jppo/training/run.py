@@ -222,15 +222,21 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
             for part in (reporter, loop, checkpoints):
                 if part is not None:
                     stack.callback(part.close)
+    _raise_failure(ended, log, prepared, result)
+    return result
+
+
+def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result: Result) -> None:
+    """Raises the error that ended a run, with the result so far; does nothing if the run did not fail."""
     if ended.error is not None:
         ended.error.result = result
         raise ended.error
     if ended.status == "diverged":
-        if log.empty_mask is not None:
-            step, env_index = divmod(log.empty_mask, agent.config.num_envs)
-            raise NoLegalAction(agent.env.name, env_index, step, log.updates + 1, result)
-        raise TrainingDiverged(log.updates + 1, result)
-    return result
+        if log.empty_mask is None:
+            raise TrainingDiverged(log.updates + 1, result)
+        agent = prepared.agent
+        step, env_index = divmod(log.empty_mask, agent.config.num_envs)
+        raise NoLegalAction(agent.env.name, env_index, step, log.updates + 1, result)
 
 
 def _describe_large_metrics(prepared: PreparedRun) -> str:
