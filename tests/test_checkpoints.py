@@ -309,8 +309,9 @@ def largest(path):
         lambda path: (path / "_CHECKPOINT_METADATA").write_text('{"custom'),
         lambda path: (path / "default" / "manifest.ocdbt").write_bytes(b""),
         lambda path: [shutil.rmtree(path), path.mkdir()],
+        lambda path: change_header(path, crc32=dict.fromkeys(read_header(path)["crc32"], 0)),
     ],
-    ids=["flipped", "cut", "lost", "unheaded", "torn header", "no manifest", "empty"],
+    ids=["flipped", "cut", "lost", "unheaded", "torn header", "no manifest", "empty", "other checksums"],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(copied, damage):
     *_, before, last = sorted(int(path.name) for path in (copied / "checkpoints").iterdir())
@@ -329,6 +330,10 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(full, copied):
     assert_same(resume(copied, checkpoint_seconds=0).state, full.state)
     assert_rows(copied, UPDATES)
     assert {path.name for path in (copied / "checkpoints").iterdir()} == {"10", "12"}
+
+
+def read_header(path):
+    return json.loads((path / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
 
 
 def change_header(path, **fields):
