@@ -2,11 +2,11 @@
 
 import math
 from collections import deque
-from typing import Any
 
 import numpy as np
 
 _CAPACITY = 1 << 16  # updates
+_MAX_BLOCKS = 256  # limits the memory for blocks of a single update
 _RECENT_EPISODES = 100
 
 
@@ -50,39 +50,32 @@ class History:
     """
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
-        self._capacity, self._stride, self._seen, self._length = capacity, 1, 0, 0
-        self._columns: dict[str, np.ndarray] = {}  # longer than _length, so that appending is cheap
+        self._capacity, self._stride, self._seen = capacity, 1, 0
+        self._blocks: list[dict[str, np.ndarray]] = []
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
         """Adds consecutive updates, as columns [updates, ...] of equal length. Missing metrics become NaN."""
-        length = len(rows["update"])
-        keep = (self._seen + np.arange(length)) % self._stride == 0
-        self._seen += length
-        start, self._length = self._length, self._length + int(keep.sum())
-        capacity = len(self._columns.get("update", ()))
-        if self._length > capacity or rows.keys() - self._columns.keys():
-            capacity, names = max(capacity, 2 * self._length), dict.fromkeys([*self._columns, *rows])
-            self._columns = {name: _grow(capacity, start, self._columns.get(name), rows.get(name)) for name in names}
-        for name, column in self._columns.items():
-            if name in rows:
-                column[start : self._length] = rows[name][keep]
-            else:
-                self._columns[name] = column.astype(np.result_type(column, np.float32), copy=False)
-                self._columns[name][start : self._length] = np.nan
-        while self._length > self._capacity:
-            self._columns = {name: column[::2].copy() for name, column in self.arrays().items()}
-            self._stride, self._length = 2 * self._stride, len(self._columns["update"])
+        stored = (self._seen + np.arange(len(rows["update"]))) % self._stride == 0
+        self._seen += len(stored)
+        self._blocks.append({name: column[stored] for name, column in rows.items()})
+        if len(self._blocks) > _MAX_BLOCKS:
+            self.arrays()
+        while self._seen > self._capacity * self._stride:
+            self._blocks = [{name: column[::2].copy() for name, column in self.arrays().items()}]
+            self._stride *= 2
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns one array [updates, ...] per metric."""
-        return {name: column[: self._length] for name, column in self._columns.items()}
+        """Returns one array [updates, ...] per metric. Joins the blocks into one."""
+        if len(self._blocks) > 1:
+            examples = {name: column for block in self._blocks for name, column in block.items()}
+            parts = {
+                name: [block[name] if name in block else _nan(block, like) for block in self._blocks]
+                for name, like in examples.items()
+            }
+            self._blocks = [{name: np.concatenate(columns) for name, columns in parts.items()}]
+        return self._blocks[0] if self._blocks else {}
 
 
-def _grow(capacity: int, length: int, old: np.ndarray | None, added: np.ndarray | None) -> np.ndarray:
-    """Returns a column of the given capacity whose first `length` values are `old`, or NaN if `old` is None."""
-    like: Any = added if old is None else old
-    starts_with_nan = old is None and length > 0
-    column = np.empty((capacity, *like.shape[1:]), np.result_type(like, np.float32) if starts_with_nan else like.dtype)
-    if length:
-        column[:length] = np.nan if old is None else old[:length]
-    return column
+def _nan(block: dict[str, np.ndarray], like: np.ndarray) -> np.ndarray:
+    """Returns the column of a metric that a block does not have."""
+    return np.full((len(block["update"]), *like.shape[1:]), np.nan, np.float32)
