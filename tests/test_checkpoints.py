@@ -271,7 +271,7 @@ def test_a_deleted_run_directory_is_reported(full, tmp_path, step):
     given = {"config": CONFIG, "total_steps": UPDATES * BATCH}
     result = jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
     assert result.summary["failed_writes"] == ["metrics.jsonl"]
-    assert sum("deleted during the run" in text for text in reporter.messages) == 1
+    assert sum("metrics.jsonl could not be written (No such file" in text for text in reporter.messages) == 1
     assert_same(load_run(tmp_path / "run", env=Cued()).policy_state, full.policy.state)
 
 
@@ -749,6 +749,9 @@ class Two:
     def ready(self, timeout):
         return "two"
 
+    def check_daemons(self):
+        pass
+
     def counts(self):
         return self.runners[0].counts()
 
@@ -804,9 +807,9 @@ def test_a_custom_network_is_needed_to_load_the_policy(tmp_path):
     env = jppo.make_env(Cued())
     network = make_network(CONFIG, env.obs_spec, env.action_spec)
     result = train(tmp_path / "run", network=network)
-    with pytest.raises(ValueError, match=r"with a network of its own; .*load_policy\(run_dir, network=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"with a custom network; .*load_policy\(run_dir, network=\.\.\.\)"):
         jppo.load_policy(tmp_path / "run", env=Cued())
-    with pytest.raises(ValueError, match=r"in an environment of its own; .*, env=\.\.\."):
+    with pytest.raises(ValueError, match=r"in a custom environment, Cued; .* env=\.\.\."):
         jppo.load_policy(tmp_path / "run", network=network)
     assert_same(jppo.load_policy(tmp_path / "run", network=network, env=Cued()).state, result.policy.state)
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,20 @@ import numpy as np
 from jppo.config.schedules import Schedule, to_json
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
     """Writes a whole file or nothing: writes a temporary file beside it, then renames it.
 
     Args:
-      data: the content; a str is encoded as UTF-8.
+      data: the content, whole or in parts; a str is encoded as UTF-8.
 
     Raises:
       OSError: the file cannot be written. The previous file, if any, is unchanged.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        data = data.encode() if isinstance(data, str) else data
+        with open(temporary, "wb") as file:
+            file.writelines([data] if isinstance(data, bytes) else data)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

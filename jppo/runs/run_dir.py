@@ -97,24 +97,23 @@ def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyper
 
 def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]:
     """Yields metrics.jsonl up to an update in blocks of arrays [updates]; missing values are NaN."""
-    rows = (row for _, _, row in rows_until(run_dir, update))
+    rows = (row for _, row in rows_until(run_dir, update))
     while block := list(itertools.islice(rows, _BLOCK)):
         yield _to_columns(block)
 
 
-def rows_until(run_dir: Path, update: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """Yields the offset, the bytes and the content of each line of metrics.jsonl up to an update.
+def rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yields the text and the content of each line of metrics.jsonl up to an update.
 
     Skips damaged lines and repeated updates.
     """
-    last = start = 0
+    last = 0
     with open(run_dir / "metrics.jsonl", "rb") as lines:
         for line in lines:
             row = _parse_row(line)
             if row is not None and line.endswith(b"\n") and last < row["update"] <= update:
                 last = row["update"]
-                yield start, line, row
-            start += len(line)
+                yield line, row
 
 
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:

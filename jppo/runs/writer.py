@@ -1,7 +1,6 @@
 """Writes the files of a run while it trains. A failed write is reported, and training continues."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -45,7 +44,7 @@ class RunWriter:
         wandb_module = _import_wandb() if wandb else None
         self._new_parents = [parent for parent in path.parents if not parent.exists()]
         self.path, self._config, self._resume, self._message = path, config, resume, message
-        self._lost_rows = 0
+        self._lost_rows = False  # whether lines of metrics.jsonl could not be written
         self._events: _TensorBoard | None = None
         self._wandb: Any = None
         with _as_value_error(path):
@@ -54,7 +53,7 @@ class RunWriter:
                 content = "already contains a run" if (path / "config.json").exists() else "is not empty"
                 raise ValueError(f"run_dir {path} {content}; use another directory")
             self._lock = _lock(path)
-            self._metrics = open(path / _METRICS, "ab", buffering=0)  # noqa: SIM115 - closed by close or abort
+            (path / _METRICS).touch()
         try:
             if not resume:
                 with _as_value_error(path):
@@ -67,7 +66,7 @@ class RunWriter:
             raise
 
     def truncate_after(self, update: int, step: int) -> None:
-        """Removes from a resumed run what was written after an update, the final files, and damaged lines.
+        """Removes from a resumed run the lines of later updates, damaged lines and the final files.
 
         Args:
           step: environment steps up to that update.
@@ -80,20 +79,9 @@ class RunWriter:
         with _as_value_error(self.path):
             write_json(self.path / "config.json", self._config)
             self._events = _TensorBoard(self.path, purge_step=step + 1)
-            self._truncate_metrics(update)
+            write_atomically(self.path / _METRICS, (line for line, _ in rows_until(self.path, update)))
             for name in ("summary.json", POLICY):
                 (self.path / name).unlink(missing_ok=True)
-
-    def _truncate_metrics(self, update: int) -> None:
-        end, intact = 0, True
-        for start, line, _ in rows_until(self.path, update):
-            intact, end = intact and start == end, end + len(line)
-        if intact:
-            self._metrics.truncate(end)
-            return
-        write_atomically(self.path / _METRICS, b"".join(line for _, line, _ in rows_until(self.path, update)))
-        self._metrics.close()
-        self._metrics = open(self.path / _METRICS, "ab", buffering=0)  # noqa: SIM115 - see __init__
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """Appends one line per update to metrics.jsonl; TensorBoard and W&B get the means over the rows."""
@@ -102,7 +90,7 @@ class RunWriter:
         except OSError as error:
             if not self._lost_rows:
                 self._warn(_METRICS, error, "its lines are lost until the file can be written again")
-            self._lost_rows += len(rows)
+            self._lost_rows = True
         step = rows[-1]["env_steps"]
         means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "env_steps")}
         means = {name: value for name, value in means.items() if not math.isnan(value)}
@@ -116,16 +104,16 @@ class RunWriter:
             self._wandb.log(means, step=step)
 
     def _append(self, lines: bytes) -> None:
-        """Writes whole lines. Raises OSError, after which the file is as before."""
-        if not (self.path / _METRICS).exists():  # the system still accepts writes to a deleted file
-            raise OSError(errno.ENOENT, "the file was deleted during the run")
-        end, written = os.fstat(self._metrics.fileno()).st_size, 0
+        """Writes whole lines. Raises OSError, also if the file was deleted; the file is then as before."""
+        path = self.path / _METRICS
+        end = path.stat().st_size
         try:
-            while written < len(lines):
-                written += self._metrics.write(memoryview(lines)[written:]) or 0
+            with open(path, "r+b") as file:
+                file.seek(end)
+                file.write(lines)
         except OSError:
             with contextlib.suppress(OSError):
-                self._metrics.truncate(end)
+                os.truncate(path, end)
             raise
 
     def close(self, policy: PolicyState, summary: dict[str, Any]) -> list[str]:
@@ -134,9 +122,13 @@ class RunWriter:
         Returns:
           the names of the files that could not be written completely; the summary has them as "failed_writes".
         """
-        failed = [_METRICS] if self._restore_deleted() or self._lost_rows else []
+        failed = [_METRICS] if self._lost_rows else []
+        with contextlib.suppress(OSError):  # the other files report it
+            if not (self.path / "config.json").exists():  # deleted during the run, but needed to load the policy
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_json(self.path / "config.json", self._config)
         writes: dict[str, Callable[[], Any]] = {
-            _METRICS: self._metrics.close,  # network file systems report errors here
+            _METRICS: lambda: self._append(b""),  # fails if the file was deleted after the last lines
             POLICY: lambda: save_policy(self.path, policy),
             "summary.json": lambda: write_json(
                 self.path / "summary.json", summary | ({"failed_writes": failed} if failed else {})
@@ -148,21 +140,9 @@ class RunWriter:
             except OSError as error:
                 if name not in failed:
                     failed.append(name)
-                self._warn(name, error, "it is lost")
+                    self._warn(name, error, "it is lost")
         self._close()
         return failed
-
-    def _restore_deleted(self) -> bool:
-        """Writes config.json again if it was deleted, so that the policy can be loaded. Returns whether metrics.jsonl
-        was deleted."""
-        with contextlib.suppress(OSError):  # the final files report it
-            if not (self.path / "config.json").exists():
-                self.path.mkdir(parents=True, exist_ok=True)
-                write_json(self.path / "config.json", self._config)
-        deleted = not (self.path / _METRICS).exists()
-        if deleted and not self._lost_rows:  # otherwise it was reported before
-            self._message(f"{self.path / _METRICS} was deleted during the run; the metrics are lost")
-        return deleted
 
     def abort(self) -> None:
         """Closes the files without a policy or summary. Deletes the directory of a new run without any update."""
@@ -177,8 +157,6 @@ class RunWriter:
         self._message(f"{self.path / name} could not be written ({short_reason(error)}); {consequence}")
 
     def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._metrics.close()
         if self._events is not None:
             self._events.close()
         if self._wandb:
@@ -228,7 +206,7 @@ class _TensorBoard:
 
 
 def _is_new(path: Path) -> bool:
-    """Returns whether the directory is empty but for the files of a process that was killed at its start."""
+    """Returns whether the directory contains no files except those of a process that was killed at its start."""
     names = {file.name for file in path.iterdir() if not file.name.startswith("config.json.")}
     return names <= {_METRICS, _LOCK} and not (_METRICS in names and (path / _METRICS).stat().st_size)
 
@@ -265,6 +243,6 @@ def _import_wandb() -> Any:
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Returns the mean of the values that are not NaN; NaN if there are none."""
+    """Returns the mean of the values that are not NaN; NaN if all are."""
     present = [value for value in values if not math.isnan(value)]
     return sum(present) / len(present) if present else math.nan
