@@ -83,6 +83,11 @@ class FloatFlag(Sound):
         return obs, state, reward, terminated.astype(jnp.float32), *rest
 
 
+class Flat(Sound):
+    def reset(self, key, params=None):
+        return super().reset(key, params)[0]
+
+
 class NoSpaces:
     default_params = None
 

@@ -29,7 +29,7 @@ CASES = [
         "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, plot, play, export, envs",
     ),
     ("jppo train", "Missing from jppo train"),
-    ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1 or Acrobot-v1?"),
+    ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1?"),
     ("jppo train CartPole-v1 --num-envs 0", "num_envs = 0 must be a whole number of at least 1"),
     (
         "jppo train CartPole-v1 --num-envs 3.5",

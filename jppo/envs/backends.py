@@ -1,9 +1,9 @@
 """Selects the backend of an environment."""
 
-import difflib
 from typing import Any
 
 from jppo.envs.gymnax import available
+from jppo.envs.modules import unknown_environment
 
 BACKENDS = ("auto", "device", "ray")
 
@@ -17,15 +17,13 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
         return backend
     if isinstance(env, str) and ":" not in env and env in available():
         return "device"
-    from jppo.envs.gymnasium import is_host_env, nearest_host_envs  # an on-device run does not need it
+    from jppo.envs.gymnasium import host_env_names, is_host_env  # an on-device run does not need it
 
     if not isinstance(env, str):
         return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "device"
     if is_host_env(env):
         return "ray"
-    near = list(dict.fromkeys(difflib.get_close_matches(env, available(), 3, 0.5) + nearest_host_envs(env)))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
-    raise ValueError(f"unknown environment {env!r}; {hint}")
+    raise unknown_environment(env, [*available(), *host_env_names()])
 
 
 def _check_backend(env: Any, backend: str) -> None:

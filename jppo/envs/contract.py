@@ -12,7 +12,12 @@ _FIVE = "return obs, reward, terminated, truncated, info"
 
 
 class BrokenContractError(ValueError):
-    """A return value of reset or step is invalid. The arguments are the observation and the remedy."""
+    """A value that an environment returns is invalid. The arguments are the problem and the remedy."""
+
+    def __init__(self, problem: str, remedy: str = "", check: str = "contract") -> None:
+        """Args: check: the check of `jppo check-env` that reports the problem."""
+        super().__init__(problem, remedy)
+        self.check = check
 
     def __str__(self) -> str:
         return "; ".join(filter(None, map(str, self.args)))
@@ -21,8 +26,8 @@ class BrokenContractError(ValueError):
 def read_reset(returned: Any) -> PyTree:
     """Returns the observation of `reset`. Raises BrokenContractError unless it returned (obs, info dict)."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        remedy = "return obs, info (a dict); old Gym returned obs alone"
-        raise BrokenContractError(f"reset returned {_describe(returned)}", remedy)
+        remedy = "return obs, info (a dict); old versions of Gym returned obs only"
+        raise BrokenContractError(f"reset returned {describe_returned(returned)}", remedy)
     return returned[0]
 
 
@@ -30,8 +35,8 @@ def read_step(returned: Any) -> tuple[PyTree, float, bool, bool]:
     """Returns observation, reward, terminated and truncated of `step`. Raises BrokenContractError for other values."""
     if not isinstance(returned, tuple) or len(returned) != 5:
         is_old = isinstance(returned, tuple) and len(returned) == 4
-        old = "; the old done does not separate truncated from terminated" if is_old else ""
-        raise BrokenContractError(f"step returned {_describe(returned)}", f"{_FIVE}{old}")
+        old = "; the done flag of old versions of Gym does not separate termination from truncation" if is_old else ""
+        raise BrokenContractError(f"step returned {describe_returned(returned)}", f"{_FIVE}{old}")
     obs, reward, terminated, truncated, info = returned
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool | np.bool_):
@@ -81,7 +86,8 @@ def probe_env(name: str, env: Any) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def _describe(returned: Any) -> str:
+def describe_returned(returned: Any) -> str:
+    """Returns the type of a return value or, for a tuple, the number and types of its values."""
     if not isinstance(returned, tuple):
         return f"a {type(returned).__name__}"
     return f"{len(returned)} values ({', '.join(type(value).__name__ for value in returned)})"

@@ -14,9 +14,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
 from jppo.config.checks import names_module
-from jppo.envs.contract import probe_env
+from jppo.envs.contract import BrokenContractError, probe_env
 from jppo.envs.gymnasium_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
-from jppo.envs.modules import import_module_of
+from jppo.envs.modules import import_module_of, unknown_environment
 from jppo.envs.spaces import ActionSpec, PyTree
 
 ENVPOOL = "envpool:"
@@ -206,11 +206,6 @@ def is_host_env(env: Any) -> bool:
     return ":" in env or env in gymnasium.registry
 
 
-def nearest_host_envs(name: str) -> list[str]:
-    """Returns up to three similar registered ids."""
-    return difflib.get_close_matches(name, host_env_names(), 3, 0.6)
-
-
 def make_source(source: Any, seeds: list[int]) -> Any:
     """Makes one environment or, if the function takes num_envs, a vector environment with one per seed."""
     if isinstance(source, str) and source.startswith(ENVPOOL):
@@ -279,9 +274,7 @@ def _make_by_id(name: str, render_mode: str | None) -> Any:
     except gymnasium.error.Error:
         if name in gymnasium.registry:
             raise
-        near = nearest_host_envs(name)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
-        raise ValueError(f"unknown environment {name!r}; {hint}") from None
+        raise unknown_environment(name, host_env_names()) from None
 
 
 def _make_envpool(task: str, seeds: list[int]) -> Any:
@@ -298,7 +291,8 @@ def _make_envpool(task: str, seeds: list[int]) -> Any:
 def _checked(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
         is_gymnax = hasattr(env, "default_params") or hasattr(env, "step_env")
-        hint = "; pass a gymnax environment itself instead of a function that makes it" if is_gymnax else ""
+        remedy = "pass the gymnax environment itself" if callable(source) else "set the backend to device"
+        hint = f"; {remedy}" if is_gymnax else ""
         raise ValueError(f"{_name_of(source)} made a {type(env).__name__}; it must make a gymnasium.Env{hint}")
     for space in ("observation_space", "action_space"):
         if getattr(env, space, None) is None:
@@ -348,7 +342,8 @@ def _resetter(
 
     def same_step(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
         if "final_obs" not in infos:
-            raise ValueError(f"{name}: an episode ended without final_obs in the infos, which SAME_STEP requires")
+            problem = f"{name}: an episode ended without final_obs in the infos, which SAME_STEP requires"
+            raise BrokenContractError(problem, "return the infos that the autoreset_mode requires", check="autoreset")
         return obs, {int(i): as_arrays(space, infos["final_obs"][i]) for i in np.flatnonzero(done)}
 
     def by_mask(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
@@ -370,11 +365,11 @@ def _resetter(
         return same_step
     if mode == AutoresetMode.DISABLED:
         return by_mask
-    raise ValueError(
-        f"{name}: {type(vector).__name__} has autoreset_mode {mode}, which inserts a step after each episode; make it "
-        "with autoreset_mode=AutoresetMode.SAME_STEP (or DISABLED), or pass a function that makes one "
-        "environment"
+    problem = f"{name}: {type(vector).__name__} has autoreset_mode {mode}, which inserts a step after each episode"
+    remedy = (
+        "make it with autoreset_mode=AutoresetMode.SAME_STEP or DISABLED, or pass a function that makes one of them"
     )
+    raise BrokenContractError(problem, remedy, check="autoreset")
 
 
 def _import_atari(required: bool) -> None:

@@ -1,7 +1,6 @@
 """Adapter for environments with gymnax's API. `jppo.runs.render` draws them."""
 
 import contextlib
-import difflib
 import importlib
 import sys
 import types
@@ -13,7 +12,9 @@ import numpy as np
 
 from jppo.config.checks import names_module
 from jppo.envs.base import Environment, Step
-from jppo.envs.modules import make_named
+from jppo.envs.contract import BrokenContractError
+from jppo.envs.gymnax_contract import check_methods, describe_leaf, trace_env
+from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.observations import MisfitError, split_observation
 from jppo.envs.spaces import ActionSpec, Array, ObsSpec, PyTree
 
@@ -36,7 +37,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
       **overrides: fields of the parameters to replace, e.g. max_steps_in_episode=200.
 
     Raises:
-      ValueError: an unknown name (with the nearest), spaces that PPO cannot take, or a step of another API.
+      ValueError: the name is unknown, a space is not supported, or reset or step returns invalid values.
     """
     if isinstance(env, Environment):
         if params is not None or overrides:
@@ -45,14 +46,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     if names_module(env):
         return make_env(make_named(env), params, **overrides)._replace(name=env)
     source = make_source(env) if isinstance(env, str) else env
-    wanted = ("reset", "step", "action_space", "observation_space", *(("default_params",) if params is None else ()))
-    missing = [name for name in wanted if not hasattr(source, name)]
-    if isinstance(source, type):
-        raise ValueError(f"{source.__name__} is a class; pass an instance: {source.__name__}()")
-    if missing:
-        is_function = callable(source) and not hasattr(source, "reset")
-        hint = "; pass the environment that the function makes" if is_function else ""
-        raise ValueError(f"{type(source).__name__} is not a gymnax environment: it has no {', '.join(missing)}{hint}")
+    check_methods(source, params)
     params = source.default_params if params is None else params
     if overrides:
         unknown = sorted(set(overrides) - set(vars(params)))
@@ -67,9 +61,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
 def make_source(name: str) -> Any:
     """Returns gymnax's object of this name. Raises ValueError for an unknown name."""
     if name not in available():
-        near = difflib.get_close_matches(name, available(), 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
-        raise ValueError(f"unknown environment {name!r}; {hint}")
+        raise unknown_environment(name, available())
     try:
         return _gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit-bsuite downloads its images
@@ -130,48 +122,13 @@ def _adapt(name: str, source: Any, params: Any, action_spec: ActionSpec) -> Envi
             final_obs=seen(info["final_observation"]),
         )
 
-    obs = _check_contract(name, source, params, action_spec)
-    obs_spec = _obs_spec(name, source.observation_space(params), jax.eval_shape(seen, obs))
-    return Environment(name, reset, step, obs_spec, action_spec, source, params)
-
-
-def _check_contract(name: str, source: Any, params: Any, action_spec: ActionSpec) -> PyTree:
-    """Traces a reset and a step, checks their values, and returns the abstract observation."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    obs, state = jax.eval_shape(source.reset, key, params)
     action = jax.ShapeDtypeStruct(action_spec.shape, action_spec.dtype)
     try:
-        returned = jax.eval_shape(source.step, key, state, action, params)
-    except TypeError as error:  # from gymnax, which selects between the results of reset and step
-        raise ValueError(
-            f"{name}: step could not be traced; reset and step must return the same shapes and dtypes: {error}"
-        ) from error
-    if len(returned) != 6:
-        raise ValueError(
-            f"{name}: step returned {len(returned)} values; gymnax >= 1.0.1 returns six "
-            "(obs, state, reward, terminated, truncated, info)"
-        )
-    if "final_observation" not in returned[5]:
-        raise ValueError(
-            f'{name}: step\'s info has no "final_observation"; gymnax >= 1.0.1 puts the true successor there at every '
-            "step (override step_env, not step, to inherit it)"
-        )
-    for what, after in (("observation", returned[0]), ("final_observation", returned[5]["final_observation"])):
-        if _shapes(obs) != _shapes(after):
-            raise ValueError(
-                f"{name}: observations differ: reset returns {_shapes(obs)}, step returns {_shapes(after)} as {what}"
-            )
-    if _shapes(state) != _shapes(returned[1]):
-        raise ValueError(
-            f"{name}: the state differs: reset returns {_shapes(state)}, step returns {_shapes(returned[1])}"
-        )
-    if int(np.prod(returned[2].shape)) != 1:
-        raise ValueError(f"{name}: the reward must be a scalar, not of shape {returned[2].shape}")
-    return obs
-
-
-def _shapes(tree: PyTree) -> Any:
-    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+        obs = trace_env(source, params, action)[0]
+    except BrokenContractError as error:
+        raise BrokenContractError(f"{name}: {error.args[0]}", error.args[1], error.check) from None
+    obs_spec = _obs_spec(name, source.observation_space(params), jax.eval_shape(seen, obs))
+    return Environment(name, reset, step, obs_spec, action_spec, source, params)
 
 
 def _action_spec(name: str, space: Any) -> ActionSpec:
@@ -195,11 +152,12 @@ def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:
             if list(leaf.shape) != shape:
                 raise MisfitError(f"{path} has shape {list(leaf.shape)}; its space says {shape}")
     except MisfitError as error:
-        raise ValueError(f"{name}: {error} (declare the space of what reset and step return)") from None
+        remedy = "declare the space of the observations that reset and step return"
+        raise BrokenContractError(f"{name}: {error}", remedy, check="spaces") from None
     if type(space).__name__ == "Discrete":
         return ObsSpec(tuple(obs.shape), str(obs.dtype), int(space.n))
     if any(not leaf.size for leaf in jax.tree.leaves(obs)):
-        raise ValueError(f"{name}: an observation is empty: {_shapes(obs)}")
+        raise ValueError(f"{name}: an observation is empty: {jax.tree.map(describe_leaf, obs)}")
     return jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape), str(leaf.dtype)), obs)
 
 

@@ -1,6 +1,8 @@
-"""Imports environments that are named as module:name."""
+"""Names of environments: imports of module:name, and the message for unknown names."""
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -8,7 +10,7 @@ def import_module_of(source: str) -> tuple[Any, str]:
     """Imports the module of "module:name". Returns the module and the name.
 
     Raises:
-      ValueError: there is no such module.
+      ValueError: the module does not exist.
     """
     module_name, _, attribute = source.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
@@ -25,10 +27,17 @@ def make_named(source: str) -> Any:
     """Returns the object "module:name"; calls it if it is a class or a function.
 
     Raises:
-      ValueError: there is no such module or name.
+      ValueError: the module or the name does not exist.
     """
     module, name = import_module_of(source)
     if not hasattr(module, name):
         raise ValueError(f"{source}: module {module.__name__} has no {name}")
     found = getattr(module, name)
     return found() if callable(found) else found
+
+
+def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
+    """Returns the exception for an unknown environment; its message contains up to three similar names."""
+    near = difflib.get_close_matches(name, dict.fromkeys(known), 3, 0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
+    return ValueError(f"unknown environment {name!r}; {hint}")

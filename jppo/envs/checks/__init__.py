@@ -1,54 +1,55 @@
-"""Whether an environment is one that PPO can learn in, found by playing with it (docs/check_env.md)."""
+"""Checks whether an environment is suitable for PPO, by stepping it with random actions (docs/check_env.md)."""
 
 from typing import Any
 
 from jppo.config.checks import check_int, check_seed
 from jppo.envs.backends import choose_backend
-from jppo.envs.checks.report import MEANING, Check, Report, make_report, print_report
+from jppo.envs.checks.report import Check, Report, collect_checks, make_report, print_report
 
-__all__ = ["MEANING", "Check", "Report", "check_env", "print_report"]
+__all__ = ["Check", "Report", "check_env", "print_report"]
 
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 
 
 def check_env(
     env: Any, *, params: Any = None, backend: str = "auto", steps: int = 1024, seed: int = 0, num_envs: int = 8
 ) -> Report:
-    """Plays with random actions and says what it sees; docs/check_env.md lists the checks.
+    """Steps an environment with random actions and reports its faults; docs/check_env.md lists the checks.
 
     Args:
-      env: as for `jppo.train`; or one Gymnasium environment, which is then played alone (and closed).
-      params: of an environment on the device; its default_params when None.
-      backend: "device" (on the device), "ray" (Gymnasium's) or "auto".
-      steps: of each environment.
-      num_envs: environments, with the seeds seed, seed + 1, ...
+      env: as for `jppo.train`, or one Gymnasium environment, which is then checked alone and not closed.
+      params: parameters of an on-device environment; its default_params when None.
+      backend: "device" (gymnax environments), "ray" (Gymnasium environments) or "auto".
+      steps: number of steps of each environment.
+      seed: seed of the first environment; the others have the next seeds.
+      num_envs: number of environments.
 
     Raises:
-      ValueError: a name that nobody knows, or a number that cannot be. What is wrong with the environment itself is
-        reported.
+      ValueError: the name is unknown, or an argument is invalid. Faults of the environment are reported instead.
     """
     check_int("steps", steps)
     check_int("num_envs", num_envs)
-    if steps * num_envs > _MOST_STEPS:
-        raise ValueError(f"steps*num_envs = {steps * num_envs:,} must be at most {_MOST_STEPS:,}: all are kept")
+    if steps * num_envs > _MAX_STEPS:
+        raise ValueError(f"steps*num_envs = {steps * num_envs:,} must be at most {_MAX_STEPS:,}, which fit in memory")
     seed = check_seed(seed)
     backend = choose_backend(env, backend)
     if backend == "device":
         from jppo.envs.checks import check_gymnax
 
-        found, names = check_gymnax.check(env, params, steps, seed, num_envs), check_gymnax.NAMES
+        names, checks = check_gymnax.NAMES, check_gymnax.check(env, params, steps, seed, num_envs)
     else:
         from jppo.envs.checks import check_gymnasium
 
         if params is not None:
-            raise ValueError("params are those of an environment on the device")
-        num_envs = 1 if check_gymnasium.is_made(env) else num_envs
-        found, names = check_gymnasium.check(env, steps, seed, num_envs), check_gymnasium.NAMES
-    name = env if isinstance(env, str) else _name(env)
-    return make_report(names, found, env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs)
+            raise ValueError("params apply to on-device environments only; use backend = 'device'")
+        num_envs = 1 if check_gymnasium.is_instance(env) else num_envs
+        names, checks = check_gymnasium.NAMES, check_gymnasium.check(env, steps, seed, num_envs)
+    name = env if isinstance(env, str) else _name_of(env)
+    return make_report(
+        names, collect_checks(checks), env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs
+    )
 
 
-def _name(env: Any) -> str:
+def _name_of(env: Any) -> str:
     registered = getattr(getattr(env, "spec", None), "id", None)
-    own = getattr(env, "__qualname__", None) or getattr(env, "name", type(env).__name__)
-    return str(registered or own)
+    return str(registered or getattr(env, "__qualname__", None) or getattr(env, "name", type(env).__name__))

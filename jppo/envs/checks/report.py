@@ -1,47 +1,35 @@
-"""What a check says, and all of them as a table."""
+"""The result of the checks, and its table."""
 
+import contextlib
 import dataclasses
+import traceback
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
-PASS, FAIL, WARN, SKIPPED = "pass", "fail", "warn", "skipped"
+from jppo.envs.contract import BrokenContractError
+from jppo.envs.observations import MisfitError
+from jppo.errors import describe_error
 
-MEANING = {
-    "runs": "making, reset and step raise nothing",
-    "jit": "reset and step can be traced",
-    "contract": "reset and step return what the API says, in number and type",
-    "carry": "the state has the same shapes and dtypes after a step as after a reset",
-    "vmap": "it runs under vmap and scan, and does the same there as alone",
-    "spaces": "observations have the shape, dtype and bounds that their space declares",
-    "actions": "there is a choice of actions, bounded on both sides",
-    "finite": "no NaN or infinity in observations and rewards",
-    "determinism": "the same seed and actions give the same trajectory twice",
-    "seeds": "other seeds give other trajectories for the same actions",
-    "starts": "how often resets repeat a start, and that they do not all repeat one",
-    "time_limit": "running out of time is truncated, not terminated",
-    "final_obs": "the last observation of an episode is of that episode, not of the next",
-    "hidden_reset": "nothing begins anew without terminated or truncated",
-    "autoreset": "a vector environment resets in a way that keeps final observations",
-    "speed": "environment steps per second, without a policy",
-}
+PASS, FAIL, WARN, SKIPPED = "pass", "fail", "warn", "skipped"
 _COLOURS = {PASS: "green", FAIL: "bold red", WARN: "yellow", SKIPPED: "dim"}
 
 
 class Check(NamedTuple):
-    """One finding."""
+    """The result of one check."""
 
-    name: str  # of MEANING
-    status: str  # pass, fail (training would be wrong or stop), warn (worth knowing) or skipped
+    name: str
+    status: str  # pass, fail (training would stop or learn something unintended), warn or skipped
     seen: str
-    advice: str = ""  # what to do
-    traceback: str = ""  # where the environment raised
+    advice: str = ""  # the remedy
+    traceback: str = ""  # of an exception that the environment raised
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was found in an environment."""
+    """The results of all checks of an environment."""
 
     env: str
     backend: str  # device or ray
@@ -61,36 +49,72 @@ class Report:
         return tuple(check.name for check in self.checks if check.status == FAIL)
 
     def __getitem__(self, name: str) -> Check:
-        """The check of that name."""
+        """Returns the check with this name."""
         return next(check for check in self.checks if check.name == name)
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns a dict for JSON."""
         return vars(self) | {"passed": self.passed, "checks": [check._asdict() for check in self.checks]}
 
 
-def refused(error: ValueError, advice: str) -> Check:
-    """Of an environment that jppo does not take, in jppo's words."""
-    text = str(error)
-    parts = {"observations differ": "contract", "action space": "actions", "bserv": "spaces"}
-    parts |= {"autoreset_mode": "autoreset", "the state differs": "carry"}
-    name = next((name for part, name in parts.items() if part in text), "contract")
-    remedies = {"contract": advice, "spaces": "declare the space of what reset and step return"}
-    return Check(name, FAIL, text, remedies.get(name, ""))
+class FailedCheckError(Exception):
+    """A check failed, and further checks are impossible. The argument is the Check."""
 
 
-def make_report(names: tuple[str, ...], found: list[Check], **about: Any) -> Report:
-    """Puts the checks in order; those that were not come to are skipped for the sake of the first that failed."""
+@contextlib.contextmanager
+def report_exceptions(name: str, action: str) -> Iterator[None]:
+    """Turns exceptions of the environment into a failed check with this name."""
+    try:
+        yield
+    except (FailedCheckError, BrokenContractError, MisfitError):
+        raise
+    except (Exception, SystemExit) as error:  # an environment may raise any exception
+        seen = f"{action} raised {describe_error(error)}"
+        frames = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        raise FailedCheckError(Check(name, FAIL, seen, "see the traceback below the table", text)) from error
+
+
+@contextlib.contextmanager
+def report_refusals() -> Iterator[None]:
+    """Turns ValueErrors of `make_env` and `open_host_env` into failed checks."""
+    try:
+        yield
+    except BrokenContractError:
+        raise
+    except ValueError as error:
+        text = str(error)
+        name = "actions" if "action space" in text else "spaces" if "observation" in text else "contract"
+        raise FailedCheckError(Check(name, FAIL, text, "see docs/extending.md")) from error
+
+
+def collect_checks(checks: Iterable[Check]) -> list[Check]:
+    """Returns the checks up to the first fault that makes further checks impossible."""
+    found = []
+    try:
+        for check in checks:
+            found.append(check)  # keeps the checks before an exception
+    except FailedCheckError as error:
+        found.append(error.args[0])
+    except BrokenContractError as error:
+        found.append(Check(error.check, FAIL, *error.args))
+    except MisfitError as error:
+        found.append(Check("spaces", FAIL, str(error), "declare the space of the observations that you return"))
+    return found
+
+
+def make_report(names: tuple[str, ...], found: list[Check], **fields: Any) -> Report:
+    """Returns a report in the order of the names. Missing checks are marked as skipped, because another one failed."""
     failed = next((check.name for check in found if check.status == FAIL), "")
     by_name = {check.name: check for check in found}
-    missing = f"not looked at: {failed} failed"
-    return Report(checks=tuple(by_name.get(name, Check(name, SKIPPED, missing)) for name in names), **about)
+    checks = (by_name.get(name, Check(name, SKIPPED, f"not checked, because {failed} failed")) for name in names)
+    return Report(checks=tuple(checks), **fields)
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
-    """As a table, with tracebacks below it."""
+    """Prints a table, and the tracebacks of exceptions below it."""
     sizes = f"{report.num_envs} x {report.steps:,} steps, seed {report.seed}"
-    table = Table("check", "", "seen", "what to do", title=f"{report.env} ({report.backend}), {sizes}")
+    table = Table("check", "result", "finding", "remedy", title=f"{report.env} ({report.backend}), {sizes}")
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for check in report.checks:
         colour = _COLOURS[check.status]
@@ -105,5 +129,5 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without rich's markup."""
+    """Escapes the markup of rich."""
     return text.replace("[", r"\[")

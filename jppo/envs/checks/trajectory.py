@@ -1,54 +1,76 @@
-"""The recorded steps of an environment, and the random actions for them."""
+"""Random actions, and the recorded steps of environments."""
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jppo.envs.spaces import ActionSpec
 
-_EXTREME = 0.125  # share of the actions that are at a bound
+_BOUND_PROBABILITY = 0.125  # probability that a component of an action is a bound
 COUNTERS = frozenset(
-    [
+    (
         *("time", "t", "step", "steps", "num_steps", "step_count", "step_counter", "current_step", "elapsed_steps"),
         *("timestep", "timesteps", "episode_step", "episode_length", "frame", "frame_number"),
-    ]
+    )
 )
 
 
 class Trace(NamedTuple):
-    """N environments, T steps each, with F numbers of each observation; NumPy throughout."""
+    """T steps of N environments, in NumPy arrays; F numbers of each observation are recorded."""
 
-    obs: np.ndarray  # [T+1, N, F] f32, what a policy would see: after the end of an episode that of the next
-    digest: np.ndarray  # [T+1, N] u32, of the whole observation
-    final: np.ndarray  # [T, N, F] f32, the true successor, as the environment says
+    obs: np.ndarray  # [T+1, N, F] f32, input of a policy; after the end of an episode, the first of the next episode
+    digest: np.ndarray  # [T+1, N] u32, checksum of the whole observation
+    final: np.ndarray  # [T, N, F] f32, true next observation
     reward: np.ndarray  # [T, N]
     terminated: np.ndarray  # [T, N] bool
     truncated: np.ndarray  # [T, N] bool
-    counters: dict[str, np.ndarray]  # [T+1, N], numbers of the state that may count the steps of an episode
-    resets: np.ndarray  # [T, N] i32, calls of the environment's reset that it made itself, within the step
+    resets: np.ndarray  # [T, N] i32, number of times that step called reset
+    counters: dict[str, np.ndarray]  # [T+1, N], state variables that may count the steps of an episode
 
     @property
     def done(self) -> np.ndarray:
-        """[T, N] bool: an episode ends."""
+        """[T, N] bool, whether an episode ended."""
         return self.terminated | self.truncated
 
 
 class Starts(NamedTuple):
-    """R resets each way."""
+    """Observations of R resets."""
 
-    obs: np.ndarray  # [R, F] f32, each with a seed of its own
+    obs: np.ndarray  # [R, F] f32, each with another seed
     digest: np.ndarray  # [R] u32
-    following: np.ndarray  # [R] u32, of resets without a seed in one environment; [0] where there are none such
+    following: np.ndarray  # [R] u32, of resets without a seed in one environment; [0] if there were none
 
 
-class RaisedError(Exception):
-    """Something that the environment raised (its cause), and when."""
+class Moment(NamedTuple):
+    """One step, with the fields of a Trace; leaves [...] for one environment and [N, ...] for N."""
+
+    obs: np.ndarray
+    digest: np.ndarray
+    final: np.ndarray
+    reward: np.ndarray | float
+    terminated: np.ndarray | bool
+    truncated: np.ndarray | bool
+    resets: np.ndarray | int
+    counters: dict[str, float]
+
+
+def stack_trace(obs: np.ndarray, digest: np.ndarray, counters: dict[str, float], moments: list[Moment]) -> Trace:
+    """Returns the trace of a reset and the following steps. Counters that are missing in some steps are removed."""
+    names = set(counters).intersection(*(moment.counters for moment in moments))
+    series = {name: [counters[name], *(moment.counters[name] for moment in moments)] for name in names}
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(moment._replace(counters={}) for moment in moments))
+    return Trace(**stacked._asdict())._replace(
+        obs=np.concatenate([obs[None], stacked.obs]),
+        digest=np.concatenate([np.asarray(digest)[None], stacked.digest]),
+        counters={name: np.array(values, np.float64) for name, values in series.items()},
+    )
 
 
 def draw_actions(spec: ActionSpec, seed: int, num_steps: int, num_envs: int) -> np.ndarray:
-    """[T, N, *shape] actions; the first half of the environments, but at least two, get the same ones.
+    """Returns actions [T, N, *shape]; the first `num_alike` environments get the same ones.
 
-    Uniform between bounds and often at them, normal where there are none.
+    Real numbers are uniform between their bounds or one of them, or normal if they have no bounds.
     """
     rng = np.random.default_rng(seed)
     size = (num_steps, num_envs)
@@ -56,15 +78,15 @@ def draw_actions(spec: ActionSpec, seed: int, num_steps: int, num_envs: int) -> 
         action = rng.integers(spec.num_actions, size=size) + spec.start
     else:
         low, high = (np.asarray(bound, np.float64).reshape(spec.shape) for bound in (spec.low, spec.high))
-        boxed = np.isfinite(high - low)
+        bounded = np.isfinite(high - low)
         unit = rng.uniform(size=(*size, *spec.shape))
-        unit = np.where(rng.uniform(size=unit.shape) < _EXTREME, np.round(unit), unit)
-        inside = np.where(boxed, low, 0) + unit * np.where(boxed, high - low, 0)
-        action = np.clip(np.where(boxed, inside, rng.normal(size=unit.shape)), low, high)
-    action[:, : alike(num_envs)] = action[:, :1]
+        unit = np.where(rng.uniform(size=unit.shape) < _BOUND_PROBABILITY, np.round(unit), unit)
+        scaled = np.where(bounded, low, 0) + unit * np.where(bounded, high - low, 0)
+        action = np.clip(np.where(bounded, scaled, rng.normal(size=unit.shape)), low, high)
+    action[:, : num_alike(num_envs)] = action[:, :1]
     return action.astype(spec.dtype)
 
 
-def alike(num_envs: int) -> int:
-    """How many environments get the same actions."""
+def num_alike(num_envs: int) -> int:
+    """Returns the number of environments that get the same actions: half of them, but at least two."""
     return min(num_envs, max(2, num_envs // 2))

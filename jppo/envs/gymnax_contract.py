@@ -1,0 +1,96 @@
+"""Checks of the methods and return values of an environment with gymnax's API."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jppo.envs.contract import BrokenContractError, describe_returned
+from jppo.envs.spaces import Array, PyTree
+
+_SIX = "return obs, state, reward, terminated, truncated, info"
+_METHODS = ("reset", "step", "action_space", "observation_space")
+
+
+def check_methods(source: Any, params: Any) -> None:
+    """Raises BrokenContractError if the object is a class, or lacks an attribute of gymnax's API."""
+    if isinstance(source, type):
+        raise BrokenContractError(f"{source.__name__} is a class", f"pass an instance: {source.__name__}()")
+    names = (*_METHODS, "default_params") if params is None else _METHODS
+    if missing := [name for name in names if not hasattr(source, name)]:
+        is_function = callable(source) and "reset" in missing
+        remedy = "pass the environment that the function makes" if is_function else "see docs/extending.md"
+        problem = f"{type(source).__name__} is not a gymnax environment: it has no {', '.join(missing)}"
+        raise BrokenContractError(problem, remedy)
+
+
+def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, PyTree, tuple[Any, ...]]:
+    """Traces a reset and a step.
+
+    Args:
+      action: shapes and dtypes of an action.
+
+    Returns:
+      shapes and dtypes: the observation and the state of reset, and the six values of step.
+
+    Raises:
+      BrokenContractError: the values differ from gymnax's API, or reset and step return different shapes or dtypes.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    returned = jax.eval_shape(source.reset, key, params)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise BrokenContractError(f"reset returned {describe_returned(returned)}", "return obs, state")
+    obs, state = returned
+    try:
+        step = jax.eval_shape(source.step, key, state, action, params)
+    except (TypeError, ValueError):  # gymnax combines the results of step_env and reset_env
+        _check_step_env(source, params, key, obs, state, action)
+        raise
+    _check_step(step)
+    _check_same("observations", obs, "step", step[0])
+    _check_same("observations", obs, 'info["final_observation"]', step[5]["final_observation"])
+    _check_same("state", state, "step", step[1], check="carry")
+    return obs, state, step
+
+
+def _check_step_env(source: Any, params: Any, key: Array, obs: PyTree, state: PyTree, action: PyTree) -> None:
+    if not hasattr(source, "step_env"):
+        return
+    returned = jax.eval_shape(source.step_env, key, state, action, params)
+    if not isinstance(returned, tuple) or len(returned) != 5:
+        remedy = "return obs, state, reward, terminated, info; gymnax's step adds truncated"
+        raise BrokenContractError(f"step_env returned {describe_returned(returned)}, not 5", remedy)
+    _check_same("observations", obs, "step_env", returned[0])
+    _check_same("state", state, "step_env", returned[1], check="carry")
+
+
+def _check_step(returned: Any) -> None:
+    if not isinstance(returned, tuple) or len(returned) != 6:
+        number = f"{len(returned)} values" if isinstance(returned, tuple) else describe_returned(returned)
+        raise BrokenContractError(f"step returned {number}; gymnax >= 1.0.1 returns six", _SIX)
+    info, reward = returned[5], returned[2]
+    if not isinstance(info, dict) or "final_observation" not in info:
+        remedy = "store the true next observation there at every step, or override step_env instead of step"
+        raise BrokenContractError('the info of step has no "final_observation"', remedy)
+    if int(np.prod(reward.shape)) != 1:
+        raise BrokenContractError(f"the reward must be a scalar, not of shape {reward.shape}", "return a scalar number")
+
+
+def _check_same(name: str, first: PyTree, after: str, second: PyTree, check: str = "contract") -> None:
+    """Raises BrokenContractError if structure, shapes or dtypes of two results differ."""
+    remedy = "return the same structure, shapes and dtypes, for example jnp.zeros((), jnp.int32) instead of 0"
+    structures: list[Any] = [jax.tree.structure(first), jax.tree.structure(second)]
+    if structures[0] != structures[1]:
+        problem = f"{name} of reset and {after} have different structures: {structures[0]}, {structures[1]}"
+        raise BrokenContractError(problem, remedy, check)
+    leaves = zip(jax.tree_util.tree_flatten_with_path(first)[0], jax.tree.leaves(second), strict=True)
+    for (path, old), new in leaves:
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            kinds = f"{describe_leaf(old)} after reset, {describe_leaf(new)} after {after}"
+            problem = f"{name}{jax.tree_util.keystr(path)}: {kinds}"
+            raise BrokenContractError(problem, remedy, check)
+
+
+def describe_leaf(leaf: Any) -> str:
+    """Returns dtype and shape of an array, e.g. "float32[3]"."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
