@@ -43,7 +43,11 @@ def versions() -> dict[str, str]:
 
 def default_run_dir(env_name: str, seed: int) -> Path:
     """Returns an unused path runs/<env>/<time>-<seed>."""
-    base = Path("runs") / safe_name(env_name) / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
+    return unused_path(Path("runs") / safe_name(env_name) / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}")
+
+
+def unused_path(base: Path) -> Path:
+    """Returns the path, or with .1, .2, ... appended if it exists."""
     return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
 
 

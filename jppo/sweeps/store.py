@@ -17,8 +17,7 @@ _SWEEP, _RUNS = "sweep.json", "runs"
 
 def default_sweep_dir() -> Path:
     """Returns an unused path runs/sweeps/<time>."""
-    base = Path("runs") / "sweeps" / time.strftime("%Y%m%d-%H%M%S")
-    return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
+    return run_files.unused_path(Path("runs") / "sweeps" / time.strftime("%Y%m%d-%H%M%S"))
 
 
 class SweepStore:
