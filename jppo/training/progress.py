@@ -141,18 +141,17 @@ class DisplayStream(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        if self._stream is not None:
-            try:
-                self._stream.write(text)
-            except (OSError, ValueError):  # ValueError: the stream is closed
-                silence(self._stream)
+        self._call("write", text)
         return len(text)
 
     def flush(self) -> None:
+        self._call("flush")
+
+    def _call(self, method: str, *args: str) -> None:
         if self._stream is not None:
             try:
-                self._stream.flush()
-            except (OSError, ValueError):
+                getattr(self._stream, method)(*args)
+            except (OSError, ValueError):  # ValueError: the stream is closed
                 silence(self._stream)
 
     def isatty(self) -> bool:
