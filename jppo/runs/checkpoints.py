@@ -24,11 +24,10 @@ FORMAT = 4
 FOLDER = "checkpoints"
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)
 _DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | {k: to_json(v) for k, v in vars(Hyperparams()).items()})
-_ATTEMPTS = 5  # a training run may delete a checkpoint while another process reads it
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was read and whose content is intact."""
+    """An intact checkpoint in memory."""
 
     path: Path
     update: int  # completed updates
@@ -175,25 +174,21 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
     Raises:
       ValueError: all checkpoints are damaged, or they have another format.
     """
-    folder = run_dir / FOLDER
-    for attempt in range(_ATTEMPTS):
-        paths = _list_checkpoints(folder)
+    while paths := _list_checkpoints(run_dir / FOLDER):
         for path in reversed(paths):
             try:
                 return read_checkpoint(path)
             except _Damaged as error:
-                if _list_checkpoints(folder) != paths and attempt + 1 < _ATTEMPTS:
-                    break  # a training run replaced it meanwhile
+                if _list_checkpoints(run_dir / FOLDER) != paths:
+                    break  # a training run replaced it meanwhile, so read the new ones
                 message(f"{path} is damaged ({error}); the checkpoint before it is used")
         else:
-            if paths:
-                raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
-            return None
-    raise ValueError(f"the checkpoints in {run_dir} are replaced faster than they can be read; try again")
+            raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
+    return None
 
 
 class _Damaged(Exception):
-    """The files of a checkpoint do not contain what was written."""
+    """The files of a checkpoint are incomplete or changed."""
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
