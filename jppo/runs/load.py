@@ -88,7 +88,7 @@ def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) ->
     """Returns the environment's name in config.json.
 
     Raises:
-      ValueError: the environment is an object of the user's, or its name would import a module that is not trusted.
+      ValueError: the environment is the user's own object, or its name would import a module that is not trusted.
     """
     name = settings["env"]
     if settings.get("environment") == "custom":

@@ -71,8 +71,11 @@ class SettingCurves(NamedTuple):
 
 
 def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
-    """A panel per environment: interquartile mean of the return over the runs of each setting, with its 95 % bootstrap
-    interval, over environment steps. Settings come best first; the first ten are drawn."""
+    """Draws learning curves, one panel per environment, and writes a PNG.
+
+    A curve is the interquartile mean of the return over the runs of a setting, with its 95 % bootstrap interval, over
+    environment steps. Settings come best first; the first ten are drawn.
+    """
     figure = _new_figure(6.0 * len(panels), 4.5)
     for axes, (env, settings) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for curves in settings[:_MOST_CURVES]:
@@ -98,7 +101,7 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
 def draw_heat_map(
     panels: dict[str, tuple[list[str], list[str], np.ndarray]], row_name: str, column_name: str, output: Path
 ) -> None:
-    """A panel per environment: the values of two settings, and the score [rows, columns] of each pair."""
+    """Draws the score [rows, columns] of each pair of values of two settings, one panel per environment."""
     widest = max(len(columns) for _, columns, _ in panels.values())
     tallest = max(len(rows) for rows, _, _ in panels.values())
     figure = _new_figure(len(panels) * (2.2 + 0.9 * widest), 1.6 + 0.6 * tallest)
@@ -133,7 +136,7 @@ def draw_bars(
     Args:
       values: length of each bar by name, from top to bottom.
       labels: text at the end of each bar.
-      axis_label: what the length means, with its unit.
+      axis_label: name and unit of the length.
     """
     figure = _new_figure(8, 1.4 + 0.4 * len(values))
     figure.suptitle(title)
@@ -148,14 +151,14 @@ def draw_bars(
 
 
 def interquartile_mean(x: np.ndarray) -> np.ndarray:
-    """Mean of the middle half over the first axis; of everything where there are fewer than four.
+    """Returns the mean of the middle half over the first axis; of all values if there are fewer than four.
     Agarwal et al. (2021), "Deep reinforcement learning at the edge of the statistical precipice"."""
     cut = len(x) // 4
     return np.sort(x, axis=0)[cut : len(x) - cut].mean(axis=0)
 
 
 def bootstrap_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95 % percentile interval of the interquartile mean over the first axis, resampled with replacement."""
+    """Returns the 95 % bootstrap percentile interval of the interquartile mean over the first axis."""
     picks = np.random.default_rng(0).integers(len(x), size=(_RESAMPLES, len(x)))
     means = np.array([interquartile_mean(x[pick]) for pick in picks])
     low, high = np.percentile(means, [2.5, 97.5], axis=0, method="nearest")
@@ -195,7 +198,7 @@ def _curve(label: str, runs: list[dict[str, np.ndarray]]) -> Curve:
 
 
 def _smooth(run: dict[str, np.ndarray], column: str, metric: str, grid: np.ndarray) -> np.ndarray:
-    """Means weighted by episodes over windows of a fiftieth of the run, read at the grid's points, [points]."""
+    """Returns means weighted by episodes over windows of a fiftieth of the run, at the grid's points, [points]."""
     weight = run["episode/count"]
     window = max(1, len(weight) // 50)
     kernel = np.ones(window)

@@ -107,7 +107,7 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
 def _finished_result(settings: RunSettings, prepared: PreparedRun, reporter: Reporter) -> Result | None:
     """Returns the result of a run that is already finished; None if there are updates left to train.
 
-    A finished run with failed writes, or whose last checkpoint is damaged, repeats its last updates.
+    A finished run repeats its last updates if writes failed or its last checkpoint is damaged.
     """
     run_dir, agent = settings.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
@@ -240,7 +240,7 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
 
 
 def _describe_large_metrics(prepared: PreparedRun) -> str:
-    """Returns the expected size of metrics.jsonl and a remedy if it exceeds 1 GB, else ''."""
+    """Returns the expected size of metrics.jsonl and a remedy; '' below 1 GB."""
     size = prepared.agent.num_updates // prepared.log_every * _LINE_BYTES[isinstance(prepared.agent, Anakin)]
     if size < 1e9:
         return ""

@@ -62,7 +62,7 @@ def train(
         If it contains a run, that run is resumed from its newest checkpoint: missing arguments come from the previous
         run, and the others must be equal to the previous run's. Default: nothing is saved.
       run: settings of checkpoints and loggers, see `jppo.RunConfig`.
-      progress: "auto" shows a progress bar (or lines if the output is no terminal), "none" shows nothing; or a
+      progress: "auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
         `jppo.Reporter`.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, for example `num_envs=8, learning_rate=1e-3`. They
         replace single values of the preset, or of `config` and `hyperparams`.
