@@ -17,11 +17,10 @@ from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import ActionSpec, to_env_action
-from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState
+from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState, collect_rollout
 from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.normalization import pool_moments
 from jppo.ppo.policy import act
-from jppo.ppo.rollout import collect
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 Program = Callable[[int], Any]  # runs its part the given number of times, and returns when it has finished
@@ -75,11 +74,18 @@ def repeat(function: Callable, *args: Any) -> Program:
     return run
 
 
-def random_actions(spec: ActionSpec, shape: tuple[int, ...], key: Array) -> Array:
-    """Returns uniform random actions [*shape, *policy_shape]; continuous actions are between -1 and 1."""
-    if spec.num_actions:
-        return jax.random.randint(key, shape, 0, spec.num_actions)
-    return jax.random.uniform(key, (*shape, spec.size), minval=-1.0)
+def random_actions(action_spec: PyTree, shape: tuple[int, ...], key: Array) -> PyTree:
+    """Returns uniform random actions, leaves [*shape, *policy_shape]; continuous actions are between -1 and 1."""
+
+    def draw(spec: ActionSpec, key: Array) -> Array:
+        full = (*shape, *spec.policy_shape)
+        if spec.is_box:
+            return jax.random.uniform(key, full, minval=-1.0)
+        return jax.random.randint(key, full, 0, np.broadcast_to(spec.nvec or spec.num_actions, full))
+
+    specs, structure = jax.tree.flatten(action_spec)
+    keys = jax.random.split(key, len(specs)) if len(specs) > 1 else [key]
+    return jax.tree.unflatten(structure, [draw(spec, key) for spec, key in zip(specs, keys, strict=True)])
 
 
 def step_environments(agent: Anakin, state: CollectState, key: Array) -> CollectState:
@@ -99,16 +105,16 @@ def step_environments(agent: Anakin, state: CollectState, key: Array) -> Collect
     return jax.lax.scan(step, state, (actions, jax.random.split(envs_key, shape)))[0]
 
 
-def select_actions(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[Array, Array, Array]:
+def select_actions(agent: Anakin, state: PolicyState, obs: PyTree, key: Array) -> tuple[PyTree, Array, Array]:
     """Returns actions, log_probs and values for recorded observations [T, N, ...], as in a rollout."""
 
-    def step(_: None, xs: tuple[PyTree, Array]) -> tuple[None, tuple[Array, Array, Array]]:
+    def step(carry: PyTree, xs: tuple[PyTree, Array]) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
         obs, keys = xs
-        output = act(agent.policy, state, obs, keys)
-        return None, (output.action, output.log_prob, output.value)
+        output = act(agent.policy, state, obs, keys, carry)
+        return output.carry, (output.action, output.log_prob, output.value)
 
-    keys = jax.random.split(key, jax.tree.leaves(obs)[0].shape[:2])
-    return jax.lax.scan(step, None, (obs, keys))[1]
+    shape = jax.tree.leaves(obs)[0].shape[:2]
+    return jax.lax.scan(step, agent.policy.initial_carry(shape[1]), (obs, jax.random.split(key, shape)))[1]
 
 
 def device_programs(agent: Anakin, state: AnakinState, key: Array) -> dict[str, Program]:
@@ -122,8 +128,7 @@ def device_programs(agent: Anakin, state: AnakinState, key: Array) -> dict[str, 
         return jit(shard_over_devices(function, agent.sharding.mesh, in_specs, out_specs))
 
     def roll_out(train_state: TrainState, collect_state: CollectState) -> tuple[Rollout, EpisodeStats]:
-        gamma, num_steps = current_hyperparams(train_state).gamma, agent.config.num_steps
-        _, rollout, stats = collect(agent.env, agent.policy, num_steps, train_state.policy, collect_state, gamma)
+        _, rollout, stats = collect_rollout(agent.env, agent.policy, agent.config, train_state, collect_state)
         return rollout, jax.tree.map(lambda x: x[None], stats)  # [1] on each device
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:

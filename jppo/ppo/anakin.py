@@ -24,7 +24,7 @@ from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import collect, init_collect
-from jppo.ppo.types import Array, CollectState, Metrics, TrainState
+from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, Rollout, TrainState
 
 CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
 
@@ -110,18 +110,8 @@ def make_anakin(
         return AnakinState(train=train_state, collect=collect_state)
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
-        train_state, gamma = state.train, current_hyperparams(state.train).gamma
-        collect_state, rollout, stats = collect(
-            env,
-            policy,
-            config.num_steps,
-            train_state.policy,
-            state.collect,
-            gamma,
-            sequence_length=config.sequence_length,
-            keep_next_obs=config.keep_next_obs,
-        )
-        train_state, metrics = learner.update(train_state, rollout, stats)
+        collect_state, rollout, stats = collect_rollout(env, policy, config, state.train, state.collect)
+        train_state, metrics = learner.update(state.train, rollout, stats)
         return AnakinState(train=train_state, collect=collect_state), metrics
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
@@ -141,6 +131,22 @@ def make_anakin(
         config=config,
         num_updates=num_updates,
         sharding=AnakinSharding(mesh=mesh, train=NamedSharding(mesh, replicated), collect=NamedSharding(mesh, sharded)),
+    )
+
+
+def collect_rollout(
+    env: Environment, policy: Policy, config: PPOConfig, train: TrainState, state: CollectState
+) -> tuple[CollectState, Rollout, EpisodeStats]:
+    """Returns `collect` with the settings of a run."""
+    return collect(
+        env,
+        policy,
+        config.num_steps,
+        train.policy,
+        state,
+        current_hyperparams(train).gamma,
+        sequence_length=config.sequence_length,
+        keep_next_obs=config.keep_next_obs,
     )
 
 
