@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import quick_jit
+from lenient import lenient_env
 from probes import Counting
 
 import jppo
@@ -141,13 +142,6 @@ def test_first_minibatch_has_ratio_one():
     assert result.metrics["policy/clip_fraction"][0] == 0.0
 
 
-def test_both_modes_make_the_same_run():
-    options = {"total_steps": 3 * T * N, "config": CONFIG, "seed": 2, "num_devices": 1}
-    ray = [jppo.train("CartPole-v1", backend="ray", num_actors=0, **options) for _ in range(2)]
-    assert ray[0].summary["policy_sha256"] == ray[1].summary["policy_sha256"]
-    assert all(np.isfinite(ray[0].metrics["loss/total"]))
-
-
 def test_devices_do_not_change_a_run():
     options = {"total_steps": 3 * T * N, "config": CONFIG, "seed": 2}
     one, four = (jppo.train(Counting(), num_devices=n, **options) for n in (1, 4))
@@ -156,6 +150,31 @@ def test_devices_do_not_change_a_run():
         one.policy.state.params,
         four.policy.state.params,
     )
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    env = lenient_env("CartPole-v1")
+    options = {"config": CONFIG, "seed": 2, "learning_rate": 1e-2, "num_devices": 1}
+    first = jppo.train(env, total_steps=2 * T * N, run_dir=tmp_path / "run", **options)
+    resumed = jppo.train(env, total_steps=4 * T * N, run_dir=tmp_path / "run", **options)
+    alone = jppo.train(env, total_steps=4 * T * N, **options)
+    assert resumed.summary["policy_sha256"] == alone.summary["policy_sha256"] != first.summary["policy_sha256"]
+    np.testing.assert_array_equal(resumed.state.collect.carry, alone.state.collect.carry)
+
+
+def test_policy_acts_with_a_state():
+    """Acting step by step with the state equals unrolling the sequence."""
+    result = jppo.train(lenient_env("CartPole-v1"), total_steps=T * N, config=CONFIG, num_devices=1)
+    policy, obs = result.policy, np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    state, actions = None, []
+    for t in range(6):
+        action, state = policy.act(obs[t], state, episode_start=t == 3)
+        actions.append(int(action))
+    reset = np.arange(6)[:, None] == 3
+    start = policy.policy.initial_carry(1)
+    distribution, _, _ = policy.policy.unroll(policy.state, obs[:, None], start, reset)
+    assert actions == distribution.mode().tolist()
+    assert np.isfinite(jppo.evaluate(result, num_episodes=3, max_steps=20).returns).all()
 
 
 def test_seeds_under_vmap_equal_single_runs():

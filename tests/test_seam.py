@@ -178,9 +178,20 @@ def check_leaf(given, expected, exactly, name=""):
         np.testing.assert_allclose(given, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-def test_both_modes_learn_the_same():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            {"recurrent": cell, "recurrent_size": 6, "sequence_length": 4, "keep_next_obs": True}
+            for cell in ("gru", "lstm")
+        ),
+    ],
+    ids=["feed-forward", "gru", "lstm"],
+)
+def test_both_modes_learn_the_same(options):
     """Compares all updates of two runs with the same seed."""
-    config = SMALL(num_envs=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
+    config = SMALL(num_envs=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True, **options)
     on_device = jppo.make_anakin(OnDevice("box", False), config, total_steps=192)
     on_host = jppo.make_sebulba(lambda: OnHost("box", False), config, total_steps=192)
     key, rate = jax.random.key(5), jppo.Hyperparams(learning_rate=1e-2)
