@@ -184,6 +184,7 @@ def test_every_option_reaches_its_field(train_arguments):
     changed = {
         **{"num_envs": 6, "num_steps": 10, "num_epochs": 2, "num_minibatches": 3, "network": "cnn", "num_strata": 2},
         **{"hidden_sizes": (3, 2, 1), "activation": "swish", "kl_control": "adapt", "action_bounds": "tanh"},
+        **{"recurrent": "lstm", "recurrent_size": 7, "sequence_length": 5, "actor_obs": ("a",), "critic_obs": ("a",)},
     }
     flags = {field.name: not field.default for field in dataclasses.fields(jppo.PPOConfig) if field.type is bool}
     numbers = {field.name: 0.5 * float(field.default) for field in dataclasses.fields(jppo.Hyperparams)[1:]}
@@ -286,7 +287,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--num-minibatches", "3"], "jppo: num_envs*num_steps = 512 is not divisible by"),
         (["train", "CartPole-v1", "--hidden-sizes", "0"], "jppo: hidden_sizes = 0 must be"),
         (["train", "CartPole-v1", "--network", "rnn"], "--network"),
-        (["train", "CartPole-v1", "--network", "cnn"], 'jppo: network = "cnn" needs one image'),
+        (["train", "CartPole-v1", "--network", "cnn"], 'jppo: network = "cnn" needs an image'),
         (["train", "CartPole-v1", "--gamma", "2"], "jppo: gamma = 2 is outside [0, 1]"),
         (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: learning_rate = nan is not a number"),
         (["train", "CartPole-v1", "--gamma", "2:1"], "jppo: gamma = linear(2, 1) has a value outside its range: 2 is"),

@@ -77,7 +77,7 @@ CASES = [
     ("jppo plan Taxi-v4", "Taxi-v4 is a Gymnasium environment; plan supports on-device (JAX) environments only"),
     (
         "jppo train CartPole-v1 --network cnn",
-        'network = "cnn" needs one image [height, width, channels] of at least 3x3; the observation is (4,): use network = "mlp"',
+        'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is (4,): use network = "mlp"',
     ),
     ('jppo.train("CartPole-v1", network=object())', "object is not a valid network: it has no method init, apply"),
     (

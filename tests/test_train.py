@@ -385,7 +385,7 @@ def test_interrupt_during_the_first_update_does_not_wait_for_it(monkeypatch):
         ({"total_steps": 1e30}, r"total_steps = 1,000,.* updates; there must be less than 2\*\*31"),
         ({"preset": "cartpole"}, "unknown preset 'cartpole'; there are default, "),
         ({"hyperparams": jppo.Hyperparams(gamma=2.0)}, r"gamma = 2 is outside \[0, 1\]"),
-        ({"config": SMALL(network="cnn")}, 'network = "cnn" needs one image'),
+        ({"config": SMALL(network="cnn")}, 'network = "cnn" needs an image'),
         ({"progress": "bar"}, "progress = 'bar' must be"),
         ({"wandb": True, "run_dir": None}, "wandb needs a run_dir"),
         ({"env": "CartPole"}, "unknown environment 'CartPole'; did you mean CartPole-v1"),

@@ -93,8 +93,7 @@ class ActorCritic(nn.Module):
 
     def _inputs(self, torso: str, obs: PyTree) -> Array:
         """Returns a torso's inputs [B, I]."""
-        selected = {"actor": self.actor_obs, "critic": self.critic_obs}.get(torso)
-        obs = {name: obs[name] for name in selected} if selected else obs
+        obs = _select(obs, self.critic_obs if torso == "critic" else self.actor_obs)
         return _concatenate(obs) if self.kind == "mlp" else _convolve(f"{torso}_conv", obs)
 
 
@@ -113,13 +112,14 @@ class RecurrentActorCritic(nn.Module):
     activation: str = "tanh"
     shared_torso: bool = False
     action_structure: Any = None
+    obs_names: tuple[str, ...] = ()  # names of the observation leaves that the network sees; () for all
 
     @nn.compact
     def __call__(self, obs: PyTree, carry: PyTree, reset: Array | None = None) -> tuple[Any, Array, PyTree]:
         """Returns distribution and value for one step, [B, ...]; with reset [L, B], for L steps, [L*B, ...]."""
         activation = "relu" if self.kind == "cnn" else self.activation
         lead = jax.tree.leaves(obs)[0].shape[:1] if reset is None else reset.shape
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), obs)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), _select(obs, self.obs_names))
         encoded = MLP(self.hidden_sizes[:-1], activation, name="encoder")(
             _convolve("encoder_conv", rows) if self.kind == "cnn" else _concatenate(rows)
         )
@@ -162,6 +162,11 @@ def _action_head(network: ActorCritic | RecurrentActorCritic, x: Array) -> Any:
 
 def _value_head(x: Array) -> Array:
     return Dense(1, OUTPUT_GAINS["value"], name="value")(x)[:, 0]
+
+
+def _select(obs: PyTree, names: tuple[str, ...]) -> PyTree:
+    """Returns the named leaves of an observation; all of them if there are no names."""
+    return {name: obs[name] for name in names} if names else obs
 
 
 def _concatenate(obs: PyTree) -> Array:
@@ -223,7 +228,9 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Ne
     if config.recurrent == "none":
         network = ActorCritic(actor_obs=config.actor_obs, critic_obs=config.critic_obs, **options)
     else:
-        network = RecurrentActorCritic(cell=config.recurrent, size=config.recurrent_size, **options)
+        network = RecurrentActorCritic(
+            cell=config.recurrent, size=config.recurrent_size, obs_names=config.actor_obs, **options
+        )
     return network
 
 
