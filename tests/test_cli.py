@@ -637,7 +637,12 @@ def test_a_custom_environment_from_training_to_gif(shell):
     assert (summary["num_actors"], summary["envs_per_actor"], summary["policy_lag"]) == (0, 8, 0)
     assert (summary["steps"], summary["updates"]) == (2048, 16)
     assert summary["episodes"] == read_metrics(Path("run"))["episode/count"].sum() == 8 * (2048 // 8 // 10)
-    for said in ("environments in this process", "2,048/2,000 steps", "finished: 2,048 steps", "saved in run"):
+    for said in (
+        "environments in this process",
+        "2,048/2,000 steps",
+        "finished: 2,048 steps",
+        f"saved in {Path.cwd() / 'run'}",
+    ):
         assert said in err
     named = ["--env", "corridors:Corridor"]
     code, out, err = shell("eval", "run", "--episodes", "5", "--json", *named)
