@@ -101,6 +101,36 @@ class Continuous(Counting):
     action_space = spaces.Box(np.array([-2.0, 0.5]), np.array([2.0, 3.0]), dtype=np.float64)
 
 
+class Compound(Counting):
+    """Has nested actions of all kinds, and observations of integers. `step` raises for actions outside the space."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (2, 2), np.uint8),
+        numbers=spaces.MultiDiscrete([9, 5], start=[-1, 0]),
+        bits=spaces.MultiBinary(2),
+    )
+    action_space = spaces.Dict(
+        turn=spaces.Discrete(3, start=4),
+        arm=spaces.Tuple([spaces.Box(-2.0, 1.0, (2,)), spaces.MultiDiscrete([[2, 3], [4, 1]], start=[[1, 0], [0, 7]])]),
+        keys=spaces.MultiBinary(3),
+    )
+
+    def see(self):
+        return {
+            "numbers": np.array([self.time - 1, self.time], np.int64),
+            "image": np.full((2, 2), self.time, np.uint8),
+            "bits": np.array([self.time % 2, 1], np.int8),
+        }
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.action_space, space = spaces.Discrete(2), self.action_space
+        try:
+            return super().step(np.int64(action["keys"][0]))
+        finally:
+            self.action_space = space
+
+
 class Failing(Counting):
     """Raises in its second episode."""
 

@@ -154,8 +154,9 @@ class HostStepper:
 
     def __init__(self, env: HostEnvironment, config: PPOConfig, num_envs: int, key: Array) -> None:
         actions = random_actions(env.action_spec, (config.num_steps, num_envs), key)
-        action_spec = dataclasses.replace(env.action_spec, bounds=config.action_bounds)
-        self._actions = np.asarray(to_env_action(action_spec, actions))
+        action_spec = jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=config.action_bounds), env.action_spec)
+        self._actions = jax.tree.map(np.asarray, to_env_action(action_spec, actions))
+        self._num_steps = config.num_steps
         self._envs = env.make(list(range(num_envs)))
         self._envs.reset()
         self._seconds, self._cpu_seconds = 0.0, 0.0
@@ -163,8 +164,8 @@ class HostStepper:
     def __call__(self, count: int) -> None:
         start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(count):
-            for action in self._actions:
-                self._envs.step(action)
+            for t in range(self._num_steps):
+                self._envs.step(jax.tree.map(lambda leaf, t=t: leaf[t], self._actions))
         self._seconds += time.perf_counter() - start
         self._cpu_seconds += time.process_time() - cpu_start
 

@@ -11,13 +11,14 @@ import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate
+from gymnasium.vector.utils import concatenate, iterate
 
 from jppo.config.checks import names_module
+from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.contract import BrokenContractError, probe_env
-from jppo.envs.gymnasium_spaces import action_spec_of, as_arrays, check_obs, obs_spec_of
+from jppo.envs.gymnasium_spaces import as_arrays, check_obs, dtypes_of, obs_spec_of
 from jppo.envs.modules import import_module_of, unknown_environment
-from jppo.envs.spaces import ActionSpec, PyTree
+from jppo.envs.spaces import PyTree
 
 ENVPOOL = "envpool:"
 
@@ -40,7 +41,7 @@ class HostEnvironment(NamedTuple):
     obs_space: Any  # of one environment
     action_space: Any
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
-    action_spec: ActionSpec
+    action_spec: PyTree  # ActionSpec leaves
 
     def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
         """Makes one environment per seed. Raises ValueError if `render` is set and they cannot be rendered."""
@@ -73,7 +74,7 @@ class HostEnvs:
                 'take render_mode and make the environment with it ("rgb_array")'
             )
         self._reset_done = _resetter(env.name, self._vector)
-        self._action_dtype = env.action_space.dtype
+        self._action_dtypes = dtypes_of(env.action_space)
 
     @_forbid_exit
     def reset(self) -> PyTree:
@@ -82,9 +83,13 @@ class HostEnvs:
         return self._vector.reset(**seeds)[0]
 
     @_forbid_exit
-    def step(self, action: np.ndarray) -> HostStep:
+    def step(self, action: PyTree) -> HostStep:
         """Steps all environments with actions [n, ...] from `to_env_action`."""
-        obs, reward, terminated, truncated, infos = self._vector.step(action.astype(self._action_dtype))
+        if isinstance(action, np.ndarray):  # faster than tree.map
+            action = action.astype(self._action_dtypes)
+        else:
+            action = jax.tree.map(lambda dtype, leaf: leaf.astype(dtype), self._action_dtypes, action)
+        obs, reward, terminated, truncated, infos = self._vector.step(action)
         final: dict[int, PyTree] = {}
         if infos or type(self._vector) is not _Vector:  # _Vector has infos only if an episode ended
             done = terminated | truncated
@@ -121,6 +126,8 @@ class _Vector(SyncVectorEnv):
         """Steps as SyncVectorEnv does. The infos contain final_obs only, by environment, if an episode ended."""
         reward, ended = np.empty(self.num_envs), np.zeros((2, self.num_envs), bool)
         rows, final = [], {}
+        if not isinstance(actions, np.ndarray):
+            actions = list(iterate(self.action_space, actions))
         for i, env in enumerate(self.envs):
             obs, reward[i], terminated, truncated, _ = env.step(actions[i])
             if terminated or truncated:

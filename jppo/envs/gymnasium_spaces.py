@@ -7,7 +7,8 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from jppo.envs.spaces import ActionSpec, ObsSpec, PyTree
+from jppo.envs.action_spaces import jax_dtype
+from jppo.envs.spaces import ObsSpec, PyTree
 
 
 def obs_spec_of(name: str, space: Any) -> PyTree:
@@ -19,31 +20,21 @@ def obs_spec_of(name: str, space: Any) -> PyTree:
     if kind == "Tuple":
         return tuple(obs_spec_of(name, part) for part in space.spaces)
     if kind == "Discrete":
-        return ObsSpec((), _jax_dtype(space.dtype), int(space.n), int(space.start))
-    if kind not in ("Box", "MultiBinary") or not space.shape or 0 in space.shape:
+        return ObsSpec((), jax_dtype(space.dtype), int(space.n), int(space.start))
+    if kind not in ("Box", "MultiBinary", "MultiDiscrete") or not space.shape or 0 in space.shape:
         raise ValueError(
-            f"{name}: observation space {space} is not supported; Box, Discrete, MultiBinary, and Dict and Tuple of "
-            "them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
+            f"{name}: observation space {space} is not supported; Box, Discrete, MultiDiscrete, MultiBinary, and "
+            "Dict and Tuple of them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
         )
-    return ObsSpec(tuple(space.shape), _jax_dtype(space.dtype))
+    return ObsSpec(tuple(space.shape), jax_dtype(space.dtype))
 
 
-def action_spec_of(name: str, space: Any) -> ActionSpec:
+def dtypes_of(space: Any) -> PyTree:
+    """Returns the dtype of each array of a space, in dicts and tuples as in the space."""
     kind = type(space).__name__
-    if kind == "Discrete":
-        return ActionSpec(shape=(), dtype=_jax_dtype(space.dtype), num_actions=int(space.n), start=int(space.start))
-    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"{name}: action space {space} is not supported; Discrete and real-valued Box are")
-    low, high = _inside(space.low, np.inf), _inside(space.high, -np.inf)
-    return ActionSpec(shape=tuple(space.shape), dtype=_jax_dtype(space.dtype), low=low, high=high)
-
-
-def _inside(bound: np.ndarray, inward: float) -> tuple[float, ...]:
-    """The nearest float32 that are not beyond a bound."""
-    with np.errstate(all="ignore"):
-        near = bound.astype(np.float32)
-        beyond = near < bound if inward > 0 else near > bound
-        return tuple(np.where(beyond, np.nextafter(near, np.float32(inward)), near).ravel().tolist())
+    if kind == "Dict":
+        return {key: dtypes_of(part) for key, part in space.spaces.items()}
+    return tuple(dtypes_of(part) for part in space.spaces) if kind == "Tuple" else space.dtype
 
 
 def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
@@ -70,7 +61,3 @@ def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
 def as_arrays(space: Any, obs: PyTree) -> PyTree:
     """An observation in arrays, in the dtypes and the order of its space: environments may be less orderly."""
     return jax.tree.map(lambda leaf: leaf[0], concatenate(space, [obs], create_empty_array(space, 1)))
-
-
-def _jax_dtype(dtype: Any) -> str:
-    return str(jax.dtypes.canonicalize_dtype(dtype))

@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jppo.config.checks import names_module
+from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnax_contract import check_methods, describe_leaf, trace_env
 from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.observations import MisfitError, split_observation
-from jppo.envs.spaces import ActionSpec, Array, ObsSpec, PyTree
+from jppo.envs.spaces import Array, ObsSpec, PyTree
 
 _BOOL_IMAGES = "gymnax.environments.minatar."  # bool images that gymnax casts to float32: four times the memory
 _ONLY_FOR_DRAWINGS = ("matplotlib.pyplot", "seaborn")
@@ -54,7 +54,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
             raise ValueError(f"unknown parameters {', '.join(unknown)}; choose from {', '.join(sorted(vars(params)))}")
         params = params.replace(**overrides)
     name = env if isinstance(env, str) else getattr(source, "name", type(source).__name__)
-    action_spec = _action_spec(name, source.action_space(params))
+    action_spec = action_spec_of(name, source.action_space(params))
     return _adapt(name, source, params, action_spec)
 
 
@@ -104,14 +104,14 @@ def holds_bits(source: Any) -> bool:
     return type(source).__module__.startswith(_BOOL_IMAGES)
 
 
-def _adapt(name: str, source: Any, params: Any, action_spec: ActionSpec) -> Environment:
+def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environment:
     seen = _as_bits if holds_bits(source) else _strong
 
     def reset(key: Array) -> tuple[PyTree, PyTree]:
         obs, state = source.reset(key, params)
         return seen(obs), _strong(state)
 
-    def step(key: Array, state: PyTree, action: Array) -> Step:
+    def step(key: Array, state: PyTree, action: PyTree) -> Step:
         obs, state, reward, terminated, truncated, info = source.step(key, state, action, params)
         return Step(
             obs=seen(obs),
@@ -122,24 +122,13 @@ def _adapt(name: str, source: Any, params: Any, action_spec: ActionSpec) -> Envi
             final_obs=seen(info["final_observation"]),
         )
 
-    action = jax.ShapeDtypeStruct(action_spec.shape, action_spec.dtype)
+    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), action_spec)
     try:
         obs = trace_env(source, params, action)[0]
     except BrokenContractError as error:
         raise BrokenContractError(f"{name}: {error.args[0]}", error.args[1], error.check) from None
     obs_spec = _obs_spec(name, source.observation_space(params), jax.eval_shape(seen, obs))
     return Environment(name, reset, step, obs_spec, action_spec, source, params)
-
-
-def _action_spec(name: str, space: Any) -> ActionSpec:
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return ActionSpec(shape=(), dtype=str(np.dtype(space.dtype)), num_actions=int(space.n))
-    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"{name}: action space {space} is not supported; use Discrete or a Box of floats")
-    shape = tuple(space.shape)
-    low, high = (tuple(np.broadcast_to(bound, shape).ravel().tolist()) for bound in (space.low, space.high))
-    return ActionSpec(shape=shape, dtype=str(np.dtype(space.dtype)), low=low, high=high)
 
 
 def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:

@@ -98,7 +98,7 @@ class Observations:
             return
         if leaf.dtype.kind == "b":
             return
-        low, high = (0, 1) if kind == "MultiBinary" else (space.low, space.high)
+        low, high = _bounds(space)
         low, high = (np.broadcast_to(np.asarray(bound), leaf.shape) for bound in (low, high))
         slack = 1e-5 * np.maximum(1.0, np.abs(np.where(np.isfinite(leaf), leaf, 0.0)))
         outside = (leaf < low - slack) | (leaf > high + slack)
@@ -126,6 +126,17 @@ def split_observation(space: Any, value: Any, path: str) -> Iterator[tuple[str, 
     except (KeyError, AttributeError, ValueError, TypeError) as error:
         found = "an array" if hasattr(value, "shape") else f"of type {type(value).__name__}"
         raise MisfitError(f"{path} is {found}, which does not fit {space}") from error
+
+
+def _bounds(space: Any) -> tuple[Any, Any]:
+    """Returns the smallest and the largest value of a space that is not Discrete."""
+    kind = type(space).__name__
+    if kind == "MultiBinary":
+        return 0, 1
+    if kind == "MultiDiscrete":
+        start = getattr(space, "start", np.zeros_like(space.nvec))
+        return start, start + space.nvec - 1
+    return space.low, space.high
 
 
 def _kept(leaves: list[np.ndarray]) -> np.ndarray:

@@ -81,7 +81,8 @@ def to_env_action(action_spec: PyTree, action: PyTree) -> PyTree:
 
 def _to_env_leaf(spec: ActionSpec, action: Array) -> Array:
     if not spec.is_box:
-        shifted = action.astype(spec.dtype) + np.asarray(spec.start, spec.dtype)
+        start = np.asarray(spec.start, spec.dtype)
+        shifted = action.astype(spec.dtype) + start.reshape((1,) * (action.ndim - start.ndim) + start.shape)
         return shifted.reshape(*action.shape[:-1], *spec.shape) if spec.nvec else shifted
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
     with np.errstate(over="ignore"):

@@ -14,7 +14,16 @@ import numpy as np
 
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.report import PASS, SKIPPED, Check, report_exceptions, report_refusals
-from jppo.envs.checks.trajectory import COUNTERS, Moment, Starts, Trace, draw_actions, stack_trace
+from jppo.envs.checks.trajectory import (
+    COUNTERS,
+    Moment,
+    Starts,
+    Trace,
+    actions_at,
+    draw_actions,
+    num_steps_of,
+    stack_trace,
+)
 from jppo.envs.contract import BrokenContractError, read_reset, read_step
 from jppo.envs.gymnasium import make_source, open_host_env
 from jppo.envs.observations import Observations
@@ -99,7 +108,7 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
     how = "in another instance, after other episodes" if len(envs) > 1 else "in the same instance, after other episodes"
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, how)
     yield Check("autoreset", SKIPPED, "applies only to vector environments")
-    yield _measure_speed(envs[0], actions[:, 0])
+    yield _measure_speed(envs[0], actions_at(actions, slice(None), 0))
 
 
 def _reset(env: Any, seed: int | None = None) -> PyTree:
@@ -114,18 +123,19 @@ def _reset(env: Any, seed: int | None = None) -> PyTree:
             raise BrokenContractError("reset has no parameter seed", remedy) from error
 
 
-def _play_all(envs: list[Any], seed: int, actions: np.ndarray, observations: Observations) -> Trace:
-    traces = [_play(env, seed + i, actions[:, i], observations) for i, env in enumerate(envs)]
+def _play_all(envs: list[Any], seed: int, actions: PyTree, observations: Observations) -> Trace:
+    traces = [_play(env, seed + i, actions_at(actions, slice(None), i), observations) for i, env in enumerate(envs)]
     names = set.intersection(*(set(trace.counters) for trace in traces))
     common = [trace._replace(counters={name: trace.counters[name] for name in names}) for trace in traces]
     return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *common)
 
 
-def _play(env: Any, seed: int, actions: np.ndarray, observations: Observations) -> Trace:
+def _play(env: Any, seed: int, actions: PyTree, observations: Observations) -> Trace:
     """Returns the trace of one environment, without the axis N."""
     start, counters, moments = observations.see(_reset(env, seed)), _counters(env), []
     with _record_resets(env) as calls:
-        for t, action in enumerate(actions):
+        for t in range(num_steps_of(actions)):
+            action = actions_at(actions, t)
             calls.clear()
             with report_exceptions("runs", f"step {t} with action {action}"):
                 obs, reward, terminated, truncated = read_step(env.step(_env_action(action)))
@@ -136,9 +146,9 @@ def _play(env: Any, seed: int, actions: np.ndarray, observations: Observations) 
     return stack_trace(*start, counters, moments)
 
 
-def _env_action(action: np.ndarray) -> Any:
+def _env_action(action: PyTree) -> Any:
     """Returns an action as Gymnasium's spaces sample it: a NumPy scalar or a new array."""
-    return action.copy() if action.ndim else action[()]
+    return jax.tree.map(lambda leaf: leaf.copy() if leaf.ndim else leaf[()], action)
 
 
 @contextlib.contextmanager
@@ -188,12 +198,14 @@ def _reset_often(env: Any, seed: int, observations: Observations) -> Starts:
     return Starts(obs=obs, digest=digest, following=np.stack(following))
 
 
-def _measure_speed(env: Any, actions: np.ndarray) -> Check:
+def _measure_speed(env: Any, actions: PyTree) -> Check:
     _reset(env)
     begin, steps = time.perf_counter(), 0
     with report_exceptions("runs", "step during the measurement of speed"):
         while (seconds := time.perf_counter() - begin) < _SPEED_SECONDS:
-            _, _, terminated, truncated = read_step(env.step(_env_action(actions[steps % len(actions)])))
+            _, _, terminated, truncated = read_step(
+                env.step(_env_action(actions_at(actions, steps % num_steps_of(actions))))
+            )
             steps += 1
             if terminated or truncated:
                 env.reset()

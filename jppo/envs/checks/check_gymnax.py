@@ -10,10 +10,11 @@ import numpy as np
 
 from jppo.config.checks import names_module
 from jppo.devices.jit import jit
+from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment
 from jppo.envs.checks import rules
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, report_exceptions, report_refusals
-from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, draw_actions
+from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.gymnax_contract import check_methods, describe_leaf, trace_env
@@ -62,9 +63,11 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
 def _judge_tracing(source: Any, params: Any) -> Iterator[Check]:
     """Yields the results of jit, contract and carry. `make_env` does not require the types of step's values."""
     check_methods(source, params)
+    params = source.default_params if params is None else params
+    with report_refusals():
+        specs = action_spec_of(type(source).__name__, source.action_space(params))
+    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
     with report_exceptions("jit", "tracing reset and step"):
-        params = source.default_params if params is None else params
-        action = jax.eval_shape(source.action_space(params).sample, jax.eval_shape(lambda: jax.random.key(0)))
         _, state, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action)
     yield Check("jit", PASS, "reset and step can be traced")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -86,7 +89,9 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     play_all = jit(jax.vmap(_player(env), in_axes=(0, 1)))
     with report_exceptions("vmap", "running it under vmap and scan"):
         episodes = jax.device_get(play_all(keys, actions))
-        single = jax.device_get(jit(_player(env))(keys[0, : _SINGLE_STEPS + 1], actions[:_SINGLE_STEPS, 0]))
+        single = jax.device_get(
+            jit(_player(env))(keys[0, : _SINGLE_STEPS + 1], actions_at(actions, slice(_SINGLE_STEPS), 0))
+        )
     start = time.perf_counter()
     repeated = jax.device_get(play_all(keys, actions))
     seconds = time.perf_counter() - start
@@ -189,7 +194,7 @@ def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _judge_limit(
-    env: Environment, observations: Observations, keys: Array, actions: np.ndarray, free: Trace
+    env: Environment, observations: Observations, keys: Array, actions: PyTree, free: Trace
 ) -> Check | None:
     """Sets max_steps_in_episode to 5 and compares with the same episodes without this limit.
 
@@ -202,12 +207,12 @@ def _judge_limit(
       None if the parameter does not exist, or if all episodes are shorter.
     """
     limit = getattr(env.params, "max_steps_in_episode", None)
-    if limit is None or not hasattr(env.params, "replace") or len(actions) < _LIMIT:
+    if limit is None or not hasattr(env.params, "replace") or num_steps_of(actions) < _LIMIT:
         return None
     low = type(limit)(_LIMIT) if isinstance(limit, int | float) else jnp.full_like(limit, _LIMIT)
     try:
         made = make_env(env.source, env.params.replace(max_steps_in_episode=low))
-        play = jit(jax.vmap(_player(made), in_axes=(0, 1)))(keys[:, : _LIMIT + 1], actions[:_LIMIT])
+        play = jit(jax.vmap(_player(made), in_axes=(0, 1)))(keys[:, : _LIMIT + 1], actions_at(actions, slice(_LIMIT)))
         limited = _trace(observations, jax.device_get(play))
     except Exception as error:  # the environment may not support this value
         seen = f"it raises {type(error).__name__} with max_steps_in_episode = {_LIMIT}"

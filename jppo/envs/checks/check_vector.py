@@ -9,9 +9,10 @@ import numpy as np
 
 from jppo.envs.checks import rules
 from jppo.envs.checks.report import PASS, Check, report_exceptions
-from jppo.envs.checks.trajectory import Moment, Starts, Trace, draw_actions, stack_trace
+from jppo.envs.checks.trajectory import Moment, Starts, Trace, actions_at, draw_actions, num_steps_of, stack_trace
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.observations import Observations
+from jppo.envs.spaces import PyTree
 
 _RESETS = 32
 
@@ -37,12 +38,13 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
     yield rules.judge_speed(trace.reward.size, seconds, f"{num_envs} environments in one process")
 
 
-def _play(host: HostEnvironment, seeds: list[int], actions: np.ndarray, observations: Observations) -> Trace:
+def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations: Observations) -> Trace:
     lead, no_resets = (len(seeds),), np.zeros(len(seeds), np.int32)
     moments = []
     with contextlib.closing(host.make(seeds)) as envs:
         start = observations.see(jax.tree.map(np.copy, envs.reset()), lead)
-        for action in actions:
+        for t in range(num_steps_of(actions)):
+            action = actions_at(actions, t)
             after = envs.step(action)
             obs, digest = observations.see(after.obs, lead)
             final = obs.copy()

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
 from jppo.envs.checks.trajectory import Starts, Trace, num_alike
 from jppo.envs.observations import Observations
-from jppo.envs.spaces import ActionSpec
+from jppo.envs.spaces import ActionSpec, PyTree
 
 _MIN_ENDS = 3  # minimum number of ended episodes for a conclusion
 _MIN_STEPS = 20  # minimum number of steps outside the region of starts, likewise
@@ -22,7 +23,7 @@ _SPACE_FAULTS = (  # kinds of Observations.faults, most severe first
 
 
 def judge_all(
-    observations: Observations, action_spec: ActionSpec, trace: Trace, again: Trace, starts: Starts, how: str
+    observations: Observations, action_spec: PyTree, trace: Trace, again: Trace, starts: Starts, how: str
 ) -> Iterator[Check]:
     """Yields the results of the checks in this module.
 
@@ -49,12 +50,20 @@ def judge_spaces(observations: Observations) -> Check:
     return Check("spaces", PASS, "shapes, dtypes and values are in the observation space")
 
 
-def judge_actions(spec: ActionSpec) -> Check:
+def judge_actions(action_spec: PyTree) -> Check:
+    """Checks the spaces of all actions. Returns the worst result."""
+    order = (FAIL, WARN, PASS)
+    return min(map(_judge_action, jax.tree.leaves(action_spec)), key=lambda check: order.index(check.status))
+
+
+def _judge_action(spec: ActionSpec) -> Check:
     """Checks that there are at least two actions. Warns of missing bounds: such actions are not scaled."""
     if spec.num_actions:
         if spec.num_actions == 1:
             return Check("actions", FAIL, "there is only one action", "declare at least two actions")
         return Check("actions", PASS, f"{spec.num_actions} discrete actions, numbered from {spec.start}")
+    if spec.nvec:
+        return Check("actions", PASS, f"{len(spec.nvec)} components of {min(spec.nvec)} to {max(spec.nvec)} actions")
     low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
     if not (low < high).all():
         i = int(np.argmin(low < high))

@@ -1,11 +1,11 @@
 """Random actions, and the recorded steps of environments."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jppo.envs.spaces import ActionSpec
+from jppo.envs.spaces import ActionSpec, PyTree
 
 _BOUND_PROBABILITY = 0.125  # probability that a component of an action is a bound
 COUNTERS = frozenset(
@@ -67,7 +67,24 @@ def stack_trace(obs: np.ndarray, digest: np.ndarray, counters: dict[str, float],
     )
 
 
-def draw_actions(spec: ActionSpec, seed: int, num_steps: int, num_envs: int) -> np.ndarray:
+def draw_actions(action_spec: PyTree, seed: int, num_steps: int, num_envs: int) -> PyTree:
+    """Returns random actions, leaves [T, N, *shape]; the first `num_alike` environments get the same ones."""
+    specs, structure = jax.tree.flatten(action_spec)
+    leaves = [_draw(spec, seed + number, num_steps, num_envs) for number, spec in enumerate(specs)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def actions_at(actions: PyTree, *index: Any) -> PyTree:
+    """Returns leaf[index] of each leaf of the actions."""
+    return jax.tree.map(lambda leaf: leaf[index], actions)
+
+
+def num_steps_of(actions: PyTree) -> int:
+    """Returns the number of steps T of actions [T, ...]."""
+    return len(jax.tree.leaves(actions)[0])
+
+
+def _draw(spec: ActionSpec, seed: int, num_steps: int, num_envs: int) -> np.ndarray:
     """Returns actions [T, N, *shape]; the first `num_alike` environments get the same ones.
 
     Real numbers are uniform between their bounds or one of them, or normal if they have no bounds.
@@ -76,6 +93,9 @@ def draw_actions(spec: ActionSpec, seed: int, num_steps: int, num_envs: int) -> 
     size = (num_steps, num_envs)
     if spec.num_actions:
         action = rng.integers(spec.num_actions, size=size) + spec.start
+    elif spec.nvec:
+        drawn = rng.integers(spec.nvec, size=(*size, spec.size)) + np.asarray(spec.start)
+        action = drawn.reshape(*size, *spec.shape)
     else:
         low, high = (np.asarray(bound, np.float64).reshape(spec.shape) for bound in (spec.low, spec.high))
         bounded = np.isfinite(high - low)

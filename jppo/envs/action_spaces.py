@@ -1,0 +1,56 @@
+"""Action spaces of Gymnasium and gymnax as jppo's specifications."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jppo.envs.spaces import ActionSpec, PyTree
+
+
+def action_spec_of(name: str, space: Any) -> PyTree:
+    """Returns the ActionSpec of a space; of a Dict or Tuple, a dict or tuple of them.
+
+    Raises ValueError for a space that is not supported.
+    """
+    kind = type(space).__name__
+    if kind == "Dict" and space.spaces:
+        if len({type(key) for key in space.spaces}) > 1:
+            raise ValueError(f"{name}: action space {space} has names of different types, which JAX cannot sort")
+        return {key: action_spec_of(name, part) for key, part in space.spaces.items()}
+    if kind == "Tuple" and space.spaces:
+        return tuple(action_spec_of(name, part) for part in space.spaces)
+    if kind == "Discrete":
+        start = int(getattr(space, "start", 0))
+        return ActionSpec(shape=(), dtype=jax_dtype(space.dtype), num_actions=int(space.n), start=start)
+    shape = tuple(getattr(space, "shape", None) or ())
+    if kind == "MultiDiscrete":
+        nvec = np.asarray(space.nvec)
+        starts = np.broadcast_to(getattr(space, "start", 0), nvec.shape)
+        return ActionSpec(shape, jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
+    if kind == "MultiBinary":
+        return ActionSpec(shape, jax_dtype(space.dtype), nvec=_ints(np.full(shape, 2)))
+    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(
+            f"{name}: action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
+            "floats, or a Dict or Tuple of them"
+        )
+    low, high = (np.broadcast_to(bound, shape) for bound in (space.low, space.high))
+    return ActionSpec(shape, jax_dtype(space.dtype), low=_inside(low, np.inf), high=_inside(high, -np.inf))
+
+
+def jax_dtype(dtype: Any) -> str:
+    """Returns the name of the dtype that JAX uses for arrays of this dtype."""
+    return str(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(map(int, np.ravel(values)))
+
+
+def _inside(bound: np.ndarray, inward: float) -> tuple[float, ...]:
+    """Returns the nearest float32 numbers that are not beyond a bound."""
+    with np.errstate(all="ignore"):
+        near = bound.astype(np.float32)
+        beyond = near < bound if inward > 0 else near > bound
+        return tuple(np.where(beyond, np.nextafter(near, np.float32(inward)), near).ravel().tolist())
