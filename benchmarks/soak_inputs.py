@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import datetime
 import io
+import math
 import os
 import random
 import shutil
@@ -162,35 +163,50 @@ def damage(count: int = 180, seed: int = 0, output: Path = RESULTS / "soak_damag
 
 
 def random_settings(rng: random.Random) -> dict[str, Any]:
-    """Returns random arguments of `jppo.train`; some are invalid."""
+    """Returns random arguments of `jppo.train`. About a third have an invalid or extreme value."""
     config: dict[str, Any] = {
-        "num_envs": rng.choice((0, 1, 2, 4, 6, 16)),
-        "num_steps": rng.choice((1, 2, 5, 8, 16)),
-        "num_epochs": rng.choice((0, 1, 2, 3)),
-        "num_minibatches": rng.choice((1, 1, 2, 3, 4)),
-        "hidden_sizes": rng.choice(((), (1,), (8,), (8, 8), (0,))),
+        "num_envs": rng.choice((1, 2, 4, 8, 16)),
+        "num_steps": rng.choice((1, 2, 4, 8, 16)),
+        "num_epochs": rng.choice((1, 2, 3)),
+        "num_minibatches": rng.choice((1, 1, 1, 2, 4)),
+        "hidden_sizes": rng.choice(((), (1,), (8,), (8, 8))),
         "num_strata": rng.choice((1, 2, 8)),
+        "recurrent_size": rng.choice((1, 8)),
+        "sequence_length": rng.choice((None, None, 2)),
     }
-    for field in dataclasses.fields(jppo.PPOConfig):
-        if field.name not in config and field.name != "network":
-            choices = typing.get_args(field.type) or (True, False)
-            config[field.name] = rng.choice(choices)
-    numbers = (0.0, 1e-30, 1e-3, 0.5, 1.0, 2.0, 1e3, 1e30, -1.0, float("inf"), float("nan"))
-    fields = [field.name for field in dataclasses.fields(jppo.Hyperparams)]
-    hyperparams = {name: rng.choice(numbers) for name in rng.sample(fields, rng.choice((0, 0, 1, 2)))}
+    for name, kind in typing.get_type_hints(jppo.PPOConfig).items():
+        if kind is bool:
+            config[name] = rng.choice((True, False))
+        elif typing.get_origin(kind) is typing.Literal and name != "network":
+            config[name] = rng.choice(typing.get_args(kind))
+    hyperparams: dict[str, Any] = {}
+    if rng.random() < 1 / 3:
+        invalid = {"num_envs": 0, "num_epochs": 0, "num_minibatches": 3, "hidden_sizes": (0,), "recurrent_size": True}
+        numbers = (0.0, 1e-30, 1e-3, 0.5, 1.0, 2.0, 1e3, 1e30, -1.0, float("inf"), float("nan"))
+        fields = [field.name for field in dataclasses.fields(jppo.Hyperparams)]
+        if rng.random() < 1 / 3:
+            name = rng.choice(sorted(invalid))
+            config[name] = invalid[name]
+        else:
+            hyperparams = {name: rng.choice(numbers) for name in rng.sample(fields, rng.choice((1, 2)))}
     return {"env": rng.choice(ENVS), "seed": rng.choice((0, 1, 2**32 - 1)), **config, **hyperparams}
 
 
-def configs(count: int = 150, seed: int = 0, output: Path = RESULTS / "soak_configs.json") -> None:
+def configs(
+    count: int = 150, seed: int = 0, max_seconds: float = math.inf, output: Path = RESULTS / "soak_configs.json"
+) -> None:
     """Trains with random settings.
 
     Args:
       count: number of runs.
       seed: seed of the settings.
+      max_seconds: no further run starts after this time.
       output: JSON file of the results.
     """
     rng, start, rows = random.Random(seed), time.monotonic(), list[dict[str, Any]]()
     for number in range(count):
+        if time.monotonic() - start > max_seconds:
+            break
         settings = random_settings(rng)
         steps = 2 * max(1, settings["num_envs"] * settings["num_steps"])
 
@@ -211,12 +227,17 @@ def finish(rows: list[dict[str, Any]], actions: tuple[str, ...], output: Path) -
     for action, counter in counts.items():
         defects = len(rows) - counter["correct"] - counter["error"]
         table.add_row(action, str(counter["correct"]), str(counter["error"]), str(defects))
-    write_json(output, {"counts": counts, "rows": rows, "date": datetime.date.today().isoformat()} | hardware())
+    write_json(
+        output,
+        {"cases": len(rows), "counts": counts, "rows": rows, "date": datetime.date.today().isoformat()} | hardware(),
+    )
     print(file=sys.stderr)
     Console().print(table)
     for row in rows:
         if any(row[action] not in ("correct", "error") for action in actions):
             print(row)
+    if unused := [action for action, counter in counts.items() if not counter["correct"]]:
+        sys.exit(f"no case of {', '.join(unused)} gave a result, so the counts show nothing")
 
 
 if __name__ == "__main__":
