@@ -337,6 +337,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "Taxi-v4", "--num-actors", "0", "--num-devices", "99"], "jppo: num_devices = 99; JAX has 8 here"),
         (["check-env"], "Environment to check"),
         (["check-env", "CartPol-v1"], "jppo: unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
+        (
+            ["check-env", "my_env"],
+            "'my_env'; `jppo envs` lists all names; your own environment needs the form module:name",
+        ),
         (["check-env", "CartPole-v1", "--steps", "0"], "jppo: steps = 0 must be a whole number of at least 1"),
         (["check-env", "CartPole-v1", "--num-envs", "0"], "jppo: num_envs = 0 must be a whole number of at least 1"),
         (["check-env", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),

@@ -39,5 +39,6 @@ def make_named(source: str) -> Any:
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
     near = difflib.get_close_matches(name, dict.fromkeys(known), 3, 0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`jppo envs` lists all names"
+    forms = "`jppo envs` lists all names; your own environment needs the form module:name"
+    hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")
