@@ -91,6 +91,15 @@ def test_bar_shows_last_status():
     assert "50/100 steps" in console.file.getvalue()
 
 
+def test_narrow_terminal_shows_steps_and_speed_instead_of_bar():
+    console = Console(file=io.StringIO(), width=40, force_terminal=True)
+    bar = BarReporter(console, 1_000_000)
+    bar.start()
+    bar.update(500_000, 10000.0, 1.5)
+    bar.close()
+    assert "500,000/1,000,000 steps  10k steps/s" in console.file.getvalue()
+
+
 def test_make_reporter_accepts_names_and_reporters():
     assert isinstance(make_reporter("none", 1), NullReporter)
     own = NullReporter()

@@ -9,12 +9,13 @@ import time
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from jppo.runs.plots import format_steps
 
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
+_BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
 
 
 class Reporter:
@@ -61,12 +62,12 @@ class BarReporter(Reporter):
     """Shows a progress bar on a terminal."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
+        columns: list[ProgressColumn] = [TextColumn("{task.fields[status]}")]
+        if console.width >= _BAR_COLUMNS:
+            before = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
+            columns = [*before, *columns, TimeElapsedColumn()]
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
+            *columns,
             console=console,
             auto_refresh=False,  # a drawing thread would slow down the training loop
         )
