@@ -157,6 +157,28 @@ class Counting(Probe):
         return state.time >= jnp.asarray([NO_LIMIT, 3, 5])[_kind(state)]
 
 
+class Masked(TimeLimit):
+    """Six actions, of which the mask changes with each step. An illegal action ends the episode with the reward -1."""
+
+    empty_at = NO_LIMIT  # time at which no action is legal
+
+    def get_obs(self, state: ProbeState, params: Any = None, key: Any = None) -> dict[str, Array]:
+        mask = ((jnp.arange(6) + state.time) % 3 == 0) & (state.time != self.empty_at)
+        return {"time": state.time.astype(jnp.float32)[None], "action_mask": mask}
+
+    def step_env(self, key: Array, state: ProbeState, action: Array, params: Any) -> tuple:
+        legal = (action + state.time) % 3 == 0
+        after = state.replace(time=state.time + 1)
+        return self.get_obs(after), after, jnp.where(legal, 1.0, -1.0), ~legal, {}
+
+    def action_space(self, params: Any = None) -> Any:
+        return spaces.Discrete(6)
+
+    def observation_space(self, params: Any = None) -> Any:
+        time = spaces.Box(0, jnp.inf, (1,))
+        return spaces.Dict({"time": time, "action_mask": spaces.Box(0, 1, (6,), jnp.bool_)})
+
+
 class DictCounting(Counting):
     """Counting with a dict of two dtypes as observation."""
 

@@ -8,7 +8,7 @@ import scipy.special
 import scipy.stats
 from gymnasium import spaces
 from host_probes import Compound
-from probes import Probe
+from probes import Masked, Probe
 
 import jppo
 from jppo.envs.action_spaces import action_spec_of
@@ -212,3 +212,18 @@ def test_check_env_draws_valid_nested_actions():
     for env in (Compound, CompoundOnDevice()):
         report = jppo.check_env(env, steps=50)
         assert not [check for check in report.checks if check.status == "fail"], report
+
+
+def test_100_000_steps_with_masks_contain_no_illegal_action():
+    config = jppo.PPOConfig(num_envs=256, num_steps=40, num_minibatches=4, hidden_sizes=(8,))
+    result = jppo.train(Masked(), config=config, total_steps=102_400, progress="none")
+    np.testing.assert_array_equal(result.metrics["episode/length_mean"], 5.0)
+    np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)
+
+
+def test_a_mask_without_legal_actions_ends_the_run_with_the_step():
+    env = Masked()
+    env.empty_at = 3
+    with pytest.raises(jppo.NoLegalAction, match=r"environment 0 at step 3 of update 1's rollout") as error:
+        jppo.train(env, config=SMALL, total_steps=320, progress="none")
+    assert error.value.update == 1

@@ -150,7 +150,7 @@ def legal_categories(spec: ActionSpec, mask: Array) -> Array:
     Args:
       mask: any dtype, nonzero for legal categories; of a MultiDiscrete space, all components one after the other.
     """
-    flat = mask.reshape(len(mask), -1) != 0
+    flat = mask.reshape(len(mask), -1).astype(bool)
     return unflatten_categories(flat, spec.nvec, False) if spec.nvec else flat
 
 
