@@ -219,7 +219,7 @@ class Own(nn.Module):
 
 def test_custom_networks_are_exported_as_programs(tmp_path):
     trained, obs = untrained({}, FOUR, THREE, Own()), observations(FOUR, 5)
-    with pytest.raises(ValueError, match=r"network is your own, Own, which NumPy cannot know; export it as .stablehlo"):
+    with pytest.raises(ValueError, match=r"its network is your own Own; export it as .stablehlo"):
         jppo.export_policy(trained, tmp_path / "policy.npz")
     loaded = jppo.load_exported(jppo.export_policy(trained, tmp_path / "policy.stablehlo"))
     np.testing.assert_array_equal(loaded.act(obs), trained.act(obs))
@@ -424,3 +424,27 @@ def test_an_empty_batch_is_accepted(simple, exported):
 def test_exports_of_a_policy_are_identical(simple, exported, tmp_path):
     again = jppo.export_policy(simple, tmp_path / "again.npz")
     assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(exported.read_bytes()).digest()
+
+
+@pytest.mark.parametrize(
+    ("action", "masked", "options", "reason"),
+    [
+        (ActionSpec((2,), "int32", nvec=(2, 3)), False, {}, "its actions have several components"),
+        ({"a": ActionSpec((), "int32", num_actions=2)}, False, {}, "its actions have several components"),
+        (ActionSpec((), "int32", num_actions=2), True, {}, "its observations have an action_mask"),
+        (ActionSpec((), "int32", num_actions=2), False, {"recurrent": "gru"}, "its network is recurrent; load the run"),
+        (
+            ActionSpec((), "int32", num_actions=2),
+            False,
+            {"actor_obs": ("x",)},
+            "its network selects observation leaves",
+        ),
+    ],
+)
+def test_policies_that_numpy_cannot_apply_are_not_exported(tmp_path, action, masked, options, reason):
+    obs_spec = {"x": ObsSpec((3,), "float32")} | ({"action_mask": ObsSpec((2,), "bool")} if masked else {})
+    network = make_network(jppo.PPOConfig(hidden_sizes=(4,), **options), obs_spec, action)
+    policy = TrainedPolicy(make_policy(network, obs_spec, action), PolicyState(params={}, obs_stats=()))
+    with pytest.raises(ValueError, match=reason):
+        jppo.export_policy(policy, tmp_path / "policy.npz")
+    assert not list(tmp_path.iterdir())

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.actors.numpy_params import to_numpy_params
+from jppo.actors.numpy_params import numpy_obstacle, to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ActionSpec
-from jppo.ppo.networks import ActorCritic
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
@@ -34,15 +32,8 @@ class ActionSelection(NamedTuple):
 
 def make_action_selection(policy: Policy) -> ActionSelection:
     """Returns the NumPy implementation for jppo's own dense networks on CPU, otherwise the compiled one."""
-    network, action = policy.network, policy.action_spec
-    known = (
-        type(network) is ActorCritic
-        and network.kind == "mlp"
-        and not (network.actor_obs or network.critic_obs or policy.has_mask)
-        and isinstance(action, ActionSpec)
-        and not action.nvec
-        and jax.default_backend() == "cpu"
-    )
+    network: Any = policy.network
+    known = not numpy_obstacle(policy) and network.kind == "mlp" and jax.default_backend() == "cpu"
     return (_select_with_numpy if known else _select_with_xla)(policy)
 
 

@@ -14,12 +14,31 @@ from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.layers import SCREEN_CONVOLUTIONS, channels_first
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.normalization import center_and_scale
+from jppo.ppo.policy import Policy
 from jppo.ppo.types import Moments, PolicyState, PyTree
 
 
 @functools.cache
 def _center_and_scale() -> Callable:
     return jit(center_and_scale)  # not at import, because it starts JAX's backend
+
+
+def numpy_obstacle(policy: Policy) -> str:
+    """Returns the reason why `jppo.actors.numpy_policy` cannot apply the policy, or ''."""
+    network: Any = policy.network
+    action = policy.action_spec
+    if policy.is_recurrent:
+        return "its network is recurrent"
+    if type(network) is not ActorCritic:
+        return f"its network is your own {type(network).__name__}"
+    several_inputs = network.kind == "cnn" and not isinstance(policy.obs_spec, ObsSpec)
+    obstacles = {
+        "its actions have several components": not isinstance(action, ActionSpec) or bool(action.nvec),
+        "its observations have an action_mask": policy.has_mask,
+        "its network selects observation leaves (actor_obs, critic_obs)": network.actor_obs or network.critic_obs,
+        "its convolutional network has several inputs": several_inputs,
+    }
+    return next((reason for reason, applies in obstacles.items() if applies), "")
 
 
 def to_numpy_params(

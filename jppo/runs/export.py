@@ -19,11 +19,10 @@ from jax import export
 
 from jppo import __version__
 from jppo.actors import numpy_policy
-from jppo.actors.numpy_params import describe_obs, to_numpy_params
+from jppo.actors.numpy_params import describe_obs, numpy_obstacle, to_numpy_params
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
 from jppo.ppo.keys import derive_key
-from jppo.ppo.networks import ActorCritic
 from jppo.ppo.policy import act
 from jppo.ppo.types import Array, PyTree
 from jppo.runs import run_dir as runs
@@ -126,7 +125,7 @@ def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
         return {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
 
     if policy.policy.is_recurrent:
-        raise ValueError("recurrent policies cannot be exported yet; load the run with jppo.load_policy instead")
+        raise ValueError("a recurrent policy cannot be exported; load the run with jppo.load_policy")
     describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
     (batch,) = export.symbolic_shape("batch")
     obs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype), policy.obs_spec)
@@ -136,12 +135,10 @@ def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
 
 
 def _as_npz(policy: TrainedPolicy) -> bytes:
-    network = policy.policy.network
-    if type(network) is not ActorCritic:
-        raise ValueError(
-            f"this policy's network is your own, {type(network).__name__}, which NumPy cannot know; export it as "
-            ".stablehlo, which holds any network"
-        )
+    network: Any = policy.policy.network
+    if obstacle := numpy_obstacle(policy.policy):
+        remedy = "load the run with jppo.load_policy" if policy.policy.is_recurrent else "export it as .stablehlo"
+        raise ValueError(f"NumPy cannot apply this policy, because {obstacle}; {remedy}")
     description, arrays = to_numpy_params(network, policy.state, policy.obs_spec, policy.action_spec)
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})
