@@ -93,7 +93,7 @@ def untrained(settings, obs_spec, action_spec, network=None):
     stats = jax.tree.map(moments, obs_spec, is_leaf=is_spec) if config.normalize_obs else ()
     state = PolicyState(params=jax.tree.map(draw, shapes), obs_stats=stats)
     if action_spec.num_actions and network is None:  # every action must occur
-        logits = whole.apply(state, observations(obs_spec, 16))[0].logits
+        logits = whole.step(state, observations(obs_spec, 16))[0].logits
         state.params["params"]["policy"]["bias"] -= logits.mean(axis=0)
     return TrainedPolicy(whole, state)
 
@@ -239,14 +239,14 @@ def test_run_directories_are_exported_by_the_command(tmp_path):
     with lenient():
         wanted = load_run(run_dir).policy.value(obs)
     for name, load, said in (
-        ("policy.npz", numpy_policy.load, "numpy_policy.load"),
+        ("policy.npz", numpy_policy.load, "actors.numpy_policy.load"),
         ("policy.stablehlo", jppo.load_exported, "load_exported"),
     ):
         with lenient():
             code, out, err = call("export", run_dir, tmp_path / name)
         assert (code, err) == (0, "")
-        assert out.startswith(f"wrote {tmp_path / name}, ")
-        assert out.endswith(f" bytes; jppo.{said} reads it\n")
+        assert out.startswith(f"wrote {tmp_path / name} (")
+        assert out.endswith(f" bytes); load it with jppo.{said}\n")
         np.testing.assert_allclose(load(tmp_path / name).value(obs), wanted, rtol=1e-4, atol=1e-6)
 
 

@@ -59,7 +59,7 @@ def test_a_gpu_gets_kernels(monkeypatch):
 
 def test_unsupported_networks_are_rejected():
     network, params, obs = made("Breakout-MinAtar", 2)
-    with pytest.raises(ValueError, match="400 numbers are too wide"):
+    with pytest.raises(ValueError, match="observations have 400 numbers"):
         fused_mlp.FusedActorCritic(network).apply(params, obs)
     with pytest.raises(ValueError, match="two separate torsos"):
         fused_mlp.FusedActorCritic(network.clone(hidden_sizes=(64, 48)))

@@ -111,13 +111,13 @@ CASES = [
     ),
     ('jppo.check_env("CartPole-v1", num_envs=0)', "num_envs = 0 must be a whole number of at least 1"),
     # Files and run directories
-    ("jppo train CartPole-v1 --run-dir FULL", "run_dir FULL is not empty; use another directory"),
-    ("jppo train CartPole-v1 --run-dir FILE", "run_dir FILE cannot be written: File exists"),
+    ("jppo train CartPole-v1 --run-dir FULL", "FULL is not empty; use another directory"),
+    ("jppo train CartPole-v1 --run-dir FILE", "FILE cannot be written: File exists"),
     ("jppo eval nowhere", "nowhere is not a run directory: it has no config.json"),
     ("jppo eval TORN", "TORN/config.json is damaged: Unterminated string"),
     ("jppo eval FOREIGN", "FOREIGN/config.json is damaged: it has no backend, config, env, hyperparams"),
     ("jppo eval UNFINISHED", "UNFINISHED has no policy: its run did not finish"),
-    ("jppo plot DAMAGED", "DAMAGED/metrics.jsonl is damaged: Expecting value"),
+    ("jppo plot DAMAGED", "DAMAGED/metrics.jsonl is damaged: line 1 does not contain the metrics of an update"),
     ("jppo plot RUN --output picture.docx", "output picture.docx must end in .png"),
     ("jppo play nowhere", "nowhere is not a run directory: it has no config.json"),
     (

@@ -17,8 +17,9 @@ class Export(TrainedRun):
     """Output file: NAME.npz for NumPy (jppo.actors.numpy_policy.load), NAME.stablehlo for JAX and other XLA programs (jppo.load_exported)."""  # noqa: E501
 
     def run(self) -> int:
-        from jppo.runs.export import export_policy
+        from jppo.runs.export import check_output_path, export_policy
 
+        check_output_path(self.output)
         path = export_policy(self.load().policy, self.output)
         loader = "jppo.actors.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
         print(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}")

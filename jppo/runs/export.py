@@ -50,7 +50,7 @@ def export_policy(
         is the user's own and the format is .npz.
     """
     path = Path(path)
-    runs.check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
+    check_output_path(path)
     if not isinstance(policy, TrainedPolicy):
         from jppo.runs.load import load_run  # gymnax takes seconds to import
 
@@ -61,6 +61,11 @@ def export_policy(
     except OSError as error:
         raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error
     return path
+
+
+def check_output_path(path: Path) -> None:
+    """Raises ValueError if the ending selects no format, or the directory does not exist."""
+    runs.check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
 
 
 def load_exported(path: str | Path) -> "ExportedPolicy":
