@@ -4,7 +4,7 @@ from typing import Any
 
 
 class ActorsFailed(RuntimeError):
-    """Runners failed too often in a row; the message has the last one's traceback, `result` the run up to then."""
+    """An actor failed too often in a row. The message contains the last traceback, `result` the run so far."""
 
     result: Any = None
 
@@ -41,16 +41,16 @@ class NoLegalAction(TrainingDiverged):
 
 
 class HostFailed(RuntimeError):
-    """A run over several hosts ended because one of them failed; the message says which."""
+    """A run in several processes ended because one of them failed; the message names it."""
 
-    result: Any = None  # a run without one of its hosts has none
+    result: Any = None  # None, because such a run has no result
 
 
 def first_line(error: BaseException) -> str:
-    """Of its text; empty where it has none."""
+    """Returns the first line of an error's message, or ''."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 def describe_error(error: BaseException) -> str:
-    """Its type's name before that."""
+    """Returns the type and the first line of an error, such as "ValueError: too large"."""
     return ": ".join(filter(None, (type(error).__name__, first_line(error))))

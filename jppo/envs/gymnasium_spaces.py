@@ -39,7 +39,7 @@ def dtypes_of(space: Any) -> PyTree:
 
 def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
     """The first observation against its space."""
-    if isinstance(vector, SyncVectorEnv):  # whose own words would not say what is wrong
+    if isinstance(vector, SyncVectorEnv):  # its own message would not name the mistake
         obs = vector.envs[0].reset(seed=None, options=None)[0]
         try:
             as_arrays(space, obs)

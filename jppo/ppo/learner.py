@@ -49,7 +49,7 @@ def make_learner(
         -learning_rate.
       loss: a function with the arguments and results of `ppo_loss` (the default); its metrics are logged. Large
         minibatches are split for speed only if the loss is declared with `mean_over_rows`. A `LossModule` has
-        parameters and a state of its own.
+        additional parameters and a state.
       advantages: a function with the arguments and results of `gae_advantages` (the default).
       axis_name: mesh axis over which environments are sharded; None for one device.
 

@@ -19,7 +19,7 @@ Loss = Callable[[Apply, Batch, Hyperparams, PPOConfig, Array], tuple[Array, Metr
 
 
 class LossModule(NamedTuple):
-    """A loss with parameters of its own, which the optimizer trains together with the network's, and with a state."""
+    """A loss with additional parameters, which the optimizer trains together with the network's, and with a state."""
 
     init: Callable[[Array, PyTree], tuple[PyTree, PyTree]]
     """(key, obs [B, *obs]) -> parameters, state; pytrees of float arrays, () for none."""

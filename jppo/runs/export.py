@@ -92,7 +92,7 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
         raise ValueError(f"{path} is damaged: its bytes are not those that were exported")
     try:
         return ExportedPolicy(export.deserialize(bytearray(program)))
-    except Exception as error:  # whatever nonsense leads to
+    except Exception as error:  # deserialize raises errors of many types
         raise ValueError(f"{path} is damaged: it holds no program that this JAX can read ({error!r})") from error
 
 
