@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import quick_jit
+from host_probes import Counting as HostCounting
 from lenient import lenient_env
 from probes import Counting
 
 import jppo
+from jppo.actors.env_runner import EnvRunner
 from jppo.ppo.learner import make_learner
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
@@ -133,6 +135,20 @@ def test_values_of_successors_use_the_carry_after_the_last_step():
         carry = jnp.where(rollout.done[t][:, None], 0.0, carry)
     np.testing.assert_allclose(end.carry, carry, rtol=1e-5, atol=1e-6)
     assert rollout.truncated.any()
+
+
+def test_actors_reset_the_carry_at_the_end_of_an_episode():
+    """Steps the network by hand over the recorded observations."""
+    agent, key = jppo.make_sebulba(HostCounting, CONFIG, total_steps=T * N), jax.random.key(0)
+    params = jax.device_get(agent.init(key, jppo.Hyperparams()).policy)
+    rollout = EnvRunner(agent.runner_spec(key), np.arange(N)).collect(params, 0.9).rollout
+    carry = agent.policy.initial_carry(N)
+    for t in range(T):
+        if t % L == 0:
+            np.testing.assert_allclose(rollout.carry[t // L], carry, rtol=1e-5, atol=1e-6)
+        carry = agent.policy.step(params, rollout.obs[t], carry)[2]
+        carry = jnp.where(rollout.done[t][:, None], 0.0, carry)
+    assert rollout.done[:L].any()
 
 
 def test_first_minibatch_has_ratio_one():

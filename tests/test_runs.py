@@ -137,10 +137,17 @@ def test_a_config_of_numpy_numbers_is_saved(tmp_path):
     assert jppo.PPOConfig(**saved["config"] | {"hidden_sizes": tuple(saved["config"]["hidden_sizes"])}) == config
 
 
-def test_a_json_file_is_replaced_atomically(tmp_path):
+def test_a_json_file_is_replaced_atomically(tmp_path, monkeypatch):
+    def refuse(source, destination):
+        raise PermissionError(13, "Permission denied")
+
     write_json(tmp_path / "x.json", {"a": 1})
     with pytest.raises(TypeError):
         write_json(tmp_path / "x.json", {"a": 2, "b": object()})
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        write_json(tmp_path / "x.json", {"a": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
 
 
