@@ -31,7 +31,7 @@ from jppo.devices.jit import jit
 from jppo.envs.spaces import to_env_action
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.policy import Policy
-from jppo.ppo.rollout import _split, _values_where, collect
+from jppo.ppo.rollout import _values_where, collect, rollout_keys
 from jppo.ppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
 from jppo.runs.files import write_json
 
@@ -76,8 +76,12 @@ def value_of_compacted(cut: Array, policy: Policy, state: PolicyState, obs: PyTr
     return values.reshape(cut.shape)
 
 
+def value_where_cut(cut: Array, policy: Policy, state: PolicyState, obs: PyTree) -> Array:
+    return _values_where(cut, policy, state, obs, ())
+
+
 FORMS = {
-    "cond": Form(_values_where, keep),
+    "cond": Form(value_where_cut, keep),
     "batched": Form(keep, value_of_all),
     "every step": Form(value_of, keep),
     "compacted": Form(keep, value_of_compacted),
@@ -87,15 +91,16 @@ FORMS = {
 def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: CollectState) -> Rollout:
     """Collects like `jppo.ppo.rollout.collect`, with another form of the final values and without statistics."""
     env, policy, config = agent.env, agent.policy, agent.config
-    _, rollout_key = _split(state.key, 2)
-    step_keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (config.num_steps, 2)))(rollout_key), 0, 1)
+    _, action_keys, step_keys = rollout_keys(state.key, config.num_steps)
 
-    def step(carry: tuple[PyTree, PyTree], keys: Array) -> tuple[tuple[PyTree, PyTree], tuple[Transition, PyTree]]:
+    def step(
+        carry: tuple[PyTree, PyTree], keys: tuple[Array, Array]
+    ) -> tuple[tuple[PyTree, PyTree], tuple[Transition, PyTree]]:
         env_state, obs = carry
         distribution, value = policy.step(policy_state, obs)[:2]
-        action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys[:, 0])
+        action = jax.vmap(lambda row, key: row.sample(seed=key))(distribution, keys[0])
         env_action = to_env_action(policy.action_spec, action)
-        after = jax.vmap(env.step)(keys[:, 1], env_state, env_action)
+        after = jax.vmap(env.step)(keys[1], env_state, env_action)
         transition = Transition(
             obs=obs,
             action=action,
@@ -109,7 +114,7 @@ def collect_with(form: Form, agent: Anakin, policy_state: PolicyState, state: Co
         final = form.at_step(cut_of(transition), policy, policy_state, after.final_obs)
         return (after.state, after.obs), (transition, final)
 
-    (_, last_obs), (rollout, final) = jax.lax.scan(step, (state.env_state, state.obs), step_keys)
+    (_, last_obs), (rollout, final) = jax.lax.scan(step, (state.env_state, state.obs), (action_keys, step_keys))
     cut = cut_of(rollout)
     final_value = jnp.where(cut, form.after_scan(cut, policy, policy_state, final), 0.0)
     following = jnp.concatenate([rollout.value[1:], policy.step(policy_state, last_obs)[1][None]])
