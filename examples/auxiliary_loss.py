@@ -1,4 +1,4 @@
-"""Trains with an auxiliary loss that has parameters of its own: a linear model that predicts the next observation."""
+"""Trains with an auxiliary loss with trainable parameters: a linear model that predicts the next observation."""
 
 import jax
 import jax.numpy as jnp

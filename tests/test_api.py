@@ -1,4 +1,4 @@
-"""The public names of `jppo`, the display of results, and what `jppo.evaluate` accepts."""
+"""Tests the public names of `jppo`, the display of results, and the arguments of `jppo.evaluate`."""
 
 import re
 import subprocess

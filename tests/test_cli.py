@@ -382,7 +382,7 @@ def test_training_ends_standard_output_with_json(trained):
 
 
 def test_output_that_cannot_be_written(trained):
-    """Training ignores it; a command whose result is its output fails."""
+    """Training ignores a closed output; commands that only print fail."""
     commands = {0: ["train", "CartPole-v1", "--resume"], 3: ["eval", "--episodes", "2"]}
     for code, words in commands.items():
         with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
