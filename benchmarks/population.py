@@ -46,6 +46,7 @@ def serve(lanes: int, num_envs: int, num_steps: int, updates: int) -> None:
         finite = jax.device_put(np.ones(lanes, bool), population.sharding)
         jax.block_until_ready(population.chunk(state, finite, jnp.int32(updates)))
         print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+    print(json.dumps({}), flush=True)  # the last message, which Worker.close reads
 
 
 def measure(lanes: int, rounds: int, peer: list[Any] | None) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def train_ours(setting: dict[str, Any]) -> dict[str, Any]:
         progress="none",
     )
     seconds = result.metrics["time/elapsed"]  # interpolated for updates that were logged together
-    seconds[0] = sum(result.metrics[f"time/{part}"][0] for part in ("wait", "transfer", "update"))
+    seconds[0] = sum(result.metrics[f"time/{part}"][0] for part in ("wait_rollouts", "host_to_device", "update"))
     return {
         "seconds": seconds.tolist(),
         "steps": result.metrics["env_steps"].tolist(),
