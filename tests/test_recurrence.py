@@ -14,6 +14,7 @@ from probes import Counting
 
 import jppo
 from jppo.actors.env_runner import EnvRunner
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.learner import make_learner
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
@@ -224,6 +225,9 @@ def test_sequence_length_must_fit_the_network():
     plain = jppo.PPOConfig(num_envs=N, num_steps=T)
     with pytest.raises(ValueError, match="needs a recurrent network"):
         jppo.make_anakin(Counting(), dataclasses.replace(plain, sequence_length=4))
+    feed_forward = make_network(plain, ObsSpec((3,), "float32"), ActionSpec((), "int32", num_actions=2))
+    with pytest.raises(ValueError, match="is feed-forward; leave one of them out"):
+        jppo.make_anakin(Counting(), CONFIG, network=feed_forward)
     with pytest.raises(ValueError, match="set sequence_length"):
         jppo.make_anakin(Counting(), plain, network=StepwiseGRU())
 

@@ -113,6 +113,8 @@ def _update(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: Episo
             *(metrics["loss/total"], metrics["grad/norm"]),
         )
     )
+    if spec.axis_name is not None and isinstance(spec.loss, LossModule):
+        finite = jax.lax.pmin(finite.astype(jnp.int32), spec.axis_name) > 0  # its state may differ between devices
     if spec.policy.has_mask:
         metrics |= {"empty_mask": _first_empty_mask(spec, rollout.obs)}
         finite &= metrics["empty_mask"] < 0

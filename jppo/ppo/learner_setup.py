@@ -69,6 +69,11 @@ def _check_sequences(policy: Policy, config: PPOConfig) -> None:
             f"the network is recurrent: set sequence_length, the steps of the sequences that minibatches consist of; "
             f"num_steps = {config.num_steps} makes whole rollouts"
         )
+    if config.recurrent != "none" and not policy.is_recurrent:
+        raise ValueError(
+            f"recurrent = {config.recurrent} describes jppo's own network, but network = "
+            f"{type(policy.network).__name__} is feed-forward; leave one of them out"
+        )
     if config.sequence_length is not None and not policy.is_recurrent:
         raise ValueError(
             f"sequence_length = {config.sequence_length} needs a recurrent network; set recurrent to gru or lstm, or "

@@ -35,7 +35,8 @@ def mean_over_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Declares that a loss function, and each of its metrics, is a mean of terms that each depend on one row only.
 
     The learner may then compute the gradient of a large minibatch as the mean over equal microbatches, which is faster
-    on a CPU. It never splits the minibatches of other losses. Use as a decorator:
+    on a CPU. It never splits the minibatches of other losses. All microbatches get the same random key, so do not
+    declare a loss that draws noise for each row. Use as a decorator:
 
         @jppo.mean_over_rows
         def loss(apply, batch, hyperparams, config, key): ...
@@ -56,7 +57,8 @@ def ppo_loss(
 
     Args:
       apply: evaluates the network: obs [B, *obs] -> (distribution, value [B]). Gradients flow to the parameters. A
-        recurrent network evaluates its argument, B = L*M rows, as the steps of the batch's sequences.
+        recurrent network evaluates its argument, B = L*M rows, as the steps of the batch's sequences, so it is not for
+        batch.next_obs there.
       batch: a minibatch; its advantages are standardized if config.normalize_advantage.
       key: a random key, new for each gradient step and device; unused here.
     """

@@ -115,6 +115,14 @@ def _check_outputs(distribution: Any, value: Any, batch: int, action_spec: PyTre
             f"the network's distribution gives actions of shape {actual} with log_prob {log_prob.shape} for a "
             f"batch of {batch}; this environment needs {expected} and ({batch},)"
         )
+    shape = getattr(getattr(distribution, "logits", None), "shape", None)
+    if isinstance(action_spec, ActionSpec) and action_spec.nvec and shape is not None:
+        wanted = (len(action_spec.nvec), max(action_spec.nvec))
+        if shape[-2:] != wanted:
+            raise ValueError(
+                f"the network has logits {list(shape[-2:])}; the MultiDiscrete action needs {list(wanted)} (see "
+                "jppo.MultiCategorical.from_flat)"
+            )
     logits = getattr(distribution, "logits", None)
     num_actions = action_spec.num_actions if isinstance(action_spec, ActionSpec) else 0
     if num_actions and logits is not None and logits.shape[-1] != num_actions:

@@ -178,7 +178,7 @@ def _concatenate(obs: PyTree) -> Array:
 def _convolve(name: str, obs: PyTree) -> Array:
     """Returns convolutions of the images and the other leaves, flattened and side by side, [B, I]."""
     leaves = jax.tree.leaves(obs)
-    if len(leaves) == 1:
+    if len(leaves) == 1 and _is_image(leaves[0].shape[1:]):
         return ConvTorso(name=name)(leaves[0])
     return _concatenate(
         [
