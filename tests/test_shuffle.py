@@ -195,15 +195,24 @@ def over_keys_composed(method, kinds, size):
 
 
 MIXING = [
-    *((p_landing, size) for size in (16, 35, 256, 720)),
+    *((p_landing, size) for size in (256, 16, 35, 720)),
     *((p_displacement, size) for size in (64, 720)),
     *((p_pairs, size) for size in (16, 36)),
     *((p_neighbours, size) for size in (64, 256, 1024)),
     *((p_composition, size) for size in (32, 256, 4 * 257)),
 ]
-by_name = pytest.mark.parametrize(
-    ("statistic", "size"), MIXING, ids=[f"{statistic.__name__}-{size}" for statistic, size in MIXING]
-)
+
+
+def marks(cases):
+    """Returns parameters of which all but the first of each statistic are slow."""
+    seen = set()
+    for statistic, size in cases:
+        again = [pytest.mark.slow] * (statistic in seen)
+        seen.add(statistic)
+        yield pytest.param(statistic, size, marks=again, id=f"{statistic.__name__}-{size}")
+
+
+by_name = pytest.mark.parametrize(("statistic", "size"), list(marks(MIXING)))
 
 
 @by_name
@@ -211,7 +220,9 @@ def test_the_network_mixes(statistic, size):
     assert statistic("network", size) > LEAST_P
 
 
-@pytest.mark.parametrize("size", [2**13, 65_536, 100_000, 31 * 131_101])
+@pytest.mark.parametrize(
+    "size", [65_536, 31 * 131_101, *(pytest.param(size, marks=pytest.mark.slow) for size in (2**13, 100_000))]
+)
 def test_the_network_mixes_large_sizes(size):
     """Counts in a thousand bins, because there are more indices than keys."""
     _, b = balanced_factors(size)
@@ -231,6 +242,7 @@ def test_sizes_without_a_network_are_mixed(statistic, size):
     assert statistic("network", size) > LEAST_P
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statistic", "size"),
     [(p_landing, 64), (p_displacement, 64), (p_pairs, 16), (p_neighbours, 64), (p_composition, 32)],
