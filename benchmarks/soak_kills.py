@@ -53,7 +53,7 @@ class Run:
         return True
 
     def processes(self, name: str) -> list[int]:
-        """Returns the ids of the processes with this session id whose command is a name or path/name."""
+        """Returns the ids of the processes in this POSIX session whose command is a name or path/name."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
