@@ -10,6 +10,7 @@ import pytest
 from checks import quick_jit
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
+from reference import Reference
 
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
@@ -18,10 +19,8 @@ from jppo.ppo import gradient_step as gradient_step_module
 from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.kernels import microbatches
-from jppo.ppo.keys import derive_key
 from jppo.ppo.learner import make_learner
 from jppo.ppo.losses import approx_kl, mean_over_rows, ppo_loss
-from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.networks import ActorCritic, make_network
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import make_policy
@@ -127,177 +126,13 @@ def largest_difference(tree, other):
     return max(float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in pairs)
 
 
-class Reference:
-    """An independent PPO update in float64 with explicit derivatives and Python loops over minibatches."""
-
-    def __init__(self, state, config, kind):
-        params = jax.tree.map(lambda x: np.asarray(x, float), state.policy.params)["params"]
-        self.params = {
-            "actor": [*params["actor"].values(), params["policy"]],
-            "critic": [*params["critic"].values(), params["value"]],
-            "log_std": params.get("log_std", np.zeros(0)),
-        }
-        self.first_moment = jax.tree.map(np.zeros_like, self.params)
-        self.second_moment = jax.tree.map(np.zeros_like, self.params)
-        self.config, self.discrete, self.h = config, kind == "discrete", NUMBERS
-        self.key, self.num_updates = state.key, int(state.num_updates)
-        self.updates = self.gradient_steps = 0
-        self.rate_scale = 1.0
-        self.seen_obs, self.seen_discounted = np.zeros((0, OBS)), np.zeros(0)
-
-    def as_flax(self):
-        *actor, policy = self.params["actor"]
-        *critic, value = self.params["critic"]
-        torsos = {
-            name: {f"Dense_{i}": layer for i, layer in enumerate(layers)}
-            for name, layers in (("actor", actor), ("critic", critic))
-        }
-        extra = {} if self.discrete else {"log_std": self.params["log_std"]}
-        return {"params": {**torsos, "policy": policy, "value": value, **extra}}
-
-    def update(self, rollout):
-        config, h = self.config, self.h
-        data = {name: np.asarray(column) for name, column in vars(rollout).items() if name != "carry"}
-        raw_obs = data["obs"].astype(float).reshape(-1, OBS)
-        reward = data["reward"].astype(float)
-        if config.normalize_reward:
-            scale = np.sqrt(self.seen_discounted.var() + 1e-8) if self.updates else 1.0
-            reward = np.clip(reward / scale, -10, 10)
-        advantage = np.zeros((T, N))
-        for n in range(N):
-            following = 0.0
-            for t in reversed(range(T)):
-                ended = data["terminated"][t, n] or data["truncated"][t, n]
-                bootstrap = 0.0 if data["terminated"][t, n] else float(data["next_value"][t, n])
-                delta = reward[t, n] + h.gamma * bootstrap - float(data["value"][t, n])
-                following = delta + (0.0 if ended else h.gamma * h.gae_lambda * following)
-                advantage[t, n] = following
-        flat = {name: data[name].reshape(T * N, *data[name].shape[2:]) for name in ("action", "log_prob", "value")}
-        flat |= {"advantage": advantage.ravel(), "target": (advantage + data["value"]).ravel(), "obs": raw_obs}
-        if config.normalize_obs:
-            scale = np.sqrt(self.seen_obs.var(0) + 1e-8) if self.updates else 1.0
-            centred = raw_obs - self.seen_obs.mean(0) if self.updates else raw_obs
-            flat["obs"] = np.clip(centred / scale, -10, 10)
-        rate = h.learning_rate * self.rate_scale
-        steps = [self.step({k: v[rows] for k, v in flat.items()}, rate) for rows in self.minibatches()]
-        metrics = {name: np.mean([step[name] for step in steps]) for name in steps[0]}
-        metrics["value/mean"] = flat["value"].mean(dtype=float)
-        metrics["value/explained_variance"] = 1 - flat["advantage"].var() / flat["target"].var()
-        metrics["learning_rate"] = rate
-        if config.kl_control == "adapt":
-            over = metrics["policy/approx_kl"] / h.target_kl
-            self.rate_scale *= 1 / 1.5 if over > 2 else 1.5 if over < 0.5 else 1
-        self.updates += 1
-        self.seen_obs = np.concatenate([self.seen_obs, raw_obs])
-        self.seen_discounted = np.concatenate([self.seen_discounted, 2.0 * data["reward"].ravel() + 0.5])
-        return metrics
-
-    def minibatches(self):
-        config = self.config
-        key, self.key = derive_key(self.key, "shuffle"), derive_key(self.key, "next update")
-        for keys in epoch_keys(key, config, T * N, jnp.arange(config.effective_strata)):
-            yield from np.asarray(minibatch_indices(keys, T, N, config.num_minibatches))
-
-    def step(self, batch, rate):
-        if self.config.normalize_advantage:
-            advantage = batch["advantage"]
-            batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        gradient, metrics = self.gradient(batch)
-        norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradient)))
-        gradient = jax.tree.map(lambda g: g * min(1.0, self.h.max_grad_norm / norm), gradient)
-        self.gradient_steps += 1
-        blend = jax.tree.map
-        self.first_moment = blend(lambda m, g: 0.9 * m + 0.1 * g, self.first_moment, gradient)
-        self.second_moment = blend(lambda v, g: 0.999 * v + 0.001 * g**2, self.second_moment, gradient)
-
-        def move(p, m, v):
-            m, v = m / (1 - 0.9**self.gradient_steps), v / (1 - 0.999**self.gradient_steps)
-            return p - rate * m / (np.sqrt(v) + self.h.adam_eps)
-
-        self.params = blend(move, self.params, self.first_moment, self.second_moment)
-        return metrics | {"grad/norm": norm}
-
-    def gradient(self, batch):
-        h, size = self.h, len(batch["obs"])
-        out, actor_layers = forward(self.params["actor"], batch["obs"])
-        value, critic_layers = forward(self.params["critic"], batch["obs"])
-        value = value[:, 0]
-        head = self.categorical if self.discrete else self.gaussian
-        log_prob, entropy, log_prob_slopes, entropy_slopes = head(out, batch["action"])
-
-        log_ratio = log_prob - batch["log_prob"]
-        ratio, advantage = np.exp(log_ratio), batch["advantage"]
-        plain, clipped = ratio * advantage, np.clip(ratio, 1 - h.clip_eps, 1 + h.clip_eps) * advantage
-        slope = np.where(plain <= clipped, -plain, 0.0) / size
-        error, old, target = value - batch["target"], batch["value"], batch["target"]
-        near = old + np.clip(value - old, -h.vf_clip_eps, h.vf_clip_eps) - target
-        if self.config.clip_value:
-            inside = np.abs(value - old) < h.vf_clip_eps
-            value_loss = 0.5 * np.mean(np.maximum(error**2, near**2))
-            value_slope = np.where(error**2 >= near**2, error, near * inside)
-        else:
-            value_loss, value_slope = 0.5 * np.mean(error**2), error
-
-        out_slope = slope[:, None] * log_prob_slopes[0] - h.ent_coef / size * entropy_slopes[0]
-        log_std_slope = slope[:, None] * log_prob_slopes[1] - h.ent_coef / size * entropy_slopes[1]
-        gradient = {
-            "actor": backward(self.params["actor"], actor_layers, out_slope),
-            "critic": backward(self.params["critic"], critic_layers, h.vf_coef / size * value_slope[:, None]),
-            "log_std": log_std_slope.sum(0),
-        }
-        return gradient, {
-            "loss/policy": -np.mean(np.minimum(plain, clipped)),
-            "loss/value": value_loss,
-            "policy/entropy": entropy.mean(),
-            "policy/approx_kl": np.mean(ratio - 1 - log_ratio),
-            "policy/clip_fraction": np.mean(np.abs(ratio - 1) > h.clip_eps),
-        }
-
-    @staticmethod
-    def categorical(logits, action):
-        log_probs = logits - logits.max(1, keepdims=True)
-        log_probs = log_probs - np.log(np.exp(log_probs).sum(1, keepdims=True))
-        probs = np.exp(log_probs)
-        entropy = -(probs * log_probs).sum(1)
-        taken = np.eye(logits.shape[1])[action]
-        nothing = np.zeros((len(action), 0))
-        slopes = (taken - probs, nothing), (-probs * (log_probs + entropy[:, None]), nothing)
-        return (taken * log_probs).sum(1), entropy, *slopes
-
-    def gaussian(self, mean, action):
-        log_std = self.params["log_std"]
-        z = (action - mean) / np.exp(log_std)
-        log_prob = (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
-        entropy = np.full(len(mean), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum())
-        slopes = (z / np.exp(log_std), z**2 - 1), (np.zeros_like(mean), np.ones_like(mean))
-        return log_prob, entropy, *slopes
-
-
-def forward(layers, x):
-    inputs = []
-    for layer in layers:
-        inputs.append(x)
-        x = x @ layer["kernel"] + layer["bias"]
-        if layer is not layers[-1]:
-            x = np.tanh(x)
-    return x, inputs
-
-
-def backward(layers, inputs, slope):
-    gradients = []
-    for layer, x in reversed(list(zip(layers, inputs, strict=True))):
-        gradients.append({"kernel": x.T @ slope, "bias": slope.sum(0)})
-        slope = slope @ layer["kernel"].T * (1 - x**2)
-    return gradients[::-1]
-
-
 @pytest.mark.parametrize(
     ("kind", "config"), [("discrete", BASE), ("continuous", NORMALISED)], ids=["discrete", "continuous-normalised"]
 )
 def test_updates_match_a_numpy_implementation(kind, config):
     init, update = compiled(config, kind)
     first = state = init()
-    reference = Reference(state, config, kind)
+    reference = Reference(state, config, NUMBERS, kind == "discrete")
     for seed in range(4):
         rollout = rollout_for(state, config, seed, kind, off_policy=0.15)
         state, metrics = update(state, rollout)

@@ -1,6 +1,7 @@
 """Tests recurrent policies: cells, rollouts, minibatches of sequences, both modes and whole updates."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -11,15 +12,18 @@ from checks import quick_jit
 from host_probes import Counting as HostCounting
 from lenient import lenient_env
 from probes import Counting
+from reference import GRU, LSTM, RecurrentReference
 
 import jppo
 from jppo.actors.env_runner import EnvRunner
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.learner import make_learner
 from jppo.ppo.networks import make_network
+from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import make_policy
 from jppo.ppo.recurrence import Recurrent, initial_carry
 from jppo.ppo.rollout import collect, episode_starts, init_collect
+from jppo.ppo.types import EpisodeStats, Transition
 
 T, N, L, H = 8, 4, 4, 5
 CONFIG = jppo.PPOConfig(
@@ -33,41 +37,23 @@ CONFIG = jppo.PPOConfig(
 )
 
 
-def sigmoid(x):
-    return 1.0 / (1.0 + np.exp(-x))
-
-
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_cells_equal_a_loop_in_numpy(cell):
-    """The reference follows the equations of the papers, one step and one gate at a time."""
+    """The reference follows the equations of the papers, one step at a time."""
     rng = np.random.default_rng(0)
     x, reset = rng.normal(size=(6, 3, 2)).astype(np.float32), rng.random((6, 3)) < 0.3
     layer = Recurrent(cell, H)
     params = layer.init(jax.random.key(0), x[0], initial_carry(cell, 3, H))
     params = jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), params)
     outputs, carry = layer.apply(params, x, initial_carry(cell, 3, H), reset)
-    weights = {name: np.asarray(leaf, np.float64) for name, leaf in params["params"].items()}
-    inputs = np.split(weights["input_kernel"], 3 if cell == "gru" else 4, axis=1)
-    biases = np.split(weights["input_bias"], len(inputs))
-    recurrent = np.split(weights["recurrent_kernel"], len(inputs), axis=1)
-    for env in range(3):
-        h, c = np.zeros(H), np.zeros(H)
-        for t in range(6):
-            if reset[t, env]:
-                h, c = np.zeros(H), np.zeros(H)
-            gates = [x[t, env] @ w + b for w, b in zip(inputs, biases, strict=True)]
-            if cell == "gru":
-                r, z = (sigmoid(gates[i] + h @ recurrent[i]) for i in (0, 1))
-                n = np.tanh(gates[2] + r * (h @ recurrent[2] + weights["recurrent_bias"]))
-                h = (1 - z) * n + z * h
-            else:
-                i, f, g, o = (gate + h @ w for gate, w in zip(gates, recurrent, strict=True))
-                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-                h = sigmoid(o) * np.tanh(c)
-            np.testing.assert_allclose(outputs[t, env], h, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose((carry if cell == "gru" else carry[1])[env], h, rtol=1e-4, atol=1e-5)
-        if cell == "lstm":
-            np.testing.assert_allclose(carry[0][env], c, rtol=1e-4, atol=1e-5)
+    memory = {"gru": GRU, "lstm": LSTM}[cell]({k: np.asarray(v, float) for k, v in params["params"].items()})
+    start = np.zeros((3, H) if cell == "gru" else (3, H, 2))
+    expected = memory.forward(x.astype(float), start, reset)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(carry if cell == "gru" else carry[1], expected[-1], rtol=1e-4, atol=1e-5)
+    if cell == "lstm":
+        c = memory.tape[-1][-1]
+        np.testing.assert_allclose(carry[0], c, rtol=1e-4, atol=1e-5)
 
 
 class StepwiseGRU(nn.Module):
@@ -116,6 +102,50 @@ def test_replayed_sequences_give_the_recorded_numbers(network):
         np.testing.assert_allclose(value.reshape(L, N), part.value, rtol=1e-5, atol=1e-6)
         log_prob = distribution.log_prob(part.action.reshape(-1)).reshape(L, N)
         np.testing.assert_allclose(log_prob, part.log_prob, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_whole_updates_equal_a_numpy_implementation(cell):
+    """Episodes end inside the sequences, in both ways, and the stored carries are not zero."""
+    num_envs, size = 8, 3
+    config = dataclasses.replace(CONFIG, recurrent=cell, num_envs=num_envs, num_epochs=2, num_strata=2)
+    obs_spec, action_spec = ObsSpec((size,), "float32"), ActionSpec((), "int32", num_actions=4)
+    policy = make_policy(make_network(config, obs_spec, action_spec), obs_spec, action_spec)
+    learner = make_learner(policy, config)
+    numbers = jppo.Hyperparams(learning_rate=3e-3, gamma=0.97, ent_coef=0.02, vf_coef=0.7, adam_eps=1e-3)
+    rng = np.random.default_rng(0)
+    draw = functools.partial(rng.normal, 0.0, 0.5)
+    state = jax.jit(learner.init)(jax.random.key(0), jnp.zeros((num_envs, size)), numbers, 2)
+    params = jax.tree.map(lambda x: x + draw(x.shape).astype(np.float32), state.policy.params)
+    state = state.replace(policy=state.policy.replace(params=params))
+    reference = RecurrentReference(state, config, numbers)
+    update = quick_jit(learner.update)
+    for _ in range(2):
+        reward, value, next_value, log_prob = draw(size=(4, T, num_envs)).astype(np.float32)
+        rollout = Transition(
+            obs=draw(size=(T, num_envs, size)).astype(np.float32),
+            action=rng.integers(0, 4, (T, num_envs)).astype(np.int32),
+            log_prob=0.2 * log_prob - 1.4,
+            value=value,
+            next_value=next_value,
+            reward=reward,
+            terminated=rng.random((T, num_envs)) < 0.15,
+            truncated=rng.random((T, num_envs)) < 0.15,
+            carry=jax.tree.map(
+                lambda x: draw(size=(T // L, *x.shape)).astype(np.float32), policy.initial_carry(num_envs)
+            ),
+        )
+        none = moments_of(rollout.reward)
+        state, metrics = update(state, rollout, EpisodeStats(returns=none, lengths=none, discounted=none))
+        for name, number in reference.update(rollout).items():
+            np.testing.assert_allclose(metrics[name], number, rtol=2e-4, atol=1e-5, err_msg=name)
+        assert metrics["grad/norm"] > numbers.max_grad_norm
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-6),
+            state.policy.params,
+            reference.as_flax(),
+        )
+    assert reference.gradient_steps == 2 * config.num_epochs * config.num_minibatches
 
 
 def test_values_of_successors_use_the_carry_after_the_last_step():
