@@ -21,6 +21,10 @@ def balances(score):
     assert score > 100  # a random policy reaches 22
 
 
+def remembers(score):
+    assert score > 0.9  # without memory, the best return is 0
+
+
 def learns_to_dock(result):
     first, last = result
     assert first < -20
@@ -157,6 +161,7 @@ CLAIMS = {
     "custom_network_linen": ({"total_steps": 100_000}, balances, "a residual network of 9219 parameters"),
     "custom_network_nnx": ({"total_steps": 100_000}, balances, "nnx, torso (4, 64)"),
     "custom_network_equinox": ({"total_steps": 100_000}, balances, "equinox, 2 hidden layers"),
+    "custom_recurrent_equinox": ({"total_steps": 100_000}, remembers, "equinox with a GRU: mean return"),
     "custom_environment": ({"total_steps": 200_000}, learns_to_dock, "at first"),
     "ray_tune_sweep": (
         {"total_steps": 8192, "learning_rates": (1e-5, 1e-2), "num_envs": (4,), "num_samples": 2},
@@ -171,11 +176,12 @@ CLAIMS = {
 }
 
 
-# These take half a minute or more. The tests of hosts, tune, devices, planning, sweeps, bench, checkpoints and
-# populations cover the same mechanisms.
+# These take half a minute or more, or other tests cover the same mechanisms: those of hosts, tune, devices, planning,
+# sweeps, bench, checkpoints, populations and recurrence.
 SLOW = {
     *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting", "schedules"),
     *("resume_a_run", "population_based_training", "several_hosts", "random_network_distillation"),
+    "custom_recurrent_equinox",
 }
 NEEDS = {"atari": ("ale_py", "cv2")}  # packages of an extra that the tests do not install
 
