@@ -531,6 +531,21 @@ def test_an_error_of_the_background_thread_is_reported(tmp_path):
     assert len(said) == 1
 
 
+def test_a_save_without_room_leaves_orbax_alone(tmp_path, monkeypatch, caplog):
+    said, state = [], {"x": np.zeros(100_000)}
+    saver = Checkpoints(tmp_path, 0.0, 2, said.append)
+    room = shutil.disk_usage(tmp_path)._replace(free=state["x"].nbytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    start_to_save(saver, 1, 0.5, {}, state)
+    saver.close()
+    assert said == [
+        "the checkpoint of update 1 could not be written (No space left on device); there is no checkpoint. "
+        "Training continues"
+    ]
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert not caplog.records
+
+
 def test_a_full_disk_does_not_stop_training(full, tmp_path):
     class Shrinking(Stopping):
         def update(self, step, *args):

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import errno
+import os
 import shutil
 import time
 import zlib
@@ -22,6 +24,7 @@ from jppo.runs.leaves import copy_leaves, restore_leaves
 
 FORMAT = 4
 FOLDER = "checkpoints"
+_MIN_ROOM = 2**20  # bytes that the metadata of a checkpoint may need besides the arrays
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)
 _DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | {k: to_json(v) for k, v in vars(Hyperparams()).items()})
 
@@ -133,6 +136,7 @@ class Checkpoints:
     def _start_save(self, update: int, leaves: dict[str, Any], info: dict[str, Any]) -> None:
         import orbax.checkpoint as ocp
 
+        _check_room(self._folder, sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, np.ndarray)))
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self._max_checkpoints, cleanup_tmp_directories=True, save_root_metadata=False
@@ -163,6 +167,12 @@ class Checkpoints:
                 "Training continues"
             )
         self._failed = True
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Raises OSError if the disk has no room for `size` bytes of arrays: orbax prints dozens of tracebacks instead."""
+    if shutil.disk_usage(folder).free < size + _MIN_ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoint | None:
