@@ -201,3 +201,17 @@ class Guessing(gymnasium.Env):
 
     def step(self, action):
         return np.ones(1, np.float32), float(action), True, False, {}
+
+
+class InfoMasked(Counting):
+    """Has a mask in the info that marks action (time + seed) % 4 only. `step` raises for other actions."""
+
+    action_space = spaces.Discrete(4, start=1)
+
+    def info(self):
+        return {"action_mask": np.eye(4, dtype=np.int8)[(self.time + self.seed) % 4]}
+
+    def step(self, action):
+        assert action == 1 + (self.time + self.seed) % 4, "illegal action"
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 1.0, terminated, truncated, info

@@ -14,6 +14,7 @@ from host_probes import Continuous, Counting, Failing, Listing, Parts
 import jppo
 from jppo.actors import action_selection
 from jppo.actors.env_runner import EnvRunner, RunnerSpec, blank_fragment
+from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.networks import ActorCritic, make_network
 from jppo.ppo.normalization import moments_of
@@ -119,6 +120,13 @@ MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "fl
         (PICTURE, BOX, "tanh", True, {"shared_torso": True}),
         (MIXED, DISCRETE, "clip", True, {"shared_torso": True}),
         (MIXED, BOX, "clip", False, {"hidden_sizes": (8, 8), "activation": "swish"}),
+        (
+            {"z": PICTURE, "action_mask": ObsSpec((3,), "int8"), "a": ObsSpec((2,), "float32")},
+            DISCRETE,
+            "clip",
+            True,
+            {},
+        ),
         (ObsSpec((3,), "float32"), HALF, "clip", False, {}),
         (ObsSpec((3,), "float32"), HALF, "tanh", True, {}),
     ],
@@ -134,6 +142,8 @@ def test_numpy_and_xla_select_the_same_actions(obs_spec, action_spec, bounds, no
         return rng.integers(low, high, (T, N, *spec.shape)).astype(spec.dtype) / (50 if spec.dtype == "float32" else 1)
 
     obs = jax.tree.map(lambda spec: np.asarray(draw_obs(spec), spec.dtype), obs_spec)
+    if has_mask(obs_spec):
+        obs["action_mask"] = rng.permuted(np.broadcast_to(np.array([1, 1, 0], np.int8), (T, N, 3)), axis=-1)
     first = jax.tree.map(lambda x: x[0], obs)
     shapes = jax.eval_shape(policy.init, jax.random.key(0), first)
     params = jax.tree.map(lambda x: rng.normal(0.0, 0.5, x.shape).astype(x.dtype), shapes)

@@ -23,6 +23,7 @@ from saved import save_run
 import jppo
 from jppo.actors import numpy_policy
 from jppo.cli.main import main
+from jppo.envs.masks import has_mask, without_mask
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.networks import make_network
@@ -48,6 +49,8 @@ CASES = {
     "linear": ({"hidden_sizes": ()}, ObsSpec((3, 2), "int32"), ActionSpec((), "float32", low=(-3.0,), high=(INF,))),
     "one-hot": ({"normalize_obs": True}, ObsSpec((), "int32", 5, start=-2), THREE),
     "dict": ({"normalize_obs": True, "shared_torso": True}, PARTS, THREE),
+    "masked": ({"normalize_obs": True}, {"z": FOUR, "action_mask": ObsSpec((3,), "int8"), "a": FOUR}, THREE),
+    "masked images": ({"network": "cnn"}, {"x": ObsSpec((6, 5, 4), "bool"), "action_mask": ObsSpec((3,), "i1")}, THREE),
     "small images": ({"network": "cnn"}, ObsSpec((10, 8, 4), "bool"), THREE),
     "stacks": ({"network": "cnn", "shared_torso": True, "normalize_obs": True}, ObsSpec((2, 7, 9), "float32"), BOX),
     "screens": ({"network": "cnn", "activation": "swish"}, ObsSpec((47, 52, 3), "uint8"), BOX),
@@ -69,7 +72,10 @@ def observations(obs_spec, count):
         low, high = (spec.start, spec.start + spec.num_categories) if spec.num_categories else (0, 2)
         return rng.integers(low, 256 if spec.dtype == "uint8" else high, (count, *spec.shape)).astype(spec.dtype)
 
-    return jax.tree.map(draw, obs_spec, is_leaf=is_spec)
+    obs = jax.tree.map(draw, obs_spec, is_leaf=is_spec)
+    if has_mask(obs):
+        obs["action_mask"][np.arange(count), rng.integers(3, size=count)] = 1
+    return obs
 
 
 def untrained(settings, obs_spec, action_spec, network=None):
@@ -90,10 +96,11 @@ def untrained(settings, obs_spec, action_spec, network=None):
         mean, spread = (rng.uniform(0.2, 2.0, spec.feature_shape).astype(np.float32) for _ in range(2))
         return Moments(count=jnp.asarray(9.0), mean=jnp.asarray(mean), m2=jnp.asarray(9.0 * spread))
 
-    stats = jax.tree.map(moments, obs_spec, is_leaf=is_spec) if config.normalize_obs else ()
+    stats = jax.tree.map(moments, without_mask(obs_spec), is_leaf=is_spec) if config.normalize_obs else ()
     state = PolicyState(params=jax.tree.map(draw, shapes), obs_stats=stats)
     if action_spec.num_actions and network is None:  # every action must occur
-        logits = whole.step(state, observations(obs_spec, 16))[0].logits
+        masked, obs = has_mask(obs_spec), observations(obs_spec, 16)
+        logits = whole.step(state, obs | {"action_mask": np.ones((16, 3), bool)} if masked else obs)[0].logits
         state.params["params"]["policy"]["bias"] -= logits.mean(axis=0)
     return TrainedPolicy(whole, state)
 
@@ -132,6 +139,14 @@ def test_exported_policies_equal_the_trained_policy(name, tmp_path):
         loaded.act(batch, sampled=True, seed=3), trained.act(batch, sampled=True, seed=3), rtol=1e-5, atol=1e-6
     )
     assert sorted(tmp_path.iterdir()) == [tmp_path / "policy.npz", tmp_path / "policy.stablehlo"]
+
+
+def test_a_mask_without_legal_actions_is_an_error_in_numpy(tmp_path):
+    obs = {"x": np.ones((3, 4), np.float32), "action_mask": np.array([[1, 0, 0], [0, 0, 0], [0, 0, 1]], np.int8)}
+    trained = untrained({}, {"x": FOUR, "action_mask": ObsSpec((3,), "int8")}, THREE)
+    loaded = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz"))
+    with pytest.raises(ValueError, match="action_mask marks no legal action in row 1"):
+        loaded.act(obs)
 
 
 def test_empty_statistics_only_clip(tmp_path):
@@ -427,22 +442,20 @@ def test_exports_of_a_policy_are_identical(simple, exported, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("action", "masked", "options", "reason"),
+    ("action", "options", "reason"),
     [
-        (ActionSpec((2,), "int32", nvec=(2, 3)), False, {}, "its actions have several components"),
-        ({"a": ActionSpec((), "int32", num_actions=2)}, False, {}, "its actions have several components"),
-        (ActionSpec((), "int32", num_actions=2), True, {}, "its observations have an action_mask"),
-        (ActionSpec((), "int32", num_actions=2), False, {"recurrent": "gru"}, "its network is recurrent; load the run"),
+        (ActionSpec((2,), "int32", nvec=(2, 3)), {}, "its actions have several components"),
+        ({"a": ActionSpec((), "int32", num_actions=2)}, {}, "its actions have several components"),
+        (ActionSpec((), "int32", num_actions=2), {"recurrent": "gru"}, "its network is recurrent; load the run"),
         (
             ActionSpec((), "int32", num_actions=2),
-            False,
             {"actor_obs": ("x",)},
             "its network selects observation leaves",
         ),
     ],
 )
-def test_policies_that_numpy_cannot_apply_are_not_exported(tmp_path, action, masked, options, reason):
-    obs_spec = {"x": ObsSpec((3,), "float32")} | ({"action_mask": ObsSpec((2,), "bool")} if masked else {})
+def test_policies_that_numpy_cannot_apply_are_not_exported(tmp_path, action, options, reason):
+    obs_spec = {"x": ObsSpec((3,), "float32")}
     network = make_network(jppo.PPOConfig(hidden_sizes=(4,), **options), obs_spec, action)
     policy = TrainedPolicy(make_policy(network, obs_spec, action), PolicyState(params={}, obs_stats=()))
     with pytest.raises(ValueError, match=reason):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.actors.numpy_params import numpy_obstacle, to_numpy_params
+from jppo.actors.numpy_params import mask_number, numpy_obstacle, to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
 from jppo.ppo.policy import Policy, act
@@ -47,10 +47,11 @@ def _select_with_numpy(policy: Policy) -> ActionSelection:
         return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
 
     leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # because actors support any container
+    mask = mask_number(policy.obs_spec)
 
     def prepare(policy_state: PolicyState) -> Act:
         network: Any = policy.network
-        form = to_numpy_params(network, policy_state, leaf_specs, policy.action_spec)
+        form = to_numpy_params(network, policy_state, leaf_specs, policy.action_spec, mask)
         return functools.partial(_act_by_numpy, NumpyPolicy(*form))
 
     def compile_selection(policy_shapes: PolicyState, obs: PyTree, noise: Any) -> Callable[[PolicyState], Act]:

@@ -14,7 +14,8 @@ import ray
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.config.ray import RayConfig
 from jppo.devices.determinism import inherited_flags
-from jppo.errors import describe_error
+from jppo.envs.contract import BrokenContractError
+from jppo.errors import describe_error, first_line
 from jppo.ppo.types import PolicyState
 
 _ONE_THREAD = {
@@ -33,7 +34,9 @@ class ActorError(NamedTuple):
 
 
 def make_actor_error(error: Exception, full: str) -> ActorError:
-    """Returns the error without Ray's colours. `full` is the traceback."""
+    """Returns the error without Ray's colours. `full` is the traceback, which an invalid return value does not need."""
+    if isinstance(error, BrokenContractError):
+        return ActorError(short=first_line(error))
     colour = re.compile(r"\x1b\[\d+m")
     return ActorError(short=colour.sub("", describe_error(error)), full=colour.sub("", full).strip())
 

@@ -252,7 +252,8 @@ class ActorPool:
         who = f"actor {slot.number} (environments {first} to {last})"
         if slot.failures > (self._config.max_restarts if self._any_success else min(1, self._config.max_restarts)):
             times = "once" if slot.failures == 1 else f"{slot.failures} times in a row"
-            raise ActorsFailed(f"{who} failed {times}, the last time with:\n{error.full or error.short}")
+            text = f"\n{error.full}" if error.full else f" {error.short}"
+            raise ActorsFailed(f"{who} failed {times}, the last time with:{text}")
         wait = _BACK_OFF * 2.0 ** (slot.failures - 1)
         slot.retry_at = self._waited + wait
         self._message(f"{who} failed ({error.short}); a new one starts in {wait:.1f} s")

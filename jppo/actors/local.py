@@ -5,6 +5,7 @@ import traceback
 import numpy as np
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.envs.contract import BrokenContractError
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
 
@@ -13,7 +14,7 @@ class LocalRunner:
     """Replaces ActorPool with one EnvRunner in this process. Useful for debugging environments."""
 
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
-        self._runner = EnvRunner(spec, env_index)
+        self._name, self._runner = spec.env.name, EnvRunner(spec, env_index)
         self._args: tuple[PolicyState, float] | None = None
 
     def ready(self, timeout: float) -> str | None:
@@ -29,6 +30,8 @@ class LocalRunner:
         assert self._args is not None, "start() comes first"
         try:
             return [self._runner.collect(*self._args)]
+        except BrokenContractError as error:
+            raise ActorsFailed(f"{self._name}: {error}") from error
         except Exception as error:
             raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
 

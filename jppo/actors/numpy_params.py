@@ -10,7 +10,8 @@ import numpy as np
 
 from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ActionSpec, ObsSpec
+from jppo.envs.masks import has_mask, without_mask
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
 from jppo.ppo.layers import SCREEN_CONVOLUTIONS, channels_first
 from jppo.ppo.networks import ActorCritic
 from jppo.ppo.normalization import center_and_scale
@@ -31,20 +32,22 @@ def numpy_obstacle(policy: Policy) -> str:
         return "its network is recurrent"
     if type(network) is not ActorCritic:
         return f"its network is your own {type(network).__name__}"
-    several_inputs = network.kind == "cnn" and not isinstance(policy.obs_spec, ObsSpec)
+    inputs = jax.tree.leaves(without_mask(policy.obs_spec))
     obstacles = {
         "its actions have several components": not isinstance(action, ActionSpec) or bool(action.nvec),
-        "its observations have an action_mask": policy.has_mask,
         "its network selects observation leaves (actor_obs, critic_obs)": network.actor_obs or network.critic_obs,
-        "its convolutional network has several inputs": several_inputs,
+        "its convolutional network has several inputs": network.kind == "cnn" and len(inputs) > 1,
     }
     return next((reason for reason, applies in obstacles.items() if applies), "")
 
 
 def to_numpy_params(
-    network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec
+    network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec, mask: int | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the description and the arrays for `numpy_policy.NumpyPolicy`.
+
+    Args:
+      mask: number of the observation leaf `action_mask`; None if there is none.
 
     Raises:
       ValueError: observations are in containers other than dict, tuple and list.
@@ -71,8 +74,10 @@ def to_numpy_params(
             "start": action.start,
             "bounds": action.bounds,
         },
-        "network": _describe_network(network, params, obs_spec),
+        "network": _describe_network(network, params, jax.tree.leaves(obs_spec), mask),
     }
+    if mask is not None:
+        description["action_mask"] = mask
     return description, {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
 
 
@@ -92,7 +97,15 @@ def _torso_arrays(torso: str, network: ActorCritic, params: PyTree) -> dict[str,
     return arrays
 
 
-def _describe_network(network: ActorCritic, params: PyTree, obs_spec: PyTree) -> dict[str, Any]:
+def mask_number(obs_spec: PyTree) -> int | None:
+    """Returns the number of the observation leaf `action_mask` in JAX's order; None if there is none."""
+    if not has_mask(obs_spec):
+        return None
+    is_mask = {name: jax.tree.map(lambda _, name=name: name == ACTION_MASK, part) for name, part in obs_spec.items()}
+    return jax.tree.leaves(is_mask).index(True)
+
+
+def _describe_network(network: ActorCritic, params: PyTree, specs: list[ObsSpec], mask: int | None) -> dict[str, Any]:
     description = {
         "shared_torso": network.shared_torso,
         "num_layers": len(network.hidden_sizes),
@@ -101,7 +114,7 @@ def _describe_network(network: ActorCritic, params: PyTree, obs_spec: PyTree) ->
         "channels_first": False,
     }
     if network.kind == "cnn":
-        (spec,) = jax.tree.leaves(obs_spec)
+        (spec,) = (spec for i, spec in enumerate(specs) if i != mask)
         small = "conv" in params["shared_conv" if network.shared_torso else "actor_conv"]
         description |= {
             "activation": "relu",

@@ -65,7 +65,9 @@ class NumpyPolicy:
         self.description = description
         action, network = description["action"], description["network"]
         self._tree, self._specs = description["observation"], list(_specs_of(description["observation"]))
-        features = [spec.feature_shape for spec in self._specs]
+        self._mask: int | None = description.get("action_mask")  # number of this array
+        self._inputs = [i for i in range(len(self._specs)) if i != self._mask]  # numbers of the network's inputs
+        features = [self._specs[i].feature_shape for i in self._inputs]
         if not features:
             raise ValueError("the observation has no arrays")
         self._normalizers = [
@@ -77,6 +79,8 @@ class NumpyPolicy:
         self._shape, self._dtype = tuple(action["shape"]), np.dtype(action["dtype"])
         self._num_actions, self._start = int(action["num_actions"]), int(action["start"])
         self.noise_size = outputs = self._num_actions or math.prod(self._shape)
+        if self._mask is not None and math.prod(self._specs[self._mask].shape) != outputs:
+            raise ValueError(f"action_mask has shape {self._specs[self._mask].shape} for {outputs} actions")
         self._policy = _layer(arrays, "policy", self._actor.size, outputs)
         self._value = _layer(arrays, "value", self._critic.size, 1)
         if not self._num_actions:
@@ -98,9 +102,11 @@ class NumpyPolicy:
           rng: samples from the policy's distribution.
 
         Raises:
-          ValueError: the observation's shape differs from the environment's.
+          ValueError: the observation's shape differs from the environment's, or its action_mask marks no legal action.
         """
         leaves, single = self._leaves(obs)
+        if self._mask is not None and not all(legal := [row.any() for row in leaves[self._mask]]):
+            raise ValueError(f"action_mask marks no legal action in row {legal.index(False)} of the observations")
         noise: Any = None
         if rng is not None:
             shape = (len(leaves[0]), self.noise_size)
@@ -118,6 +124,8 @@ class NumpyPolicy:
         """
         kernel, bias = self._policy
         outputs = self._actor(self._features(leaves)).dot(kernel) + bias  # logits, or means [B, A]
+        if self._mask is not None:
+            outputs = np.where(leaves[self._mask].reshape(outputs.shape) != 0, outputs, -np.inf)
         if noise is not None:
             outputs = outputs + (noise if self._num_actions else self._std * noise)
         return outputs.argmax(axis=-1) if self._num_actions else outputs
@@ -153,7 +161,7 @@ class NumpyPolicy:
 
     def _features(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
         """Returns the network's input for each observation array, [B, ...] f32."""
-        features = [spec.features(leaf) for leaf, spec in zip(leaves, self._specs, strict=True)]
+        features = [self._specs[i].features(leaves[i]) for i in self._inputs]
         for i, (mean, scale) in enumerate(self._normalizers):
             features[i] = np.clip((features[i] - mean) * scale, -_NORMALIZED_BOUND, _NORMALIZED_BOUND)
         return features

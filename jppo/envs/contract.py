@@ -1,12 +1,15 @@
 """Checks of the values that `reset` and `step` of a Gymnasium environment return."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from jppo.envs.action_spaces import action_spec_of
+from jppo.envs.masks import EMPTY_MASK, lacks_legal_action, nearest_legal
 from jppo.envs.observations import MisfitError, Observations
-from jppo.envs.spaces import PyTree
+from jppo.envs.spaces import ACTION_MASK, PyTree
 
 _FIVE = "return obs, reward, terminated, truncated, info"
 
@@ -60,10 +63,12 @@ def probe_env(name: str, env: Any) -> None:
     env.action_space.seed(0)
     when = "reset"
     try:
-        observations.see(read_reset(env.reset(seed=0)))
+        obs = read_reset(env.reset(seed=0))
+        observations.see(obs)
         when = "step"
+        action = _legal_sample(env.action_space, obs)
         try:
-            returned = env.step(env.action_space.sample())
+            returned = env.step(action)
         except ValueError as error:
             if "values to unpack (expected 5, got 4)" in str(error):  # a wrapper unpacks the values of an old step
                 returned = (None,) * 4
@@ -84,6 +89,17 @@ def probe_env(name: str, env: Any) -> None:
     if "range" in faults:
         text = f"{name}: {faults['range']} of its observation_space; declare wider bounds (PPO does not use them)"
         warnings.warn(text, stacklevel=3)
+
+
+def _legal_sample(space: Any, obs: PyTree) -> Any:
+    """Returns a random action that the observation's mask, if there is one, marks as legal."""
+    action = space.sample()
+    if not (isinstance(obs, Mapping) and ACTION_MASK in obs):
+        return action
+    spec, mask = action_spec_of("", space), np.asarray(obs[ACTION_MASK])
+    if lacks_legal_action(spec, mask, 0):
+        raise BrokenContractError("action_mask marks no legal action after reset", EMPTY_MASK, check="masks")
+    return space.dtype.type(nearest_legal(spec, mask, action))
 
 
 def describe_returned(returned: Any) -> str:

@@ -17,8 +17,10 @@ from jppo.config.checks import names_module
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.contract import BrokenContractError, probe_env
 from jppo.envs.gymnasium_spaces import as_arrays, check_obs, dtypes_of, obs_spec_of
+from jppo.envs.info_mask import InfoMask, has_info_mask
+from jppo.envs.masks import check_mask_spec
 from jppo.envs.modules import import_module_of, unknown_environment
-from jppo.envs.spaces import PyTree
+from jppo.envs.spaces import ACTION_MASK, PyTree
 
 ENVPOOL = "envpool:"
 
@@ -42,6 +44,7 @@ class HostEnvironment(NamedTuple):
     action_space: Any
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
     action_spec: PyTree  # ActionSpec leaves
+    has_info_mask: bool = False  # whether the observations contain the mask of the info (`InfoMask`)
 
     def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
         """Makes one environment per seed. Raises ValueError if `render` is set and they cannot be rendered."""
@@ -67,7 +70,7 @@ class HostEnvs:
     @_forbid_exit
     def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
         self._name, self._seeds = env.name, seeds
-        self._vector = _make_vector(env.source, seeds, "rgb_array" if render else None)
+        self._vector = _make_vector(env.source, seeds, "rgb_array" if render else None, env.has_info_mask)
         if render and self._vector.render_mode != "rgb_array":
             raise ValueError(
                 f"{env.name} cannot be drawn: its render_mode is {self._vector.render_mode!r}; a function of yours can "
@@ -177,9 +180,13 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         )
     vector = _make_vector(env, [0])
     try:
+        if masked := _has_info_mask(name, vector):
+            single = InfoMask(vector.envs[0])
+            vector = _side_by_side([lambda: single])
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         _resetter(name, vector)
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
+        check_mask_spec(obs_spec, action_spec)
         if probe is not None and isinstance(vector, SyncVectorEnv):
             with np.errstate(all="ignore"):  # the environment may have made NumPy strict
                 probe(name, vector.envs[0])
@@ -187,7 +194,7 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
             check_obs(name, obs_space, obs_spec, vector)
     finally:
         vector.close()
-    return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec)
+    return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec, masked)
 
 
 def host_env_names() -> list[str]:
@@ -222,7 +229,7 @@ def make_source(source: Any, seeds: list[int]) -> Any:
     return make(num_envs=len(seeds)) if _takes(make, "num_envs") else make()
 
 
-def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) -> Any:
+def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None, has_info_mask: bool = False) -> Any:
     if isinstance(source, str) and source.startswith(ENVPOOL):
         return _make_envpool(source.removeprefix(ENVPOOL), seeds)
     make = _maker(source, render_mode)
@@ -238,12 +245,37 @@ def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None) 
                 f"{source} was called with num_envs = {len(seeds)} but made {vector.num_envs} environments"
             )
         return vector
-    vector = _Vector(
-        [lambda: _checked(make(), source)] * len(seeds), copy=False, autoreset_mode=AutoresetMode.SAME_STEP
-    )
+
+    def make_one() -> gymnasium.Env:
+        env = _checked(make(), source)
+        return InfoMask(env) if has_info_mask else env
+
+    vector = _side_by_side([make_one] * len(seeds))
     if len({id(env.unwrapped) for env in vector.envs}) < len(seeds):
         raise ValueError(f"{source} returned the same environment twice; it must make a new one in each call")
     return vector
+
+
+def _side_by_side(makers: list[Callable[[], gymnasium.Env]]) -> _Vector:
+    return _Vector(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _has_info_mask(name: str, vector: Any) -> bool:
+    """Returns whether to move masks from the info into the observations, which is possible for single environments."""
+    if type(vector) is _Vector:
+        with np.errstate(all="ignore"):  # the environment may have made NumPy strict
+            return has_info_mask(vector.envs[0])
+    space = vector.single_observation_space
+    if not (isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces) and ACTION_MASK in _infos(vector):
+        problem = f"{name}: the vector environment has an action_mask in the infos"
+        remedy = "pass a function that makes one environment, or make the mask a leaf of a Dict of observations"
+        raise BrokenContractError(problem, remedy, check="masks")
+    return False
+
+
+def _infos(vector: Any) -> Any:
+    returned = vector.reset()
+    return returned[1] if isinstance(returned, tuple) and len(returned) == 2 else ()
 
 
 def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
+from jppo.envs.masks import unflatten_categories
 from jppo.ppo.kernels import categorical
 from jppo.ppo.types import Array, PyTree
 
@@ -146,15 +146,3 @@ class DiagGaussian(struct.PyTreeNode):
     def mode(self) -> Array:
         """Returns the means [..., A] f32."""
         return self.mean
-
-
-def unflatten_categories(flat: Array, nvec: tuple[int, ...], fill: Any) -> Array:
-    """Returns [..., K, M] for the entries [..., sum(nvec)] of K components one after the other, padded with `fill`."""
-    largest = max(nvec)
-    if len(set(nvec)) == 1:
-        return flat.reshape(*flat.shape[:-1], len(nvec), largest)
-    starts, sizes = np.cumsum([0, *nvec[:-1]])[:, None], np.array(nvec)[:, None]
-    column = np.arange(largest)[None]
-    exists = column < sizes  # [K, M]
-    padded = flat[..., np.where(exists, starts + column, 0)]
-    return jnp.where(exists.reshape(*[1] * (flat.ndim - 1), *exists.shape), padded, fill)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
 from jppo.ppo import losses
 from jppo.ppo.advantages import Advantages, gae_advantages
@@ -20,7 +21,7 @@ from jppo.ppo.losses import Loss, LossModule, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices, take_sequences
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.policy import Policy, legal_categories
+from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import episode_starts
 from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, Moments, PolicyState, PyTree, Rollout, TrainState
 
@@ -178,8 +179,7 @@ def _first_empty_mask(spec: LearnerSpec, obs: PyTree) -> Array:
     environments of all devices."""
     mask = obs[ACTION_MASK]
     num_steps, num_envs = mask.shape[:2]
-    legal = legal_categories(spec.policy.action_spec, mask.reshape(num_steps * num_envs, *mask.shape[2:]))
-    empty = jnp.logical_not(legal.any(axis=-1).reshape(num_steps, num_envs, -1).all(axis=-1))
+    empty = lacks_legal_action(spec.policy.action_spec, mask, 2)
     first_env = 0 if spec.axis_name is None else jax.lax.axis_index(spec.axis_name) * num_envs
     index = spec.config.num_envs * jnp.arange(num_steps)[:, None] + (first_env + jnp.arange(num_envs))[None]
     none = jnp.int32(2**31 - 1)

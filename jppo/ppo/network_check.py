@@ -2,15 +2,15 @@
 
 import functools
 import inspect
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jppo.envs.masks import check_mask_spec, has_mask, legal_categories
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
 from jppo.errors import describe_error
-from jppo.ppo.policy import has_mask, is_recurrent, legal_categories, prepare_obs, sample_actions
+from jppo.ppo.policy import is_recurrent, prepare_obs, sample_actions
 from jppo.ppo.types import Array, PyTree
 
 _CHECK_BATCH = 7  # batch size of the trace; unlike the usual sizes of other dims
@@ -74,14 +74,7 @@ def _check_mask(distribution: Any, obs_spec: PyTree, action_spec: PyTree, obs: P
     """Returns the shapes of the masked distribution. Raises ValueError if the mask does not fit the actions."""
     if not has_mask(obs_spec):
         return distribution
-    if not isinstance(action_spec, ActionSpec) or action_spec.is_box:
-        raise ValueError("action_mask needs a Discrete or MultiDiscrete action space")
-    size = math.prod(obs_spec[ACTION_MASK].shape)
-    if size != action_spec.num_logits:
-        raise ValueError(
-            f"action_mask has shape {obs_spec[ACTION_MASK].shape}, {size} entries; the action space has "
-            f"{action_spec.num_logits} categories"
-        )
+    check_mask_spec(obs_spec, action_spec)
     if not hasattr(distribution, "mask"):
         raise ValueError(
             f"the network's {type(distribution).__name__} has no method mask(legal), which observations with "

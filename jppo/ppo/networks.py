@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
+from jppo.envs.masks import without_mask
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
 from jppo.ppo.kernels.joined_layers import affine_each
 from jppo.ppo.layers import MLP, ConvTorso, Dense, channels_first, flatten
@@ -232,13 +233,6 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Ne
             cell=config.recurrent, size=config.recurrent_size, obs_names=config.actor_obs, **options
         )
     return network
-
-
-def without_mask(obs: PyTree) -> PyTree:
-    """Returns observations, or their specs, without the leaf `action_mask`."""
-    if isinstance(obs, dict) and ACTION_MASK in obs:
-        return {name: leaf for name, leaf in obs.items() if name != ACTION_MASK}
-    return obs
 
 
 def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:

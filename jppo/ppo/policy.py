@@ -8,10 +8,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec, to_env_action
-from jppo.ppo.distributions import unflatten_categories
+from jppo.envs.masks import has_mask, legal_categories, without_mask
+from jppo.envs.spaces import ACTION_MASK, ObsSpec, to_env_action
 from jppo.ppo.kernels.initial_weights import make_init
-from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentNetwork, without_mask
+from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentNetwork
 from jppo.ppo.normalization import normalize
 from jppo.ppo.types import Array, PolicyState, PyTree
 
@@ -137,21 +137,6 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
 def is_recurrent(network: Any) -> bool:
     """Returns whether a network fits the `RecurrentNetwork` protocol."""
     return hasattr(network, "initial_carry")
-
-
-def has_mask(obs_spec: PyTree) -> bool:
-    """Returns whether observations have the leaf `action_mask`."""
-    return isinstance(obs_spec, dict) and ACTION_MASK in obs_spec
-
-
-def legal_categories(spec: ActionSpec, mask: Array) -> Array:
-    """Returns an observation's mask [B, ...] as bool: [B, A] for a Discrete space, [B, K, M] for a MultiDiscrete one.
-
-    Args:
-      mask: any dtype, nonzero for legal categories; of a MultiDiscrete space, all components one after the other.
-    """
-    flat = mask.reshape(len(mask), -1).astype(bool)
-    return unflatten_categories(flat, spec.nvec, False) if spec.nvec else flat
 
 
 def _apply_network(network: Any, params: PyTree, features: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:

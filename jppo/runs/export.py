@@ -19,7 +19,7 @@ from jax import export
 
 from jppo import __version__
 from jppo.actors import numpy_policy
-from jppo.actors.numpy_params import describe_obs, numpy_obstacle, to_numpy_params
+from jppo.actors.numpy_params import describe_obs, mask_number, numpy_obstacle, to_numpy_params
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
 from jppo.ppo.keys import derive_key
@@ -144,7 +144,9 @@ def _as_npz(policy: TrainedPolicy) -> bytes:
     if obstacle := numpy_obstacle(policy.policy):
         remedy = "load the run with jppo.load_policy" if policy.policy.is_recurrent else "export it as .stablehlo"
         raise ValueError(f"NumPy cannot apply this policy, because {obstacle}; {remedy}")
-    description, arrays = to_numpy_params(network, policy.state, policy.obs_spec, policy.action_spec)
+    description, arrays = to_numpy_params(
+        network, policy.state, policy.obs_spec, policy.action_spec, mask_number(policy.obs_spec)
+    )
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})
     contents: dict[str, Any] = arrays | {"description": np.array(described)}

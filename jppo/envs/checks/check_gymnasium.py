@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jppo.envs.checks import check_vector, rules
+from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import PASS, SKIPPED, Check, report_exceptions, report_refusals
 from jppo.envs.checks.trajectory import (
     COUNTERS,
@@ -26,11 +27,12 @@ from jppo.envs.checks.trajectory import (
 )
 from jppo.envs.contract import BrokenContractError, read_reset, read_step
 from jppo.envs.gymnasium import make_source, open_host_env
+from jppo.envs.info_mask import InfoMask
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import PyTree
 
 NAMES: tuple[str, ...] = (
-    *("runs", "contract", "spaces", "actions", "finite", "determinism", "seeds", "starts", "time_limit"),
+    *("runs", "contract", "spaces", "actions", "masks", "finite", "determinism", "seeds", "starts", "time_limit"),
     *("final_obs", "hidden_reset", "autoreset", "speed"),
 )
 _RESETS = 32
@@ -98,17 +100,20 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
         _reset(env, seed)
     with report_refusals():
         host = open_host_env(source)
+    if host.has_info_mask:
+        envs = [InfoMask(env) for env in envs]
     actions = draw_actions(host.action_spec, seed, steps, len(envs))
-    observations = Observations(host.obs_space, casts=True)
-    trace = _play_all(envs, seed, actions, observations)
-    again = _play_all([*envs[1:], envs[0]], seed, actions, observations)
+    observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
+    trace = _play_all(envs, seed, actions, observations, masks)
+    again = _play_all([*envs[1:], envs[0]], seed, actions, observations, masks)
     starts = _reset_often(envs[0], seed, observations)
     yield Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
     yield Check("contract", PASS, "reset returns two values and step five, with the right types")
     how = "in another instance, after other episodes" if len(envs) > 1 else "in the same instance, after other episodes"
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, how)
+    yield masks.judge()
     yield Check("autoreset", SKIPPED, "applies only to vector environments")
-    yield _measure_speed(envs[0], actions_at(actions, slice(None), 0))
+    yield _measure_speed(envs[0], actions_at(actions, slice(None), 0), masks)
 
 
 def _reset(env: Any, seed: int | None = None) -> PyTree:
@@ -123,24 +128,31 @@ def _reset(env: Any, seed: int | None = None) -> PyTree:
             raise BrokenContractError("reset has no parameter seed", remedy) from error
 
 
-def _play_all(envs: list[Any], seed: int, actions: PyTree, observations: Observations) -> Trace:
-    traces = [_play(env, seed + i, actions_at(actions, slice(None), i), observations) for i, env in enumerate(envs)]
+def _play_all(envs: list[Any], seed: int, actions: PyTree, observations: Observations, masks: Masks) -> Trace:
+    traces = [
+        _play(env, seed + i, actions_at(actions, slice(None), i), observations, masks) for i, env in enumerate(envs)
+    ]
     names = set.intersection(*(set(trace.counters) for trace in traces))
     common = [trace._replace(counters={name: trace.counters[name] for name in names}) for trace in traces]
     return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *common)
 
 
-def _play(env: Any, seed: int, actions: PyTree, observations: Observations) -> Trace:
+def _play(env: Any, seed: int, actions: PyTree, observations: Observations, masks: Masks) -> Trace:
     """Returns the trace of one environment, without the axis N."""
-    start, counters, moments = observations.see(_reset(env, seed)), _counters(env), []
+    obs = _reset(env, seed)
+    start, counters, moments = observations.see(obs), _counters(env), []
+    name, legal = ("masks", ", which action_mask marks as legal,") if masks.exist else ("runs", "")
     with _record_resets(env) as calls:
         for t in range(num_steps_of(actions)):
-            action = actions_at(actions, t)
+            action = masks.choose(obs, actions_at(actions, t))
             calls.clear()
-            with report_exceptions("runs", f"step {t} with action {action}"):
+            with report_exceptions(name, f"step {t} with action {action}{legal}"):
                 obs, reward, terminated, truncated = read_step(env.step(_env_action(action)))
             resets, final = len(calls), observations.see(obs)
-            seen = observations.see(_reset(env)) if terminated or truncated else final
+            seen = final
+            if terminated or truncated:
+                obs = _reset(env)
+                seen = observations.see(obs)
             moment = Moment(*seen, final[0], reward, terminated, truncated, resets, _counters(env))
             moments.append(moment)
     return stack_trace(*start, counters, moments)
@@ -198,15 +210,13 @@ def _reset_often(env: Any, seed: int, observations: Observations) -> Starts:
     return Starts(obs=obs, digest=digest, following=np.stack(following))
 
 
-def _measure_speed(env: Any, actions: PyTree) -> Check:
-    _reset(env)
-    begin, steps = time.perf_counter(), 0
+def _measure_speed(env: Any, actions: PyTree, masks: Masks) -> Check:
+    obs, begin, steps = _reset(env), time.perf_counter(), 0
     with report_exceptions("runs", "step during the measurement of speed"):
         while (seconds := time.perf_counter() - begin) < _SPEED_SECONDS:
-            _, _, terminated, truncated = read_step(
-                env.step(_env_action(actions_at(actions, steps % num_steps_of(actions))))
-            )
+            action = masks.choose(obs, actions_at(actions, steps % num_steps_of(actions)))
+            obs, _, terminated, truncated = read_step(env.step(_env_action(action)))
             steps += 1
             if terminated or truncated:
-                env.reset()
+                obs = _reset(env)
     return rules.judge_speed(steps, seconds, "one environment in one process")

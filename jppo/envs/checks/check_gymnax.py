@@ -13,17 +13,19 @@ from jppo.devices.jit import jit
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment
 from jppo.envs.checks import rules
+from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, report_exceptions, report_refusals
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.gymnax_contract import check_methods, describe_leaf, trace_env
+from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
 from jppo.envs.modules import make_named
 from jppo.envs.observations import MisfitError, Observations, space_of
-from jppo.envs.spaces import Array, PyTree
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 
 NAMES: tuple[str, ...] = (
-    *("jit", "contract", "carry", "vmap", "spaces", "actions", "finite", "determinism", "seeds", "starts"),
+    *("jit", "contract", "carry", "vmap", "spaces", "actions", "masks", "finite", "determinism", "seeds", "starts"),
     *("time_limit", "final_obs", "hidden_reset", "speed"),
 )
 _SINGLE_STEPS = 16  # steps of one environment without vmap
@@ -57,6 +59,7 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         yield from _judge_tracing(source, params)
     with report_refusals():
         made = make_env(source, params)
+        check_mask_spec(made.obs_spec, made.action_spec)
     yield from _judge_episodes(made, steps, seed, num_envs)
 
 
@@ -112,15 +115,22 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     else:
         yield _judge_single(episodes, single)
     yield from found.values()
+    masks = Masks(env.obs_spec, env.action_spec)
+    if masks.exist:
+        masks.see(episodes.obs[ACTION_MASK], (num_envs, steps + 1))
+    yield masks.judge()
     yield rules.judge_speed(steps * num_envs, seconds, f"{num_envs} environments in one program, with recording")
 
 
 def _player(env: Environment) -> Callable[[Array, Array], _Episodes]:
     """Returns a function of keys [T+1] and actions [T, ...] that plays one environment."""
 
-    def step(state: PyTree, inputs: tuple[Array, Array]) -> tuple[PyTree, _Episodes]:
-        after = env.step(inputs[0], state, inputs[1])
-        return after.state, _Episodes(
+    def step(before: tuple[PyTree, PyTree], inputs: tuple[Array, Array]) -> tuple[tuple[PyTree, PyTree], _Episodes]:
+        (obs, state), (key, action) = before, inputs
+        if has_mask(env.obs_spec):
+            action = nearest_legal(env.action_spec, obs[ACTION_MASK], action)
+        after = env.step(key, state, action)
+        return (after.obs, after.state), _Episodes(
             obs=after.obs,
             final=after.final_obs,
             reward=after.reward,
@@ -131,7 +141,7 @@ def _player(env: Environment) -> Callable[[Array, Array], _Episodes]:
 
     def play(keys: Array, actions: Array) -> _Episodes:
         obs, state = env.reset(keys[0])
-        _, steps = jax.lax.scan(step, state, (keys[1:], actions))
+        _, steps = jax.lax.scan(step, (obs, state), (keys[1:], actions))
         first, rest = (obs, _counters(state)), (steps.obs, steps.counters)
         obs, counters = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after]), first, rest)
         return steps._replace(obs=obs, counters=counters)

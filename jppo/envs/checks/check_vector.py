@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jppo.envs.checks import rules
+from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import PASS, Check, report_exceptions
 from jppo.envs.checks.trajectory import Moment, Starts, Trace, actions_at, draw_actions, num_steps_of, stack_trace
 from jppo.envs.gymnasium import HostEnvironment
@@ -21,12 +22,12 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
     """Yields the results of all checks. Final observations come from the autoreset mode, as in a run."""
     seeds = list(range(seed, seed + num_envs))
     actions = draw_actions(host.action_spec, seed, steps, num_envs)
-    observations = Observations(host.obs_space, casts=True)
+    observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
     begin = time.perf_counter()
     with report_exceptions("runs", "the vector environment"):
-        trace = _play(host, seeds, actions, observations)
+        trace = _play(host, seeds, actions, observations, masks)
         seconds = time.perf_counter() - begin
-        again = _play(host, seeds, actions, observations)
+        again = _play(host, seeds, actions, observations, masks)
         many = host.make(list(range(seed, seed + _RESETS)))
         obs, digest = observations.see(many.reset(), (_RESETS,))
         many.close()
@@ -34,18 +35,20 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
     yield Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
     yield Check("contract", PASS, "the values are those of Gymnasium's vector environments")
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, "in new instances")
+    yield masks.judge()
     yield Check("autoreset", PASS, f"all {int(trace.done.sum()):,} ended episodes have final observations")
     yield rules.judge_speed(trace.reward.size, seconds, f"{num_envs} environments in one process")
 
 
-def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations: Observations) -> Trace:
+def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations: Observations, masks: Masks) -> Trace:
     lead, no_resets = (len(seeds),), np.zeros(len(seeds), np.int32)
     moments = []
     with contextlib.closing(host.make(seeds)) as envs:
-        start = observations.see(jax.tree.map(np.copy, envs.reset()), lead)
+        inputs = jax.tree.map(np.copy, envs.reset())
+        start = observations.see(inputs, lead)
         for t in range(num_steps_of(actions)):
-            action = actions_at(actions, t)
-            after = envs.step(action)
+            after = envs.step(masks.choose(inputs, actions_at(actions, t), lead))
+            inputs = after.obs
             obs, digest = observations.see(after.obs, lead)
             final = obs.copy()
             for i, last in after.final_obs.items():

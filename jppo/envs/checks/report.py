@@ -84,7 +84,15 @@ def report_refusals() -> Iterator[None]:
         raise
     except ValueError as error:
         text = str(error)
-        name = "actions" if "action space" in text else "spaces" if "observation" in text else "contract"
+        name = (
+            "masks"
+            if "action_mask" in text
+            else "actions"
+            if "action space" in text
+            else "spaces"
+            if "observation" in text
+            else "contract"
+        )
         raise FailedCheckError(Check(name, FAIL, text, "see docs/extending.md")) from error
 
 

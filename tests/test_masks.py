@@ -1,0 +1,271 @@
+"""Tests masks in the info of Gymnasium environments, states without legal actions, and masks in jppo.check_env."""
+
+import broken_host_envs as host
+import gymnasium
+import numpy as np
+import pytest
+from checks import SMALL
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from host_probes import Compound, Counting, InfoMasked
+from probes import Masked
+
+import jppo
+from jppo.actors import numpy_policy
+from jppo.actors.actor import make_actor_error
+from jppo.envs.contract import BrokenContractError
+from jppo.envs.spaces import ObsSpec
+from jppo.runs.render import play_gif
+
+QUICK = {"config": SMALL(num_minibatches=2), "learning_rate": 1e-3, "num_actors": 0, "progress": "none"}
+
+
+class Inner(Counting):
+    """Gives all actions as legal."""
+
+    def info(self):
+        return {"action_mask": np.ones(2, bool)}
+
+
+class Several(Counting):
+    """Has a MultiDiscrete action, and its mask as a tuple of one array per component, as Gymnasium's spaces take it."""
+
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def info(self):
+        return {"action_mask": (np.eye(3, dtype=np.int8)[self.time % 3], np.array([0, 1], np.int8))}
+
+    def step(self, action):
+        assert tuple(action) == (self.time % 3, 1), action
+        return super().step(action)
+
+
+class Parts(Compound):
+    """Has a dict of observations."""
+
+    action_space = spaces.Discrete(2)
+
+    def info(self):
+        return {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action):
+        assert action == 1, action
+        return Counting.step(self, action)
+
+
+def test_a_mask_in_the_info_works_in_every_command(tmp_path):
+    run_dir = tmp_path / "run"
+    result = jppo.train(InfoMasked, total_steps=64, run_dir=run_dir, **QUICK)
+    result = jppo.train(InfoMasked, total_steps=128, run_dir=run_dir, run=jppo.RunConfig(resume=True), **QUICK)
+    assert result.summary["updates"] == 4
+    lengths, returns = result.metrics["episode/length_mean"], result.metrics["episode/return_mean"]
+    np.testing.assert_array_equal(lengths, returns)
+    evaluation = jppo.evaluate(result, num_episodes=5, sampled=True)
+    np.testing.assert_array_equal(evaluation.returns, evaluation.lengths)
+    played = play_gif(result.agent.env, result.policy, tmp_path / "play.gif", sampled=True)
+    assert played.episode_return == played.length
+    policy = jppo.load_policy(run_dir, env=InfoMasked)
+    exported = numpy_policy.load(jppo.export_policy(policy, tmp_path / "policy.npz"))
+    env = InfoMasked()
+    obs, info = env.reset(seed=3)
+    obs = {"observation": obs, "action_mask": info["action_mask"]}
+    assert policy.act(obs) == policy.act(obs, sampled=True) == exported.act(obs) == 1 + 3 % 4
+
+
+@pytest.mark.parametrize(
+    ("env", "names", "mask"),
+    [
+        (InfoMasked, ["action_mask", "observation"], ObsSpec((4,), "int8")),
+        (Several, ["action_mask", "observation"], ObsSpec((5,), "int8")),
+        (Parts, ["action_mask", "bits", "image", "numbers"], ObsSpec((2,), "int8")),
+    ],
+)
+def test_a_mask_in_the_info_becomes_an_observation_leaf(env, names, mask):
+    made = jppo.make_host_env(env)
+    assert sorted(made.obs_spec) == names
+    assert made.obs_spec["action_mask"] == mask
+    obs = made.make([0, 1]).reset()
+    assert obs["action_mask"].shape == (2, *mask.shape)
+    jppo.train(env, total_steps=32, **QUICK)  # `step` raises for illegal actions
+
+
+def test_a_mask_in_the_observation_comes_before_the_info():
+    class Both(Inner):
+        observation_space = spaces.Dict(x=Counting.observation_space, action_mask=spaces.MultiBinary(2))
+
+        def see(self):
+            return {"x": super().see(), "action_mask": np.array([1, 0], np.int8)}
+
+    made = jppo.make_host_env(Both)
+    assert not made.has_info_mask
+    np.testing.assert_array_equal(made.make([0]).reset()["action_mask"], [[1, 0]])
+
+
+def broken(mask, from_time=1, space=None):
+    """Returns a class of environments whose mask is invalid from this time on."""
+
+    class Broken(Inner):
+        action_space = space or Counting.action_space
+
+        def info(self):
+            return super().info() if self.time < from_time else mask
+
+    return Broken
+
+
+def as_vector(num_envs):
+    return SyncVectorEnv([Inner] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+INVALID_MASKS = [
+    ({}, r"the info of step has no action_mask, but that of an earlier reset had one; return the mask in the info"),
+    ({"action_mask": np.ones(3, bool)}, r"action_mask in the info of step is bool of 3 entries; return 2 bools, or"),
+    ({"action_mask": np.ones(2)}, r"action_mask in the info of step is float64 of 2 entries; return 2 bools"),
+    ({"action_mask": np.array([0, 2])}, r"action_mask in the info of step is int64 with the values 0, 2; return 2"),
+    ({"action_mask": None}, r"action_mask in the info of step is object of 1 entries"),
+]
+
+
+@pytest.mark.parametrize(("info", "message"), INVALID_MASKS)
+def test_an_invalid_mask_in_the_info_is_reported_in_one_line(info, message):
+    with pytest.raises(ValueError, match=f"^broken.*Broken: {message}"):
+        jppo.make_host_env(broken(info))
+    envs = jppo.make_host_env(broken(info, from_time=2)).make([3])  # an episode of this seed has two steps
+    envs.step(np.array([0]))
+    with pytest.raises(ValueError, match=f"^{message}"):
+        envs.step(np.array([0]))
+
+
+def test_an_invalid_mask_during_a_run_ends_it_with_one_line():
+    with pytest.raises(jppo.ActorsFailed) as error:
+        jppo.train(broken({}, from_time=2), total_steps=64, **QUICK)
+    assert str(error.value).endswith("reset had one; return the mask in the info of each reset and step")
+    assert "\n" not in str(error.value)
+    actor_error = make_actor_error(BrokenContractError("no mask", "return one"), "traceback")
+    assert actor_error == ("no mask; return one", "")
+
+
+def test_masks_in_the_info_that_are_not_supported_are_reported_in_one_line():
+    box = broken({}, 10, spaces.Box(-1.0, 1.0, (2,)))
+    with pytest.raises(ValueError, match=r"info has an action_mask, but the action space Box.*; remove action_mask"):
+        jppo.make_host_env(box)
+    with pytest.raises(ValueError, match="as_vector: the vector environment has an action_mask in the infos; pass a"):
+        jppo.make_host_env(as_vector)
+
+
+def test_taxi_has_a_mask():
+    made = jppo.make_host_env("Taxi-v4")
+    envs = made.make([0, 1])
+    obs, taxi = envs.reset(), gymnasium.make("Taxi-v4")
+    number, info = taxi.reset(seed=1)
+    assert obs["observation"][1] == number
+    np.testing.assert_array_equal(obs["action_mask"][1], info["action_mask"])
+    assert made.obs_spec["observation"].num_categories == 500
+
+
+class MaskedWalk(host.Sound):
+    """Has a mask that allows both actions, or that allows action 1 only, alternately."""
+
+    observation_space = spaces.Dict(x=host.Sound.observation_space, action_mask=spaces.Box(-9, 9, (2,), np.int8))
+    always = np.array([0, 1], np.int8)
+
+    def see(self):
+        return {"x": super().see(), "action_mask": self.mask()}
+
+    def mask(self):
+        return self.always | (self.age % 2)
+
+    def step(self, action):
+        self.act(action)
+        return super().step(action)
+
+    def act(self, action):
+        assert action or self.age % 2, "illegal action"
+
+
+class Twos(MaskedWalk):
+    def mask(self):
+        return super().mask() * np.int8(2)
+
+
+class EmptyLater(MaskedWalk):
+    def mask(self):
+        return super().mask() * np.int8(self.age != 7)
+
+
+class EmptyAtTheEnd(MaskedWalk):
+    def mask(self):
+        return super().mask() * np.int8(self.age < 25 and abs(self.place) <= 0.5)
+
+
+class RaisesForLegal(MaskedWalk):
+    def act(self, action):
+        assert action != 0, "0 is not possible"
+
+
+class FloatMask(MaskedWalk):
+    observation_space = spaces.Dict(x=host.Sound.observation_space, action_mask=spaces.Box(0.0, 1.0, (2,)))
+
+    def mask(self):
+        return super().mask().astype(np.float32)
+
+
+class ThreeEntries(MaskedWalk):
+    observation_space = spaces.Dict(x=host.Sound.observation_space, action_mask=spaces.MultiBinary(3))
+    always = np.ones(3, np.int8)
+
+
+def masked_walks(num_envs):
+    return SyncVectorEnv([MaskedWalk] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def device_masked(**fields):
+    env = Masked()
+    vars(env).update(fields)
+    return env
+
+
+class DeviceTwos(Masked):
+    def get_obs(self, *args):
+        obs = super().get_obs(*args)
+        return obs | {"action_mask": 2 * obs["action_mask"].astype(np.int32)}
+
+
+class SevenEntries(Masked):
+    def get_obs(self, *args):
+        return super().get_obs(*args) | {"action_mask": np.ones(7, bool)}
+
+    def observation_space(self, params=None):
+        whole = super().observation_space(params)
+        return type(whole)(whole.spaces | {"action_mask": spaces.MultiBinary(7)})
+
+
+@pytest.mark.parametrize("env", [MaskedWalk, EmptyAtTheEnd, masked_walks, InfoMasked, Several, Masked()])
+def test_check_env_takes_legal_actions_only(env):
+    check = jppo.check_env(env, steps=64, num_envs=2)["masks"]
+    assert check.status == "pass", check
+    assert "masks; on average," in check.seen
+
+
+@pytest.mark.parametrize(
+    ("env", "status", "seen"),
+    [
+        (Twos, "fail", "action_mask contains 2"),
+        (EmptyLater, "fail", "action_mask marks no legal action in the state after"),
+        (RaisesForLegal, "fail", "with action 0, which action_mask marks as legal, raised AssertionError: 0 is not"),
+        (ThreeEntries, "fail", "action_mask has shape (3,), 3 entries; the action space has 2 categories"),
+        (FloatMask, "warn", "action_mask is float32"),
+        (broken({}, from_time=2), "fail", "the info of step has no action_mask"),
+        (as_vector, "fail", "the vector environment has an action_mask in the infos"),
+        (device_masked(empty_at=3), "fail", "action_mask marks no legal action"),
+        (DeviceTwos(), "fail", "action_mask contains 2"),
+        (SevenEntries(), "fail", "action_mask has shape (7,), 7 entries; the action space has 6 categories"),
+    ],
+    ids=str,
+)
+def test_check_env_finds_an_invalid_mask(env, status, seen):
+    report = jppo.check_env(env, steps=64, num_envs=2)
+    assert report["masks"].status == status
+    assert seen in report["masks"].seen
+    assert report["masks"].advice
+    assert set(report.failed) <= {"masks"}
