@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.sweeps import tune as tune
     from jppo.sweeps.results import SweepResult as SweepResult
     from jppo.sweeps.sweep import sweep as sweep
+    from jppo.training.callback import CallbackEvent as CallbackEvent
     from jppo.training.progress import NullReporter as NullReporter
     from jppo.training.progress import PrintReporter as PrintReporter
     from jppo.training.progress import Reporter as Reporter
@@ -91,6 +92,7 @@ _MODULES = {
     "jppo.sweeps.results": ("SweepResult",),
     "jppo.sweeps.sweep": ("sweep",),
     "jppo.sweeps.tune": ("tune",),
+    "jppo.training.callback": ("CallbackEvent",),
     "jppo.training.progress": ("NullReporter", "PrintReporter", "Reporter"),
     "jppo.training.run": ("Result",),
     "jppo.training.train": ("train",),

@@ -22,7 +22,7 @@ from jppo.runs import run_dir as runs
 from jppo.runs.files import jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
 
-FORMAT = 4
+FORMAT = 5
 FOLDER = "checkpoints"
 _MIN_ROOM = 2**20  # bytes that the metadata of a checkpoint may need besides the arrays
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
     update: int  # completed updates
     seconds: float  # training time
     counts: dict[str, int]  # counters of the training loop
-    partial_line: dict[str, list[float]]  # metrics that no line of metrics.jsonl contains yet
+    log: dict[str, Any]  # state of the logger, as JSON
     leaves: dict[str, np.ndarray]  # the state's leaves by tree path; PRNG keys as their uint32 data
 
     def restore(self, like: PyTree, prefix: str = "") -> PyTree:
@@ -54,9 +54,12 @@ class Checkpoints:
       start: the newest intact checkpoint at construction, or None.
       update: number of updates of the newest saved checkpoint, 0 without one.
       every_updates: number of updates between two checkpoints; 0 if the time decides.
+      keeps_hyperparams: whether a resumed run uses the hyperparameters of the checkpoint, which a callback may have
+        changed.
     """
 
     every_updates = 0
+    keeps_hyperparams = True
 
     def __init__(self, run_dir: Path, seconds: float, max_checkpoints: int, message: Callable[[str], None]) -> None:
         """Reads the newest intact checkpoint and deletes incomplete and newer damaged ones.
@@ -100,12 +103,12 @@ class Checkpoints:
         seconds: float,
         counts: dict[str, int],
         state: PyTree,
-        partial_line: dict[str, list[float]] | None = None,
+        log: dict[str, Any] | None = None,
     ) -> None:
         """Copies the state and starts to write it. A failure is reported by `message`, and training continues.
 
         Args:
-          update, seconds, counts, partial_line: see `Checkpoint`.
+          update, seconds, counts, log: see `Checkpoint`.
           state: arrays; in a program of several processes, `jax.Array`s of all processes or equal NumPy arrays.
         """
         self._finish_pending_save()
@@ -113,7 +116,7 @@ class Checkpoints:
             return
         leaves = copy_leaves(state)
         info = {"format": FORMAT, "jppo": runs.versions()["jppo"], "seconds": seconds, "counts": counts}
-        info["partial_line"] = partial_line or {}
+        info["log"] = log or {}
         info["crc32"] = {name: _crc32(leaf) for name, leaf in leaves.items()}
         self._last_save = time.monotonic()
         try:
@@ -218,7 +221,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 update=int(path.name),
                 seconds=float(info["seconds"]),
                 counts=dict(info["counts"]),
-                partial_line=dict(info["partial_line"]),
+                log=dict(info["log"]),
                 leaves=leaves,
             )
     except _READ_ERRORS as error:
@@ -270,7 +273,7 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
 
 def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that must not change on resume: all but the resources. Missing ones have their defaults."""
-    names = ("env", "backend", "seed", "environment", "network", "optimizer", "loss", "advantages")
+    names = ("env", "backend", "seed", "environment", "network", "optimizer", "loss", "advantages", "callback_every")
     fields = {name: settings[name] for name in names if name in settings}
     fields["log_every"] = settings.get("log_every", 1)
     if "actors" in settings:

@@ -37,8 +37,8 @@ def restore_leaves(leaves: dict[str, np.ndarray], like: PyTree, prefix: str, pat
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     wanted = {prefix + jax.tree_util.keystr(path): leaf for path, leaf in paths}
-    saved = {name: _describe(leaf) for name, leaf in leaves.items() if name.startswith(prefix)}
-    needed = {name: _describe(leaf) for name, leaf in wanted.items()}
+    saved = {name: describe_array(leaf) for name, leaf in leaves.items() if name.startswith(prefix)}
+    needed = {name: describe_array(leaf) for name, leaf in wanted.items()}
     for name in sorted(saved | needed):
         if needed.get(name) != (found := saved.get(name)) and not (found is None and _is_empty(wanted[name])):
             raise ValueError(
@@ -63,7 +63,7 @@ def _is_empty(leaf: Any) -> bool:
     return 0 in leaf.shape
 
 
-def _describe(leaf: Any) -> str:
+def describe_array(leaf: Any) -> str:
     """Returns dtype and shape, for example float32[8,4]."""
     data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     return f"{data.dtype}[{','.join(map(str, data.shape))}]"

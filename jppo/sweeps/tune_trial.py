@@ -15,15 +15,12 @@ from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
 from jppo.envs.backends import choose_backend
 from jppo.errors import ActorsFailed, TrainingDiverged
-from jppo.runs.run_dir import metrics_until
-from jppo.training.history import RecentEpisodes
 from jppo.training.hooks import RunHooks
 from jppo.training.progress import PrintReporter
 from jppo.training.run import train_with_settings
 from jppo.training.settings import RunSettings
 
 METRIC = "return_mean"
-_EPISODES = ("count", "return_mean", "return_std")
 
 
 def train_trial(settings: RunSettings, space: dict[str, Any], checkpoint_updates: int) -> None:
@@ -63,22 +60,15 @@ class TrialHooks(RunHooks):
 
     def __init__(self, space: dict[str, Any], run_dir: Path, checkpoint_updates: int) -> None:
         self._space, self._run_dir, self.checkpoint_updates = space, run_dir, checkpoint_updates
-        self._recent: RecentEpisodes | None = None
         self._last: dict[str, Any] | None = None  # not reported yet, because a checkpoint may follow
 
     def adjust(self, config: PPOConfig, hyperparams: Hyperparams, seed: int) -> tuple[PPOConfig, Hyperparams, int]:
         return apply_space(self._space, config, hyperparams, seed)
 
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
-        if self._recent is None:
-            self._recent = RecentEpisodes()
-            for block in metrics_until(self._run_dir, rows[0]["update"] - 1):  # before the checkpoint
-                for values in zip(*(block[f"episode/{name}"] for name in _EPISODES), strict=True):
-                    self._recent.add(*values)
         for row in rows:
             self.report_last()
-            self._recent.add(*(row[f"episode/{name}"] for name in _EPISODES))
-            self._last = row | {METRIC: self._recent.mean}
+            self._last = row
 
     def on_checkpoint(self, update: int) -> None:
         self.report_last(with_checkpoint=True)

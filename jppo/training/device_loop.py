@@ -18,6 +18,7 @@ from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.interrupts import end_at_sigterm
 from jppo.training.logger import Logger, LoopResult
+from jppo.training.monitor import Monitor
 
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
@@ -40,6 +41,7 @@ class ChunkLoop:
         log: Any,
         shared: bool = False,
         checkpoints: Checkpoints | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         """
         Args:
@@ -50,10 +52,11 @@ class ChunkLoop:
           log: `log.add(columns, seconds)` receives metrics [updates] or [R, updates] and returns whether to continue.
           shared: whether several processes run the program together. They then agree on each chunk before its launch.
           checkpoints: receives the state between two chunks. The chunk after a checkpoint is not launched ahead.
+          monitor: handles events after certain updates, at which chunks end.
         """
         self.state, self._finite, self.chunk = state, finite, chunk
         self._num_updates, self._log, self._shared = num_updates, log, shared
-        self._checkpoints = checkpoints
+        self._checkpoints, self._monitor = checkpoints, monitor
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until the last update, a stop request or a NaN."""
@@ -61,14 +64,14 @@ class ChunkLoop:
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
         while True:
-            remaining = self._num_updates - launched
+            remaining, update = self._num_updates - launched, first + launched
             following = None
-            due = remaining > 0 and self._is_checkpoint_due(first + launched)
+            due = remaining > 0 and self._is_checkpoint_due(update)
             if due and pending is None:
                 self.save()
-            ahead = pace < _SLOW_UPDATE and not self._shared and not due
-            if remaining and (pending is None or ahead):
-                length = min(length, remaining, anakin.CHUNK_CAPACITY, self._updates_until_save(first + launched))
+            held = due or (self._monitor is not None and self._monitor.holds(update))
+            if remaining and (pending is None or (pace < _SLOW_UPDATE and not self._shared and not held)):
+                length = min(length, remaining, anakin.CHUNK_CAPACITY, self._updates_until_event(update))
                 length, stop = self._agree(length, stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
@@ -77,6 +80,8 @@ class ChunkLoop:
                 chunk_start = self._log.seconds
                 if not self._fetch(*pending, start, stop_requested):
                     return LoopResult("diverged")
+                if self._monitor is not None and self._monitor.ended is not None:
+                    return self._monitor.ended
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
             if following is None and pending is None:
@@ -98,10 +103,11 @@ class ChunkLoop:
         due = self._checkpoints.due(update if self._checkpoints.every_updates else self._log.updates)
         return bool(allgather_ints([due])[0, 0]) if self._shared else due
 
-    def _updates_until_save(self, update: int) -> int:
-        """Returns the number of updates until the next checkpoint if it follows a fixed number of updates."""
+    def _updates_until_event(self, update: int) -> int:
+        """Returns the number of updates until the next update at which a chunk must end."""
         every = 0 if self._checkpoints is None else self._checkpoints.every_updates
-        return every - update % every if every else anakin.CHUNK_CAPACITY
+        length = every - update % every if every else anakin.CHUNK_CAPACITY
+        return length if self._monitor is None else min(length, self._monitor.next_event(update) - update)
 
     def launch(self, length: int) -> Metrics:
         """Starts `length` updates, at most CHUNK_CAPACITY, and returns their metrics without waiting for them."""
@@ -132,7 +138,9 @@ class ChunkLoop:
             if polls % _STALL_POLLS == 0:
                 cpu_seconds = _check_not_stalled(cpu_seconds)
         columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
-        return self._log.add(columns, time.perf_counter() - start)
+        if self._monitor is None or not self._monitor.is_due(self._log.updates + length):
+            return self._log.add(columns, time.perf_counter() - start)
+        return self._log.add(columns, time.perf_counter() - start, functools.partial(self._monitor.finish, self))
 
 
 def _check_not_stalled(before: float) -> float:
@@ -190,6 +198,7 @@ class DeviceLoop(ChunkLoop):
         hyperparams: Hyperparams,
         log: Logger,
         checkpoints: Checkpoints | None = None,
+        monitor: Monitor | None = None,
         force: bool = False,
     ) -> None:
         """Compiles the program, then allocates the state.
@@ -211,13 +220,13 @@ class DeviceLoop(ChunkLoop):
             if checkpoints is not None and checkpoints.start is not None:
                 train = state.train
                 state = checkpoints.start.restore(state)
-                # A resumed run may be longer, and a trial of Ray Tune may have other hyperparameters.
-                train = state.train.replace(num_updates=train.num_updates, hyperparams=train.hyperparams)
-                state = state.replace(train=train)
+                hyperparams = state.train.hyperparams if checkpoints.keeps_hyperparams else train.hyperparams
+                train = state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams)
+                state = state.replace(train=train)  # a resumed run may be longer
             finite = jax.make_array_from_callback((), agent.sharding.train, lambda _: np.ones((), bool))
             jax.block_until_ready(state)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
-        super().__init__(compiled, state, finite, remaining, log, shared, checkpoints)
+        super().__init__(compiled, state, finite, remaining, log, shared, checkpoints, monitor)
         self.compile_seconds = time.perf_counter() - start
         log.info(f"compiled in {self.compile_seconds:.1f} s")
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,15 @@ class RecentEpisodes:
         self._updates.append((count, mean, std))
         while self._count - self._updates[0][0] >= _RECENT_EPISODES:
             self._count -= self._updates.popleft()[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the content as JSON."""
+        return {"updates": list(self._updates), "total": self.total}
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Restores the result of `to_json`."""
+        self._updates = deque((float(n), float(mean), float(std)) for n, mean, std in content["updates"])
+        self._count, self.total = sum(n for n, _, _ in self._updates), int(content["total"])
 
     @property
     def mean(self) -> float:

@@ -21,14 +21,22 @@ class RunHooks:
         return config, hyperparams, seed
 
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
-        """Is called with the metrics of consecutive updates, one dict per update."""
+        """Is called with the metrics of consecutive updates, one dict per update.
+
+        Their "return_mean" is the mean return of about the last 100 episodes.
+        """
 
     def on_checkpoint(self, update: int) -> None:
         """Is called when a checkpoint before the end of the run is on disk."""
 
 
 class PeriodicCheckpoints(Checkpoints):
-    """Checkpoints after a fixed number of updates instead of a time. Training waits until each one is on disk."""
+    """Checkpoints after a fixed number of updates instead of a time. Training waits until each one is on disk.
+
+    A resumed run uses the hyperparameters of its settings, not those of the checkpoint.
+    """
+
+    keeps_hyperparams = False
 
     def __init__(self, *args: Any, every_updates: int, num_updates: int, on_saved: Callable[[int], None]) -> None:
         """

@@ -71,5 +71,5 @@ class LineMeans:
 
 def _to_columns(lines: list[dict[str, float]]) -> dict[str, np.ndarray]:
     whole: Any = {"update": np.int64, "env_steps": np.int64}
-    names = lines[0] if lines else {"update": 0}
-    return {name: np.array([line[name] for line in lines], whole.get(name)) for name in names}
+    names = dict.fromkeys(name for line in lines for name in line) or ["update"]
+    return {name: np.array([line.get(name, math.nan) for line in lines], whole.get(name)) for name in names}

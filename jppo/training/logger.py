@@ -1,12 +1,12 @@
 """Logs the metrics of updates: keeps them in memory, writes them to the run directory and shows the progress."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jppo.errors import ActorsFailed
 from jppo.ppo.types import PyTree
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.runs.run_dir import metrics_until
@@ -29,22 +29,27 @@ class Logger:
         reporter: Reporter,
         hooks: RunHooks | None = None,
         log_every: int = 1,
+        event_every: int = 1,
     ) -> None:
         """
         Args:
           log_every: number of updates in each line of metrics.jsonl and each entry of the history.
+          event_every: number of updates in `event_means`.
         """
         self.batch_size, self.writer, self.reporter, self._hooks = batch_size, writer, reporter, hooks
-        self.history, self.recent, self._means = History(), RecentEpisodes(), LineMeans(log_every)
+        self.history, self.recent = History(), RecentEpisodes()
+        self._means, self._event_means = LineMeans(log_every), LineMeans(event_every)
+        self.event_means: dict[str, float] = {}  # metrics of the last `event_every` updates, see `LineMeans`
         self.updates, self.seconds = 0, 0.0
         self.empty_mask: int | None = None  # t*N + n of the first row without a legal action, which ended the run
 
     def restore(self, run_dir: Path, start: Checkpoint) -> None:
         """Restores the log of a resumed run up to its checkpoint."""
         self.updates, self.seconds, lines = start.update, start.seconds, 0
-        self._means.partial = start.partial_line
+        self._means.partial, self._event_means.partial = start.log["line"], start.log["event"]
+        self.recent.restore(start.log["recent"])
         for rows in metrics_until(run_dir, self._complete_updates):
-            self._remember(rows)
+            self.history.add(rows)
             lines += len(rows["update"])
         if lines < (expected := start.update // self._means.every):
             self.info(f"metrics.jsonl has only {lines} of the {expected} lines before the checkpoint")
@@ -65,7 +70,8 @@ class Logger:
         Args:
           counts: counters of the training loop.
         """
-        checkpoints.save(self.updates, self.seconds, counts, state, self._means.partial)
+        log = {"line": self._means.partial, "event": self._event_means.partial, "recent": self.recent.to_json()}
+        checkpoints.save(self.updates, self.seconds, counts, state, log)
 
     def finish(self) -> None:
         """Logs the updates after the last complete line."""
@@ -74,15 +80,9 @@ class Logger:
     def _write(self, lines: dict[str, np.ndarray]) -> None:
         if not len(lines["update"]):
             return
-        self._remember(lines)
+        self.history.add(lines)
         if self.writer is not None:
             self.writer.write_updates(_to_rows(lines))
-
-    def _remember(self, rows: dict[str, np.ndarray]) -> None:
-        self.history.add(rows)
-        nothing = np.full(len(rows["update"]), np.nan)
-        for episodes in zip(*(rows.get(f"episode/{name}", nothing).tolist() for name in _EPISODES), strict=True):
-            self.recent.add(*episodes)
 
     def info(self, text: str) -> None:
         """Shows a message once: only the first process passes it to its reporter."""
@@ -94,12 +94,15 @@ class Logger:
         """Number of environment steps logged so far."""
         return self.updates * self.batch_size
 
-    def add(self, metrics: dict[str, np.ndarray], now: float) -> bool:
+    def add(
+        self, metrics: dict[str, np.ndarray], now: float, finish: Callable[[], dict[str, float]] | None = None
+    ) -> bool:
         """Logs consecutive updates.
 
         Args:
           metrics: columns [updates]. The first update whose "finite" is False and all later ones are not logged.
           now: training time at the end of the last update, in seconds.
+          finish: is called if all updates were finite, and returns more metrics of the last update.
 
         Returns:
           whether all updates were finite.
@@ -118,11 +121,30 @@ class Logger:
         rows["time/elapsed"] = self.seconds + (now - self.seconds) * np.arange(1, good + 1) / length
         self.updates, self.seconds = self.updates + good, now
         if good:
-            self._write(self._means.add(rows))
+            returns = self._add_episodes(rows)
+            lines = self._event_means.add(rows)
+            if finish is not None:
+                self.event_means = {name: column[-1].item() for name, column in lines.items() if len(column)}
+            more = finish() if finish is not None and good == length else {}
+            if more:
+                self._write(self._means.add({name: column[:-1] for name, column in rows.items()}))
+                last = {name: column[-1:] for name, column in rows.items()}
+                self._write(self._means.add(last | {name: np.array([value]) for name, value in more.items()}))
+            else:
+                self._write(self._means.add(rows))
             if self._hooks is not None:
-                self._hooks.on_updates(_to_rows(rows))
+                self._hooks.on_updates(_to_rows(rows | {"return_mean": returns}))
             self.reporter.update(int(rows["env_steps"][-1]), speed, self.recent.mean)
         return bool(finite.all())
+
+    def _add_episodes(self, rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Adds the episodes of consecutive updates. Returns the mean return of the recent episodes after each."""
+        nothing = np.full(len(rows["update"]), np.nan)
+        means = []
+        for episodes in zip(*(rows.get(f"episode/{name}", nothing).tolist() for name in _EPISODES), strict=True):
+            self.recent.add(*episodes)
+            means.append(self.recent.mean)
+        return np.array(means)
 
 
 def _to_rows(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -133,5 +155,6 @@ def _to_rows(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 class LoopResult(NamedTuple):
     """The reason why a training loop ended."""
 
-    status: str  # finished, interrupted, diverged or failed
-    error: ActorsFailed | None = None  # if the status is failed
+    status: str  # finished, stopped, interrupted, diverged or failed
+    error: Exception | None = None  # if the status is failed
+    reason: str = ""  # if the status is stopped

@@ -1,5 +1,6 @@
 """The training loop of the Ray mode: actors collect rollouts, the learner updates the policy."""
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jppo.ppo.types import PolicyState, TrainState
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
 from jppo.training.logger import Logger, LoopResult
+from jppo.training.monitor import Monitor
 
 _LOG_SECONDS = 0.4  # between two writes of metrics
 _WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
@@ -53,6 +55,7 @@ class RayLoop:
         log: Logger,
         config: RayConfig,
         checkpoints: Checkpoints | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         """Starts the actors and compiles the update meanwhile.
 
@@ -62,7 +65,7 @@ class RayLoop:
         start, key = time.perf_counter(), jax.random.key(seed)
         self._agent, self._log, self._config = agent, log, config
         self._rows: list[dict[str, Any]] = []
-        self._hyperparams = hyperparams
+        self._hyperparams, self._monitor = hyperparams, monitor
         self.state: TrainState = agent.init(key, hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
@@ -92,11 +95,10 @@ class RayLoop:
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until total_steps, an interrupt, a non-finite update, or an actor that fails too often."""
         try:
-            status = self._run(stop_requested)
+            return self._run(stop_requested)
         except ActorsFailed as error:
             self._flush()
             return LoopResult("failed", error)
-        return LoopResult(status)
 
     def summary(self) -> dict[str, Any]:
         """Returns the entries of summary.json that are specific to this mode."""
@@ -125,16 +127,19 @@ class RayLoop:
     def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
         behaviour = jax.device_get(self.state.policy) if self._config.policy_lag else ()
-        numbers = {"num_updates": self.state.num_updates, "hyperparams": self.state.hyperparams}
-        restored = checkpoint.restore(ActorState(self.state, streams, behaviour))
+        fresh = self.state
+        restored = checkpoint.restore(ActorState(fresh, streams, behaviour))
         self.state, self._streams, self._behaviour = restored
-        self.state = self.state.replace(**numbers)  # a trial of Ray Tune may change them
+        self.state = self.state.replace(num_updates=fresh.num_updates)  # a resumed run may be longer
+        if self._checkpoints is not None and not self._checkpoints.keeps_hyperparams:
+            self.state = self.state.replace(hyperparams=fresh.hyperparams)
+        self._hyperparams = jax.device_get(self.state.hyperparams)
         self._counts_before = checkpoint.counts
         return spec._replace(streams=self._streams)
 
-    def _run(self, stop_requested: Callable[[], bool]) -> str:
+    def _run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         if (ready := self._await(self._actors.ready, stop_requested)) is None:
-            return "interrupted"
+            return LoopResult("interrupted")
         self.compile_seconds = time.perf_counter() - self._start
         self._log.info(f"{ready} ready after {self.compile_seconds:.1f} s")
         self._written = time.perf_counter()
@@ -146,7 +151,7 @@ class RayLoop:
             begin = time.perf_counter()
             fragments = self._await(self._actors.poll, stop_requested)
             if fragments is None:
-                return "interrupted" if self._flush() else "diverged"
+                return LoopResult("interrupted" if self._flush() else "diverged")
             arrived = time.perf_counter()
             self._streams = np.concatenate([fragment.streams for fragment in fragments])
             if lag:
@@ -159,7 +164,10 @@ class RayLoop:
             self._await_update(metrics["finite"], update_seconds)
             learnt = time.perf_counter()
             update_seconds = learnt - placed
-            if not lag and number < num_updates and metrics["finite"]:
+            launch = not lag and number < num_updates and metrics["finite"]
+            monitor = self._monitor if self._monitor is not None and self._monitor.is_due(number) else None
+            held = monitor is not None and monitor.holds(number)
+            if launch and not held:
                 self._launch(jax.device_get(self.state.policy), number)
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             times = {
@@ -171,11 +179,17 @@ class RayLoop:
             self._rows.append(metrics | times | self._actor_metrics(fragments, lagging))
             save = number < num_updates and self._is_checkpoint_due(number)
             due = save or number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
-            if (due or not metrics["finite"]) and not self._flush():
-                return "diverged"
+            if (due or monitor is not None or not metrics["finite"]) and not self._flush(monitor):
+                return LoopResult("diverged")
+            if monitor is not None and monitor.ended is not None:
+                return monitor.ended
+            if held:  # a callback may have changed the state
+                self._hyperparams = jax.device_get(self.state.hyperparams)
+            if launch and held:
+                self._launch(jax.device_get(self.state.policy), number)
             if save:
                 self.save()
-        return "finished"
+        return LoopResult("finished")
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint after this update. The first process decides for all."""
@@ -228,13 +242,18 @@ class RayLoop:
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
         return counts | times | {"actors/policy_lag": float(behind)}
 
-    def _flush(self) -> bool:
-        """Logs the updates since the last call. Returns False if one diverged."""
+    def _flush(self, monitor: Monitor | None = None) -> bool:
+        """Logs the updates since the last call. Returns False if one diverged.
+
+        Args:
+          monitor: has an event after the last update.
+        """
         if not self._rows:
             return True
         columns = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
         self._rows, self._written = [], time.perf_counter()
-        return self._log.add(columns, self._written - self._start)
+        finish = None if monitor is None else functools.partial(monitor.finish, self)
+        return self._log.add(columns, self._written - self._start, finish)
 
 
 def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:

@@ -29,6 +29,7 @@ from jppo.training.device_loop import DeviceLoop, init_state
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
+from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
 from jppo.training.settings import (
     Agent,
@@ -96,7 +97,7 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
     assert_same_settings(json.dumps(prepared.config_json | same, default=str))
     if number := jax.process_index():
         reporter = WorkerReporter(reporter, number)
-    if previous is not None and hooks is None and (result := _finished_result(settings, prepared, reporter)):
+    if previous is not None and hooks is None and (result := _finished_result(settings, previous, prepared, reporter)):
         return result
     files = _Files(settings, prepared, previous, hooks)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
@@ -104,18 +105,23 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
         return _train(prepared, files, reporter)
 
 
-def _finished_result(settings: RunSettings, prepared: PreparedRun, reporter: Reporter) -> Result | None:
+def _finished_result(
+    settings: RunSettings, previous: dict[str, Any], prepared: PreparedRun, reporter: Reporter
+) -> Result | None:
     """Returns the result of a run that is already finished; None if there are updates left to train.
 
-    A finished run repeats its last updates if writes failed or its last checkpoint is damaged.
+    A run that ended early continues if it is longer now. A finished run repeats its last updates if writes failed or
+    its last checkpoint is damaged.
     """
     run_dir, agent = settings.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
     summary = read_summary(run_dir)
-    if summary.get("status") != "finished" or "failed_writes" in summary:
+    if summary.get("status") not in ("finished", "stopped") or "failed_writes" in summary:
         return None
     checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))
-    if checkpoint is None or checkpoint.update < agent.num_updates:
+    ended_early = summary["status"] != "finished" and previous["total_steps"] == prepared.total_steps
+    last = summary.get("updates", 0) if ended_early else agent.num_updates
+    if checkpoint is None or checkpoint.update < last:
         return None
     state: Any
     if isinstance(agent, Anakin):
@@ -124,7 +130,7 @@ def _finished_result(settings: RunSettings, prepared: PreparedRun, reporter: Rep
     else:
         state = checkpoint.restore(agent.init(jax.random.key(prepared.seed), prepared.hyperparams), ".train")
         policy_state = state.policy
-    log = Logger(agent.config.batch_size, None, reporter, log_every=prepared.log_every)
+    log = Logger(agent.config.batch_size, None, reporter, log_every=prepared.run.log_every or 1)
     log.restore(run_dir, checkpoint)
     log.finish()
     log.info(f"{run_dir} is already finished; nothing is left to train")
@@ -198,7 +204,8 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                 reporter.message(describe_start(prepared))
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
-                log = Logger(config.batch_size, writer, reporter, files.hooks, prepared.log_every)
+                log_every = prepared.run.log_every or 1
+                log = Logger(config.batch_size, writer, reporter, files.hooks, log_every, prepared.callback_every)
                 if writer is not None and (text := _describe_large_metrics(prepared)):
                     reporter.message(text)
                 checkpoints = files.open_checkpoints(log)
@@ -229,7 +236,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
 def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result: Result) -> None:
     """Raises the error that ended a run, with the result so far; does nothing if the run did not fail."""
     if ended.error is not None:
-        ended.error.result = result
+        ended.error.result = result  # type: ignore[attr-defined]
         raise ended.error
     if ended.status == "diverged":
         if log.empty_mask is None:
@@ -241,7 +248,7 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
 
 def _describe_large_metrics(prepared: PreparedRun) -> str:
     """Returns the expected size of metrics.jsonl and a remedy; '' below 1 GB."""
-    size = prepared.agent.num_updates // prepared.log_every * _LINE_BYTES[isinstance(prepared.agent, Anakin)]
+    size = prepared.agent.num_updates // (prepared.run.log_every or 1) * _LINE_BYTES[isinstance(prepared.agent, Anakin)]
     if size < 1e9:
         return ""
     return f"metrics.jsonl will have about {size / 1e9:,.1f} GB; a higher log_every makes it smaller"
@@ -249,12 +256,13 @@ def _describe_large_metrics(prepared: PreparedRun) -> str:
 
 def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None = None) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
+    monitor = None if prepared.callback is None else Monitor(log, prepared.callback, prepared.callback_every)
     agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
     if isinstance(agent, Anakin):
-        return DeviceLoop(agent, seed, hyperparams, log, checkpoints, prepared.force)
+        return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
-    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints)
+    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor)
 
 
 def _save_result(
@@ -272,6 +280,7 @@ def _save_result(
         "env": agent.env.name,
         "backend": prepared.config_json["backend"],
         "status": ended.status,
+        **({"stop_reason": ended.reason} if ended.reason else {}),
         "steps": log.steps,
         "updates": log.updates,
         "seconds": log.seconds,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import jax
 
-from jppo.config.checks import check_seed, check_total_steps
+from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
@@ -24,6 +24,7 @@ from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs import run_dir as runs
+from jppo.training.callback import Callback
 
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
@@ -55,6 +56,8 @@ class RunSettings:
     ray: RayConfig | None = None
     run_dir: Path | None = None
     run: RunConfig = RunConfig()
+    callback: Callback | None = None
+    callback_every: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +70,9 @@ class PreparedRun:
     hyperparams: Hyperparams
     total_steps: int
     preset: str
-    log_every: int  # number of updates per line of metrics.jsonl
-    force: bool  # start even if the memory may not be enough
+    run: RunConfig  # with log_every filled in
+    callback: Callback | None
+    callback_every: int  # number of updates between two calls of the callback
     config_json: dict[str, Any]  # content of config.json
 
 
@@ -99,6 +103,9 @@ def prepare_run(
     if adjust is not None:
         config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
+    check_int("callback_every", settings.callback_every)
+    if not (settings.callback is None or callable(settings.callback)):
+        raise ValueError(f"callback = {settings.callback!r} must be a function of a jppo.CallbackEvent")
     fixed = settings.config is not None or "num_envs" in overrides or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env.name, backend, fixed, num_actor_cores or num_cores())
     num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
@@ -116,6 +123,8 @@ def prepare_run(
         optional |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
     if (log_every := settings.run.log_every or 1) > 1:
         optional["log_every"] = log_every
+    if settings.callback is not None:
+        optional["callback_every"] = settings.callback_every
     return PreparedRun(
         agent=agent,
         ray=ray,
@@ -123,8 +132,9 @@ def prepare_run(
         hyperparams=hyperparams,
         total_steps=total_steps,
         preset=preset_name,
-        log_every=log_every,
-        force=settings.run.force,
+        run=dataclasses.replace(settings.run, log_every=log_every),
+        callback=settings.callback,
+        callback_every=settings.callback_every,
         config_json=runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional),
     )
 

@@ -12,6 +12,7 @@ from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
+from jppo.training.callback import Callback
 from jppo.training.progress import Reporter
 from jppo.training.run import Result, train_with_settings
 from jppo.training.settings import RunSettings, combine_actors
@@ -36,6 +37,8 @@ def train(
     run_dir: str | Path | None = None,
     run: RunConfig = RunConfig(),
     progress: str | Reporter = "none",
+    callback: Callback | None = None,
+    callback_every: int = 1,
     **overrides: Any,
 ) -> Result:
     """Trains PPO on the device, or with Ray actors that step Gymnasium environments on CPUs.
@@ -64,6 +67,9 @@ def train(
       run: settings of checkpoints and loggers, see `jppo.RunConfig`.
       progress: "auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
         `jppo.Reporter`.
+      callback: a function of a `jppo.CallbackEvent`, which may change the state, stop the run or log numbers
+        (docs/callbacks.md). An exception in it ends the run; the run so far is saved.
+      callback_every: number of updates between two calls of the callback.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, for example `num_envs=8, learning_rate=1e-3`. They
         replace single values of the preset, or of `config` and `hyperparams`.
 
@@ -97,5 +103,7 @@ def train(
         ray=combine_actors(num_actors, ray),
         run_dir=None if run_dir is None else Path(run_dir),
         run=run,
+        callback=callback,
+        callback_every=callback_every,
     )
     return train_with_settings(settings, progress)
