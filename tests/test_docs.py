@@ -82,6 +82,20 @@ def test_readme_code_runs():
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=300)
 
 
+def test_reference_contains_every_public_name_once():
+    pages = (ROOT / "docs/reference").glob("*.md")
+    named = [name for page in pages for name in re.findall(r"^::: jppo\.(\w+)$", page.read_text(), re.MULTILINE)]
+    assert sorted(named) == sorted(jppo.__all__)
+
+
+def test_navigation_contains_every_page_once():
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    named = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted([*pages, "examples.md"]), (
+        "add the page to `nav` in mkdocs.yml"
+    )  # examples: generated
+
+
 def test_relative_links_exist():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:

@@ -57,8 +57,8 @@ def bench(
     """Measures the speed and the memory of a run and the time of its parts. Saves nothing.
 
     Args:
-      env, seed, config, hyperparams, preset, network, optimizer, loss, advantages, backend, num_devices, num_actors,
-        ray: as for `jppo.train`.
+      env, seed, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`.
+      backend, num_devices, num_actors, ray: as for `jppo.train`.
       seconds: measuring time of the run, and of its slowest part. Slow parts run at least five times.
       message: gets a line of text at each stage.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.

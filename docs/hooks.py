@@ -1,0 +1,40 @@
+"""Adapts the documentation, which is also readable as plain files, for MkDocs.
+
+Links to files outside docs/ cannot work on the site. A link to an example becomes a link to the generated page of all
+examples; other links become the path of the file.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+_LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)\)")
+_EXAMPLES = "examples.md"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the page of all examples."""
+    paths = sorted((Path(config.config_file_path).parent / "examples").glob("*.py"))
+    sections = [f'## {path.stem}\n\n```python title="examples/{path.name}"\n{path.read_text()}```' for path in paths]
+    intro = "# Examples\n\nEach example shows one thing and runs as it is: `python examples/quickstart.py`."
+    files.append(File.generated(config, _EXAMPLES, content="\n\n".join([intro, *sections])))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Replaces links to files outside docs/."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def replace(match: re.Match[str]) -> str:
+        text, link = match.groups()
+        target = posixpath.normpath(posixpath.join("docs", folder, link))
+        if target.startswith("docs/"):
+            return match[0]
+        if target.startswith("examples/"):
+            return f"[{text}]({posixpath.relpath(_EXAMPLES, folder or '.')}#{Path(target).stem})"
+        return text if target in text else f"{text}: `{target}`"
+
+    return _LINK.sub(replace, markdown)
