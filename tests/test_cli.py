@@ -488,9 +488,19 @@ def test_exit_codes(pretend, status, error, code, said):
 
 def test_an_interrupted_run_prints_the_command_that_resumes_it(pretend):
     pretend("interrupted")
-    assert "resume with: jppo train CartPole-v1 --resume 'my runs/1'" in call("train", "CartPole-v1")[1]
+    assert "next: jppo train CartPole-v1 --resume 'my runs/1' jppo eval" in call("train", "CartPole-v1")[1]
     pretend("finished")
     assert "resume" not in call("train", "CartPole-v1")[1]
+
+
+def test_training_prints_the_next_commands(pretend):
+    pretend("finished")
+    run = "'my runs/1'"
+    assert call("train", "CartPole-v1")[1].endswith(f"next: jppo eval {run} jppo play {run} jppo plot {run}")
+    out = call("train", "corridors:Corridor", "--backend", "ray")[1]
+    env = "--env corridors:Corridor"
+    assert out.endswith(f"next: jppo eval {run} {env} jppo play {run} {env} jppo plot {run}")
+    assert "next:" not in call("train", "CartPole-v1", "--json")[2]
 
 
 def test_quiet_and_json_output(pretend):
@@ -645,7 +655,7 @@ def test_a_custom_environment_from_training_to_gif(shell):
         "environments in this process",
         "2,048/2,000 steps",
         "finished: 2,048 steps",
-        f"saved in {Path.cwd() / 'run'}",
+        "saved in run",
     ):
         assert said in err
     named = ["--env", "corridors:Corridor"]

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import re
 
 import pytest
 from rich.console import Console
@@ -13,9 +14,11 @@ from jppo.training.progress import (
     LineReporter,
     NullReporter,
     Reporter,
+    Sparkline,
     WorkerReporter,
     format_status,
     make_reporter,
+    short_path,
     summary_lines,
 )
 
@@ -47,11 +50,18 @@ def test_summary_lines(mean, run_dir):
     }
     summary |= {"compile_seconds": 3.0, "return_mean": mean, "return_std": 0.5, "run_dir": run_dir}
     lines = summary_lines(summary)
-    assert lines[0].startswith("finished: 1,024 steps, 2 updates in 2.0 s (512 steps/s) after 3.0 s of compiling; ")
-    assert lines[0].endswith("return 1.2 +- 0.5 over the last episodes" if mean == 1.25 else "no episode ended")
-    assert lines[1:] == (["saved in a/b"] if run_dir else [])
+    assert lines[0] == "finished: 1,024 steps, 2 updates in 2.0 s (512 steps/s)"
+    returns = "return 1.2 +- 0.5 over the last episodes" if mean == 1.25 else "no episode ended"
+    assert lines[1] == f"{returns}; 3.0 s of compiling"
+    assert lines[2:] == (["saved in a/b"] if run_dir else [])
     lines = summary_lines(summary | {"failed_writes": ["policy"]})
-    assert lines[1:] == (["saved in a/b without policy"] if run_dir else [])
+    assert lines[2:] == (["saved in a/b without policy"] if run_dir else [])
+
+
+def test_a_path_below_the_working_directory_is_shown_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(short_path(tmp_path / "runs" / "x")) == "runs/x"
+    assert str(short_path("/elsewhere/x")) == "/elsewhere/x"
 
 
 def test_line_reporter_prints_first_and_last_status():
@@ -91,13 +101,47 @@ def test_bar_shows_last_status():
     assert "50/100 steps" in console.file.getvalue()
 
 
+@pytest.mark.parametrize(("encoding", "sparkline"), [("utf-8", "▁▂▃▄▅▆▇█"), ("latin-1", "")])
+def test_bar_shows_everything_in_80_columns(encoding, sparkline):
+    """A terminal without Unicode gets no character that it cannot show: such an error would silence all output."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    bar = BarReporter(Console(file=DisplayStream(file), width=80, force_terminal=True, color_system=None), 5_120_000)
+    bar.start()
+    for value in range(8):
+        bar.update(1_530_000, 54_321.0, 1_000.0 * value - 8_000.0)
+    bar.close()
+    file.seek(0)
+    line = [text for text in re.split(r"[\r\n]|\x1b\[\??[0-9]+[A-Za-z]", file.read()) if text.strip()][-1]
+    assert "30% 1.53M/5.12M steps  54.3k steps/s  1:06 left  return -1000.0" in line
+    assert line.rstrip().endswith(sparkline or "return -1000.0")
+    assert len(line) <= 80
+
+
+def test_sparkline_shows_the_whole_course_of_many_values():
+    line = Sparkline()
+    assert str(line) == ""
+    for value in (math.nan, 0.0, 7.0, 3.0):
+        line.add(value)
+    assert str(line) == "▁█▄"
+    line = Sparkline()
+    for value in range(10_000):
+        line.add(float(value))
+    assert list(str(line)) == sorted(str(line))
+    assert (len(str(line)), str(line)[0], str(line)[-1]) == (8, "▁", "█")
+    assert len(line._values) < 16
+    line = Sparkline()
+    line.add(1.0)
+    line.add(1.0)
+    assert str(line) == "▁▁"
+
+
 def test_narrow_terminal_shows_steps_and_speed_instead_of_bar():
     console = Console(file=io.StringIO(), width=40, force_terminal=True)
     bar = BarReporter(console, 1_000_000)
     bar.start()
     bar.update(500_000, 10000.0, 1.5)
     bar.close()
-    assert "500,000/1,000,000 steps  10k steps/s" in console.file.getvalue()
+    assert "500k/1M steps  10k steps/s" in console.file.getvalue()
 
 
 def test_make_reporter_accepts_names_and_reporters():

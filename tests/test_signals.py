@@ -32,8 +32,11 @@ LINES = [
     r"actor [01] \(environments \d to \d\) failed \(ActorDiedError: .*\); a new one starts in 0.5 s",
     r"stopping and saving the result so far \(Ctrl-C again stops at once\)",
     r"interrupted: [\d,]+ steps, .*",
-    r"saved in .*/run",
-    r"resume with: jppo train CartPole-v1 --resume .*/run",
+    r"return .* over the last episodes; [\d.]+ s of starting",
+    r"saved in run",
+    r"next:",
+    r"  jppo train CartPole-v1 --resume run",
+    r"  jppo (eval|play|plot) run",
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalPath, PreParse, RunArguments, WholeNumber
+from jppo.config.checks import names_module
 from jppo.config.run import RunConfig
 
 
@@ -75,7 +76,7 @@ class Train(RunArguments):
         from jppo.errors import ActorsFailed, TrainingDiverged
         from jppo.runs.files import jsonable
         from jppo.runs.run_dir import default_run_dir
-        from jppo.training.progress import DisplayStream, make_reporter, summary_lines
+        from jppo.training.progress import DisplayStream, make_reporter, short_path, summary_lines
         from jppo.training.train import train
 
         stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
@@ -103,14 +104,25 @@ class Train(RunArguments):
         summary = result.summary
         if not self.quiet:
             print(*summary_lines(summary), sep="\n", file=stream, flush=True)
-            if summary["status"] in ("interrupted", "failed") and result.run_dir is not None:
-                command = shlex.join(["jppo", "train", self.env, "--resume", str(result.run_dir)])
-                print(f"resume with: {command}", file=stream, flush=True)
+            if result.run_dir is not None and not self.json:
+                commands = self._next_commands(short_path(result.run_dir), summary["status"])
+                print("next:", *(shlex.join(words) for words in commands), sep="\n  ", file=stream, flush=True)
             if self.deterministic:
                 print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream, flush=True)
         if self.json:
             print(json.dumps(jsonable(summary)))
         return EXIT_CODES.get(summary["status"], EXIT_FAILED if "failed_writes" in summary else 0)
+
+    def _next_commands(self, run_dir: Path, status: str) -> list[list[str]]:
+        """Returns the commands that a user is likely to run after this run."""
+        resume = [["jppo", "train", self.env, "--resume", str(run_dir)]] if status in ("interrupted", "failed") else []
+        env = ["--env", self.env] if names_module(self.env) else []
+        return [
+            *resume,
+            ["jppo", "eval", str(run_dir), *env],
+            ["jppo", "play", str(run_dir), *env],
+            ["jppo", "plot", str(run_dir)],
+        ]
 
     def _choose_run_dir(self) -> Path | None:
         """Returns the directory of --run-dir or --resume. Raises ValueError if they name two."""

@@ -6,16 +6,20 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column
 
 from jppo.runs.plots import format_steps
 
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
 _BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARKLINE = 8  # characters
 
 
 class Reporter:
@@ -62,16 +66,18 @@ class BarReporter(Reporter):
     """Shows a progress bar on a terminal."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
-        columns: list[ProgressColumn] = [TextColumn("{task.fields[status]}")]
-        if console.width >= _BAR_COLUMNS:
-            before = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
-            columns = [*before, *columns, TimeElapsedColumn()]
+        status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True))
+        columns: list[ProgressColumn] = [status]
+        if console.width >= _BAR_COLUMNS:  # the bar takes the columns that the status does not need
+            columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), status]
         self._progress = Progress(
             *columns,
             console=console,
             auto_refresh=False,  # a drawing thread would slow down the training loop
+            expand=True,
         )
         self._total = total_steps
+        self._returns = Sparkline() if console.encoding.startswith("utf") else None
         self._task = self._progress.add_task("training", total=total_steps, status="compiling")
         self._drawn = 0.0
 
@@ -87,12 +93,43 @@ class BarReporter(Reporter):
             self._progress.refresh()
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        status = format_status(env_steps, self._total, steps_per_second, recent_return)
+        status = format_short_status(env_steps, self._total, steps_per_second, recent_return)
+        if self._returns is not None:
+            self._returns.add(recent_return)
+            status += f" {self._returns}"
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
     def close(self) -> None:
         self._progress.stop()
+
+
+class Sparkline:
+    """Draws the course of a value as a few block characters. Its memory does not grow with the number of values."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._stride, self._count = 1, 0
+
+    def add(self, value: float) -> None:
+        """Adds a value; NaN is ignored."""
+        if math.isnan(value):
+            return
+        if self._count % self._stride == 0:
+            self._values.append(value)
+        self._count += 1
+        if len(self._values) == 2 * _SPARKLINE:
+            self._values, self._stride = self._values[::2], 2 * self._stride
+
+    def __str__(self) -> str:
+        values = [x for x in self._values if math.isfinite(x)]
+        if len(values) < 2:
+            return ""
+        shown = [values[i * (len(values) - 1) // (_SPARKLINE - 1)] for i in range(_SPARKLINE)]
+        shown = values if len(values) < _SPARKLINE else shown
+        low, high = min(shown), max(shown)
+        scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+        return "".join(_BLOCKS[round((value - low) * scale)] for value in shown)
 
 
 class LineReporter(Reporter):
@@ -155,6 +192,10 @@ class DisplayStream(io.TextIOBase):
             except (OSError, ValueError):  # ValueError: the stream is closed
                 silence(self._stream)
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()
 
@@ -174,27 +215,43 @@ def silence(stream: TextIO) -> None:
 
 def format_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
     """Returns the steps so far, the speed, the remaining time and the recent return in one line."""
+    return f"{env_steps:,}/{total_steps:,} steps{_format_rest(env_steps, total_steps, steps_per_second, recent_return)}"
+
+
+def format_short_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
+    """Returns the same as `format_status` in less space."""
+    steps = f"{format_steps(env_steps)}/{format_steps(total_steps)}"
+    return f"{steps} steps{_format_rest(env_steps, total_steps, steps_per_second, recent_return)}"
+
+
+def _format_rest(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
     remaining = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
     speed, left = format_steps(steps_per_second), _format_duration(remaining)
     returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    return f"{env_steps:,}/{total_steps:,} steps  {speed} steps/s  {left} left  {returns}"
+    return f"  {speed} steps/s  {left} left  {returns}"
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns the summary of a run as one or two lines of text."""
+    """Returns the summary of a run as two or three lines of text."""
     mean, std = summary["return_mean"], summary["return_std"]
     has_episodes = mean is not None and not math.isnan(mean)
     returns = f"return {mean:.1f} +- {std:.1f} over the last episodes" if has_episodes else "no episode ended"
     start = "starting" if summary["backend"] == "ray" else "compiling"
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['updates']:,} updates in "
-        f"{summary['seconds']:.1f} s ({format_steps(summary['steps_per_second'])} steps/s) "
-        f"after {summary['compile_seconds']:.1f} s of {start}; {returns}"
+        f"{summary['seconds']:.1f} s ({format_steps(summary['steps_per_second'])} steps/s)",
+        f"{returns}; {summary['compile_seconds']:.1f} s of {start}",
     ]
     if summary["run_dir"]:
         missing = f" without {', '.join(summary['failed_writes'])}" if "failed_writes" in summary else ""
-        lines.append(f"saved in {summary['run_dir']}{missing}")
+        lines.append(f"saved in {short_path(summary['run_dir'])}{missing}")
     return lines
+
+
+def short_path(path: str | Path) -> Path:
+    """Returns the path relative to the working directory if it lies below it, otherwise unchanged."""
+    path, here = Path(path), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _format_duration(seconds: float) -> str:
