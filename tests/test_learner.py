@@ -182,6 +182,20 @@ def test_kl_stop_ends_after_the_first_epoch_above_the_target():
         assert largest_difference(metrics, one_metrics) < 1e-5
 
 
+def mean_log_prob(apply, batch, hyperparams, config, key):
+    return -apply(batch.obs)[0].log_prob(batch.action).mean(), {}
+
+
+@pytest.mark.parametrize("control", ["stop", "adapt"])
+def test_a_loss_without_kl_is_refused_where_kl_is_controlled(control):
+    config = variant(kl_control=control)
+    learner = make_learner(policy_of(config), config, loss=mean_log_prob)
+    state = learner.init(jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
+    rollout = rollout_for(state, config, 0)
+    with pytest.raises(ValueError, match=f'kl_control = "{control}" needs a loss that returns .*policy/approx_kl'):
+        jax.eval_shape(learner.update, state, rollout, stats_of(rollout))
+
+
 def test_kl_stop_with_a_large_target_never_stops():
     init, update = compiled(variant(kl_control="stop"))
     _, plain_update = compiled(BASE)

@@ -218,6 +218,10 @@ def _run_epochs(
 
         step_keys = jax.random.split(keys[1], config.num_minibatches)
         learned, metrics = jax.lax.scan(step, learned, (rows, advantages, step_keys))
+        if config.kl_control != "none" and "policy/approx_kl" not in metrics:
+            raise ValueError(
+                f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl'
+            )
         return learned, jax.tree.map(jnp.mean, metrics)
 
     strata = local_strata(config, num_envs, spec.axis_name)
