@@ -15,9 +15,9 @@ class RayConfig:
     """The Ray actors of a run."""
 
     num_actors: int | None = None
-    """Number of actor processes; 0 steps the environments in this process, without Ray. Default: one per core of this machine, or the next lower number that divides num_envs."""  # noqa: E501
+    """Number of actor processes; 0 steps the environments in this process, without Ray. Default: num_envs/envs_per_actor if both are set, else one per core of this machine, or the next lower number that divides num_envs."""  # noqa: E501
     envs_per_actor: int | None = None
-    """Number of environments of each actor. Default: num_envs/num_actors. Otherwise num_envs = num_actors*envs_per_actor."""  # noqa: E501
+    """Number of environments of each actor. Default: num_envs/num_actors. If you set it and not num_envs, num_envs becomes num_actors*envs_per_actor."""  # noqa: E501
     policy_lag: Literal[0, 1] = 0
     """1: actors collect the next rollout while the learner updates, with parameters that are one update older."""
     actor_cpus: float = 1.0
@@ -53,9 +53,9 @@ def num_cores() -> int:
 def spread_envs(
     config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int = 1
 ) -> tuple[PPOConfig, RayConfig]:
-    """Returns both with num_envs, num_actors and envs_per_actor filled in: num_envs = num_actors*envs_per_actor.
+    """Returns `config` and `ray` with num_envs, num_actors and envs_per_actor filled in. num_steps does not change.
 
-    num_steps does not change. Without actors, each host steps envs_per_actor environments.
+    num_envs is num_actors*envs_per_actor. If num_actors is 0, it is hosts*envs_per_actor.
 
     Args:
       cores: default number of actors.
@@ -87,7 +87,7 @@ def spread_envs(
 
 
 def _default_actors(config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int) -> int:
-    """Returns the largest number of actors, at most one per core, that fits num_envs."""
+    """Returns num_envs/envs_per_actor if both are given, else the largest number that fits num_envs, at most `cores`."""
     if ray.envs_per_actor is not None:
         if fixed and config.num_envs % (ray.envs_per_actor * hosts) == 0:
             return config.num_envs // ray.envs_per_actor
