@@ -87,7 +87,7 @@ def spread_envs(
 
 
 def _default_actors(config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int) -> int:
-    """Returns num_envs/envs_per_actor if both are given, else the largest number that fits num_envs, at most `cores`."""
+    """Returns num_envs/envs_per_actor if both are given, else the largest fitting number up to `cores`."""
     if ray.envs_per_actor is not None:
         if fixed and config.num_envs % (ray.envs_per_actor * hosts) == 0:
             return config.num_envs // ray.envs_per_actor
