@@ -2,6 +2,8 @@
 
 from typing import Any
 
+EMPTY_MASK = "every mask must have a nonzero entry for each component of the action"
+
 
 class ActorsFailed(RuntimeError):
     """An actor failed too often in a row. The message contains the last traceback, `result` the run so far."""
@@ -24,19 +26,9 @@ class TrainingDiverged(RuntimeError):
 class NoLegalAction(TrainingDiverged):
     """An observation's `action_mask` marked no action as legal. `result` holds the run up to the update before."""
 
-    def __init__(self, env_name: str, env_index: int, step: int, update: int, result: Any) -> None:
-        """Describes the step.
-
-        Args:
-          env_index: number of the environment, from 0.
-          step: step of the rollout, from 0.
-          update: update with that rollout, from 1.
-        """
-        RuntimeError.__init__(
-            self,
-            f"{env_name}: action_mask marks no legal action in environment {env_index} at step {step} of update "
-            f"{update}'s rollout; every mask must have a nonzero entry for each component of the action",
-        )
+    def __init__(self, description: str, update: int, result: Any) -> None:
+        """Args: description: the message of `describe_empty_mask`."""
+        RuntimeError.__init__(self, description)
         self.update, self.result = update, result
 
 
@@ -44,6 +36,21 @@ class HostFailed(RuntimeError):
     """A run in several processes ended because one of them failed; the message names it."""
 
     result: Any = None  # None, because such a run has no result
+
+
+def describe_empty_mask(env_name: str, index: int, num_envs: int, update: int) -> str:
+    """Returns the message for a mask without legal actions.
+
+    Args:
+      index: t*N + n for step t of the rollout and environment n, from 0.
+      num_envs: the number of environments N.
+      update: update with that rollout, from 1.
+    """
+    step, env_index = divmod(index, num_envs)
+    return (
+        f"{env_name}: action_mask marks no legal action in environment {env_index} at step {step} of update "
+        f"{update}'s rollout; {EMPTY_MASK}"
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -13,6 +13,8 @@ from probes import Masked
 import jppo
 from jppo.actors import numpy_policy
 from jppo.actors.actor import make_actor_error
+from jppo.cli.arguments import EXIT_CODES
+from jppo.cli.main import main
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.spaces import ObsSpec
 from jppo.runs.render import play_gif
@@ -86,7 +88,7 @@ def test_a_mask_in_the_info_becomes_an_observation_leaf(env, names, mask):
     assert made.obs_spec["action_mask"] == mask
     obs = made.make([0, 1]).reset()
     assert obs["action_mask"].shape == (2, *mask.shape)
-    jppo.train(env, total_steps=32, **QUICK)  # `step` raises for illegal actions
+    jppo.train(env, total_steps=32, **QUICK)  # step raises for illegal actions
 
 
 def test_a_mask_in_the_observation_comes_before_the_info():
@@ -161,6 +163,89 @@ def test_taxi_has_a_mask():
     assert obs["observation"][1] == number
     np.testing.assert_array_equal(obs["action_mask"][1], info["action_mask"])
     assert made.obs_spec["observation"].num_categories == 500
+
+
+class EmptyOnHost(InfoMasked):
+    """Marks no action as legal at time 1 of each episode, in which it raises for every action."""
+
+    def info(self):
+        info = super().info()
+        return {"action_mask": info["action_mask"] * np.int8(self.time != 1)}
+
+
+EMPTY = (
+    r"EmptyOnHost: action_mask marks no legal action in environment 0 at step 1 of update 1's rollout; every mask must"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+def test_a_mask_without_legal_actions_ends_a_run_on_the_host(recurrent):
+    options = QUICK | {"config": SMALL(recurrent=recurrent, sequence_length=None if recurrent == "none" else 4)}
+    with pytest.raises(jppo.NoLegalAction, match=EMPTY) as error:
+        jppo.train(EmptyOnHost, total_steps=64, **options)
+    assert error.value.update == 1
+    assert error.value.result.summary["status"] == "diverged"
+
+
+@pytest.mark.slow
+def test_a_mask_without_legal_actions_ends_a_run_with_actors():
+    with pytest.raises(jppo.NoLegalAction, match=EMPTY):
+        jppo.train(EmptyOnHost, total_steps=64, **QUICK | {"num_actors": 2})
+
+
+@pytest.mark.slow
+def test_a_mask_without_legal_actions_ends_a_run_on_several_devices():
+    message = "Masked: action_mask marks no legal action in environment 0 at step 3 of update 1's rollout"
+    with pytest.raises(jppo.NoLegalAction, match=message):
+        jppo.train(device_masked(empty_at=3), config=SMALL(), total_steps=64, num_devices=2, progress="none")
+
+
+def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path):
+    options = {"config": SMALL(), "total_steps": 96, "seeds": 2, "progress": "none", "sweep_dir": tmp_path}
+    env = device_masked(empty_at=3)
+    for _ in range(2):  # trained, then read from its file
+        result = jppo.sweep(env, **options)
+        assert [run.status for run in result.runs] == ["diverged"] * 2
+        for run in result.runs:
+            assert run.error.startswith(
+                "Masked: action_mask marks no legal action in environment 0 at step 3 of update 1"
+            )
+
+
+def test_a_mask_without_legal_actions_is_reported_by_the_command_line(capsys):
+    words = ["train", "test_masks:EmptyOnHost", "--num-actors", "0", "--num-envs", "4", "--num-steps", "8", "--quiet"]
+    assert main([*words, "--total-steps", "64", "--hidden-sizes", "8"]) == EXIT_CODES["diverged"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jppo: test_masks:EmptyOnHost: action_mask marks no legal action in environment 0 at step 1")
+
+
+def test_a_mask_without_legal_actions_is_reported_by_bench():
+    with pytest.raises(ValueError, match="Masked: action_mask marks no legal action in environment 0 at step"):
+        jppo.bench(device_masked(empty_at=3), config=SMALL(), seconds=0.1)
+
+
+def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
+    result = jppo.train(InfoMasked, total_steps=32, **QUICK)
+    with pytest.raises(
+        ValueError, match="EmptyOnHost: action_mask marks no legal action in environment 0 at step 1; e"
+    ):
+        jppo.evaluate(EmptyOnHost, result.policy, num_episodes=2)
+    with pytest.raises(ValueError, match="EmptyOnHost: action_mask marks no legal action in the episode at step 1; e"):
+        play_gif(jppo.make_host_env(EmptyOnHost), result.policy, tmp_path / "play.gif")
+    obs = {"observation": np.zeros((2, 3)), "action_mask": np.array([[0, 0, 1, 0], [0, 0, 0, 0]], np.int8)}
+    with pytest.raises(ValueError, match="action_mask marks no legal action in row 1 of the observations; every mask"):
+        result.policy.act(obs)
+    assert result.policy.value(obs).shape == (2,)
+
+
+def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions():
+    result = jppo.train(Masked(), config=SMALL(), total_steps=32, progress="none")
+    np.testing.assert_array_equal(jppo.evaluate(result, num_episodes=3).returns, 5.0)
+    with pytest.raises(
+        ValueError, match="Masked: action_mask marks no legal action in episode 0 at step 3; every mask"
+    ):
+        jppo.evaluate(device_masked(empty_at=3), result.policy, num_episodes=3)
 
 
 class MaskedWalk(host.Sound):

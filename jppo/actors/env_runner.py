@@ -11,6 +11,8 @@ import numpy as np
 from jppo.actors.action_selection import Act, make_action_selection
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
+from jppo.envs.masks import lacks_legal_action
+from jppo.envs.spaces import ACTION_MASK
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.normalization import empty_moments
 from jppo.ppo.policy import Policy, make_policy
@@ -106,7 +108,8 @@ class EnvRunner:
         """Fills `steps`. Returns the observations after the last step, and the seconds by activity."""
         envs, silently, clock = self._envs, self._silent.run, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
-        recurrent, length = self._programs.policy.is_recurrent, self._spec.sequence_length
+        recurrent, masked = self._programs.policy.is_recurrent, self._programs.policy.has_mask
+        length = self._spec.sequence_length
 
         def record(t: int, action: PyTree, after: HostStep) -> None:
             steps.record_transition(t, action, after)
@@ -117,6 +120,9 @@ class EnvRunner:
 
         for t in range(self._spec.num_steps):
             leaves = silently(steps.record_obs, t, obs)
+            if masked and steps.lacks_legal_action(t):
+                steps.stop(t, self._carry)
+                break
             if recurrent and t % length == 0:
                 steps.carries.append(self._carry)
             begin = clock()
@@ -182,6 +188,8 @@ class _Steps:
         self.truncated: Any = np.empty(lead, bool)
         self.final_value = np.zeros(lead, np.float32)
         self.carries: list[PyTree] = []  # at the start of each sequence, leaves [n, ...]
+        self._num_sequences = spec.num_steps // spec.sequence_length
+        self._action_spec = spec.env.action_spec
 
     def record_obs(self, t: int, obs: PyTree) -> list[np.ndarray]:
         """Copies the observations before step t. Returns the copies, one array [n, ...] per leaf."""
@@ -189,6 +197,22 @@ class _Steps:
         for row, leaf in zip(rows, self._leaves(obs), strict=True):
             row[...] = leaf
         return rows
+
+    def lacks_legal_action(self, t: int) -> bool:
+        """Returns whether the mask of some observation before step t marks no legal action."""
+        mask = self.unflatten(leaf[t] for leaf in self.obs)[ACTION_MASK]
+        return bool(lacks_legal_action(self._action_spec, mask).any())
+
+    def stop(self, t: int, carry: PyTree) -> None:
+        """Fills the rollout from step t, before which no action was legal, so that no illegal action is taken. The
+        learner then finds the mask and ends the run."""
+        for leaf in self.obs:
+            leaf[t + 1 :] = leaf[t]
+        others = (self.action, self.reward, self.terminated, self.truncated, self._next_obs or ())
+        for leaf in jax.tree.leaves(others):
+            leaf[t:] = 0
+        if self.carries or carry != ():
+            self.carries += [carry] * (self._num_sequences - len(self.carries))
 
     def record_transition(self, t: int, action: PyTree, after: HostStep) -> None:
         """Copies the action [n, ...] and the outcome of step t."""

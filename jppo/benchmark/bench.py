@@ -19,6 +19,7 @@ from jppo.config.overrides import check_overrides
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
+from jppo.errors import describe_empty_mask
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
@@ -121,13 +122,13 @@ def _bench_device(
     agent: Any = prepared.agent
     loop = DeviceLoop(agent, prepared.seed, prepared.hyperparams, log)
     jax.block_until_ready(loop.launch(1))
-    _run_for(0.5 * seconds, loop, log, stop_requested)
+    _run_for(0.5 * seconds, agent, loop, log, stop_requested)
     log.info("measuring the parts")
     state = jax.tree.map(lambda x: x.copy(), loop.state)  # launch() reuses the memory of loop.state
     programs = device_programs(agent, state, _parts_key(prepared))
     programs["whole"] = lambda count: jax.block_until_ready(loop.launch(count))
     times = time_programs(programs, seconds, stop_requested)
-    _run_for(0.5 * seconds, loop, log, stop_requested)
+    _run_for(0.5 * seconds, agent, loop, log, stop_requested)
     whole = times.pop("whole")
     medians = {part: float(np.median(rounds)) for part, rounds in times.items()}
     other = max(0.0, float(np.median(whole)) - sum(medians.values()))
@@ -146,17 +147,19 @@ def _bench_device(
     )
 
 
-def _run_for(seconds: float, loop: DeviceLoop, log: Logger, stop_requested: Callable[[], bool]) -> None:
+def _run_for(seconds: float, agent: Any, loop: DeviceLoop, log: Logger, stop_requested: Callable[[], bool]) -> None:
     """Trains and logs for a time, at least one chunk."""
     before, deadline = log.updates, time.perf_counter() + seconds
     ended = loop.run(lambda: stop_requested() or (log.updates > before and time.perf_counter() > deadline))
-    _check_result(ended, log, stop_requested)
+    _check_result(ended, agent, log, stop_requested)
 
 
-def _check_result(ended: LoopResult, log: Logger, stop_requested: Callable[[], bool]) -> None:
+def _check_result(ended: LoopResult, agent: Any, log: Logger, stop_requested: Callable[[], bool]) -> None:
     """Raises an error if the run failed, diverged or was interrupted."""
     if ended.error is not None:
         raise ended.error
+    if log.empty_mask is not None:
+        raise ValueError(describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, log.updates + 1))
     if ended.status == "diverged":
         raise ValueError(
             f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite; lower learning_rate or "
@@ -181,7 +184,7 @@ def _bench_actors(
         ended = loop.run(is_done)
     finally:
         loop.close()
-    _check_result(ended, log, stop_requested)
+    _check_result(ended, agent, log, stop_requested)
     log.info("measuring the parts")
     columns = log.history.arrays()
     speeds = columns["time/steps_per_second"]

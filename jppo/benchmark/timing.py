@@ -16,7 +16,8 @@ from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment
-from jppo.envs.spaces import ActionSpec, to_env_action
+from jppo.envs.masks import has_mask, nearest_legal
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, to_env_action
 from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState, collect_rollout
 from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.normalization import pool_moments
@@ -96,6 +97,8 @@ def step_environments(agent: Anakin, state: CollectState, key: Array) -> Collect
     def step(state: CollectState, xs: tuple[Array, Array]) -> tuple[CollectState, None]:
         action, keys = xs
         env_action = to_env_action(agent.policy.action_spec, action)
+        if agent.policy.has_mask:
+            env_action = nearest_legal(agent.policy.action_spec, state.obs[ACTION_MASK], env_action)
         after = jax.vmap(env.step)(keys, state.env_state, env_action)
         episode = state.episode.after(after.reward, 1.0)
         return state.replace(env_state=after.state, obs=after.obs, episode=episode), None
@@ -158,14 +161,18 @@ class HostStepper:
         self._actions = jax.tree.map(np.asarray, to_env_action(action_spec, actions))
         self._num_steps = config.num_steps
         self._envs = env.make(list(range(num_envs)))
-        self._envs.reset()
+        self._action_spec, self._has_mask = action_spec, has_mask(env.obs_spec)
+        self._obs = self._envs.reset()
         self._seconds, self._cpu_seconds = 0.0, 0.0
 
     def __call__(self, count: int) -> None:
         start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(count):
             for t in range(self._num_steps):
-                self._envs.step(jax.tree.map(lambda leaf, t=t: leaf[t], self._actions))
+                action = jax.tree.map(lambda leaf, t=t: leaf[t], self._actions)
+                if self._has_mask:
+                    action = nearest_legal(self._action_spec, self._obs[ACTION_MASK], action)
+                self._obs = self._envs.step(action).obs
         self._seconds += time.perf_counter() - start
         self._cpu_seconds += time.process_time() - cpu_start
 

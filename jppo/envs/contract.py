@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.masks import EMPTY_MASK, lacks_legal_action, nearest_legal
+from jppo.envs.masks import lacks_legal_action, nearest_legal
 from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
+from jppo.errors import EMPTY_MASK
 
 _FIVE = "return obs, reward, terminated, truncated, info"
 

@@ -14,8 +14,6 @@ from jppo.envs.spaces import ACTION_MASK, ActionSpec, PyTree
 
 AnyArray = Any  # a NumPy or a JAX array
 
-EMPTY_MASK = "every mask must have a nonzero entry for each component of the action"
-
 
 def has_mask(obs_spec: PyTree) -> bool:
     """Returns whether observations have the leaf `action_mask`."""

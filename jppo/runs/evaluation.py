@@ -1,7 +1,7 @@
 """Evaluates a policy over whole episodes."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,15 @@ from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
+from jppo.envs.masks import lacks_legal_action
+from jppo.envs.spaces import ACTION_MASK
+from jppo.errors import EMPTY_MASK
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
 from jppo.runs.display import html_table, show_record
 from jppo.runs.load import load_run
-from jppo.runs.policy import TrainedPolicy
+from jppo.runs.policy import TrainedPolicy, row_without_legal_action
 
 _MAX_EPISODES = 1_000_000
 _HOST_ENVS = 16  # environments that run side by side on the host
@@ -78,7 +81,8 @@ def evaluate(
         episode, so that the result may have fewer than num_episodes.
 
     Raises:
-      ValueError: num_episodes is outside 1 to 1,000,000, or env_or_run or policy is something else.
+      ValueError: num_episodes is outside 1 to 1,000,000, env_or_run or policy is something else, or an action_mask
+        marks no legal action.
     """
     if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
@@ -128,8 +132,12 @@ def _evaluate_device(
 ) -> Evaluation:
     """Plays all episodes in parallel in one program."""
 
-    def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array]:
+    def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
+            stuck = loop.stuck
+            if policy.has_mask:
+                empty = lacks_legal_action(policy.action_spec, loop.obs[ACTION_MASK]) & ~loop.done
+                stuck = jnp.where(empty, loop.step, stuck)
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
             chosen = act(policy, state, loop.obs, keys[:, 0] if sampled else None, loop.carry)
             after = jax.vmap(env.step)(keys[:, 1], loop.env_state, chosen.env_action)
@@ -141,6 +149,7 @@ def _evaluate_device(
                 done=loop.done | after.terminated | after.truncated,
                 step=loop.step + 1,
                 carry=chosen.carry,
+                stuck=stuck,
             )
 
         obs, env_state = jax.vmap(lambda key: env.reset(jax.random.fold_in(key, 0)))(episode_keys)
@@ -153,12 +162,21 @@ def _evaluate_device(
             done=zeros > 0.0,
             step=jnp.zeros((), jnp.int32),
             carry=policy.initial_carry(num_episodes),
+            stuck=jnp.full(num_episodes, -1, jnp.int32),
         )
-        end = jax.lax.while_loop(lambda loop: ~loop.done.all() & (loop.step < max_steps), step, start)
-        return end.returns, end.lengths, end.done
+
+        def continues(loop: _Loop) -> Array:
+            return ~loop.done.all() & (loop.step < max_steps) & (loop.stuck < 0).all()
+
+        end = jax.lax.while_loop(continues, step, start)
+        return end.returns, end.lengths, end.done, end.stuck
 
     episode_keys = jax.random.split(derive_key(jax.random.key(seed), "evaluation"), num_episodes)
-    return Evaluation(*map(np.asarray, jit(play)(state, episode_keys)))
+    *episodes, stuck = map(np.asarray, jit(play)(state, episode_keys))
+    if (stuck >= 0).any():
+        episode = int(np.argmax(stuck))
+        raise_no_legal_action(env.name, f"episode {episode}", int(stuck[episode]))
+    return Evaluation(*episodes)
 
 
 def _evaluate_host(
@@ -184,6 +202,8 @@ def _evaluate_host(
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
     while share.any():
+        if (row := row_without_legal_action(policy, obs, share > 0)) is not None:
+            raise_no_legal_action(env.name, f"environment {row}", step)
         action, carry = select(state, obs, jax.random.fold_in(key, step), carry, ended)
         after = envs.step(jax.tree.map(np.asarray, action))
         total, length, obs, step = total + after.reward, length + 1, after.obs, step + 1
@@ -196,6 +216,11 @@ def _evaluate_host(
     envs.close()
     returns, lengths, finished = zip(*(episode for of_one in episodes for episode in of_one), strict=True)
     return Evaluation(np.array(returns, np.float32), np.array(lengths, np.int32), np.array(finished))
+
+
+def raise_no_legal_action(env_name: str, where: str, step: int) -> NoReturn:
+    """Raises ValueError for a mask without legal actions."""
+    raise ValueError(f"{env_name}: action_mask marks no legal action in {where} at step {step}; {EMPTY_MASK}")
 
 
 def _seeds(seed: int, count: int) -> list[int]:
@@ -211,3 +236,4 @@ class _Loop(NamedTuple):
     done: Array
     step: Array
     carry: PyTree
+    stuck: Array  # [E] i32, step at which no action was legal; -1 if there was none

@@ -6,6 +6,9 @@ import jax
 import numpy as np
 
 from jppo.devices.jit import jit
+from jppo.envs.masks import lacks_legal_action
+from jppo.envs.spaces import ACTION_MASK
+from jppo.errors import EMPTY_MASK
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
@@ -71,10 +74,12 @@ class TrainedPolicy:
           seed: seed of the samples; without it, consecutive calls give different samples.
 
         Raises:
-          ValueError: the observation does not have the environment's structure or shape, or the policy is not recurrent
-            and a state was passed.
+          ValueError: the observation does not have the environment's structure or shape, its `action_mask` marks no
+            legal action, or the policy is not recurrent and a state was passed.
         """
         batch, single = as_batch(self.obs_spec, obs)
+        if (row := row_without_legal_action(self.policy, batch)) is not None:
+            raise ValueError(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
         size = len(jax.tree.leaves(batch)[0])
         if not self.policy.is_recurrent and (state is not None or episode_start is not None):
             raise ValueError("this policy is not recurrent: call act(obs) without state and episode_start")
@@ -98,6 +103,18 @@ class TrainedPolicy:
         carry = self.policy.initial_carry(len(jax.tree.leaves(batch)[0])) if state is None else state
         values = np.asarray(self._value(self.state, batch, carry))
         return values[0] if single else values
+
+
+def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | bool = True) -> int | None:
+    """Returns the first of these rows of observations [B] whose mask marks no legal action; None if all have one.
+
+    Args:
+      rows: [B] bool; True for all.
+    """
+    if not policy.has_mask:
+        return None
+    empty = lacks_legal_action(policy.action_spec, np.asarray(obs[ACTION_MASK])) & rows
+    return int(np.argmax(empty)) if empty.any() else None
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:

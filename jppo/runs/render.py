@@ -17,7 +17,8 @@ from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act
 from jppo.ppo.types import PyTree
-from jppo.runs.policy import TrainedPolicy
+from jppo.runs.evaluation import raise_no_legal_action
+from jppo.runs.policy import TrainedPolicy, row_without_legal_action
 from jppo.runs.run_dir import check_output
 
 _CHUNK = 500  # steps
@@ -63,7 +64,8 @@ def play_gif(
       progress: called with a short text at each step or frame.
 
     Raises:
-      ValueError: the environment cannot be drawn, or the output cannot be written.
+      ValueError: the environment cannot be drawn, the output cannot be written, or an action_mask marks no legal
+        action.
     """
     if isinstance(env, Environment) and env.name not in DRAWABLE:
         raise ValueError(f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}")
@@ -173,11 +175,15 @@ def _host_episode(
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")
-    select, envs, frames, rewards = jit(select_action), env.make([seed], render=True), [], []
+    select, envs = jit(select_action), env.make([seed], render=True)
+    frames: list[Any] = []
+    rewards: list[float] = []
     ended, carry = False, policy.policy.initial_carry(1)
     with contextlib.closing(envs):
         obs = envs.reset()
         for key in jax.random.split(derive_key(jax.random.key(seed), "play"), max_steps):
+            if row_without_legal_action(policy.policy, obs) is not None:
+                raise_no_legal_action(env.name, "the episode", len(rewards))
             frames.append(_as_image(envs.render()))
             action, carry = select(obs, key, carry)
             after = envs.step(jax.tree.map(np.asarray, action))

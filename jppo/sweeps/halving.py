@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jppo.devices.memory import bytes_free, show_bytes
+from jppo.errors import describe_empty_mask
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.population import (
@@ -30,6 +31,7 @@ class _ActiveRun:
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.recent, self.status, self.updates = spec, RecentEpisodes(), "", 0
+        self.error = ""
         self.metrics: list[dict[str, np.ndarray]] = []  # one element per rung with at least one update
 
     @property
@@ -41,6 +43,7 @@ class _ActiveRun:
         """Returns the result of the run."""
         return RunOutcome(
             status=self.status,
+            error=self.error,
             updates=self.updates,
             episodes=self.recent.total,
             return_mean=self.recent.mean,
@@ -139,6 +142,10 @@ class GroupTrainer:
             run.updates = int(log.updates[index])
             finished = FINISHED if run.updates == self._group.agent.num_updates else ""
             run.status = finished if log.finite[index] else DIVERGED
+            if index in log.empty_masks:
+                name, num_envs = self._group.env_name, self._group.agent.config.num_envs
+                run.error = describe_empty_mask(name, log.empty_masks[index], num_envs, run.updates + 1)
+                self._progress.reporter.message(f"run {run.spec.number}: {run.error}")
         return to_host(loop.state, len(part))
 
     def _end_runs(self, runs: list[_ActiveRun], state: PyTree, status: str = "") -> PyTree:

@@ -162,6 +162,7 @@ class PopulationLogger:
         self.seconds, self.reporter, self._recent = seconds, progress.reporter, recent
         self.updates = np.full(len(recent), update)  # [R], completed updates of each run
         self.finite = np.ones(len(recent), bool)
+        self.empty_masks: dict[int, int] = {}  # t*N + n of the first row without a legal action, by index of the run
         self._update, self._batch_size, self._progress = update, batch_size, progress
         self._history = History(max(2, _HISTORY_ROWS // len(recent)))
 
@@ -170,6 +171,10 @@ class PopulationLogger:
         recent = list(self._recent.values())
         columns = {name: column[: len(recent)] for name, column in metrics.items() if name != "empty_mask"}
         finite = np.logical_and(self.finite[:, None], np.logical_and.accumulate(columns.pop("finite"), axis=1))
+        if "empty_mask" in metrics:
+            for index in np.flatnonzero(self.finite & ~finite[:, -1]):
+                if (row := int(metrics["empty_mask"][index, np.argmin(finite[index])])) >= 0:
+                    self.empty_masks[int(index)] = row
         length, passed = finite.shape[1], now - self.seconds
         number = self._update + 1 + np.arange(length)
         rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self._batch_size}

@@ -35,6 +35,7 @@ class RunOutcome:
     return_std: float
     metrics: dict[str, np.ndarray]  # [updates] each
     policy_state: PolicyState  # NumPy leaves
+    error: str = ""  # why the run ended, if an action_mask without legal actions ended it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -113,7 +114,7 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     Args:
       description: the result of `describe_run`.
     """
-    about = description | {name: getattr(outcome, name) for name in _SUMMARY}
+    about = description | {name: getattr(outcome, name) for name in (*_SUMMARY, "error")}
     arrays = {f"policy/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(outcome.policy_state))}
     arrays |= {f"metrics/{name}": column for name, column in outcome.metrics.items()}
     file = io.BytesIO()
@@ -132,6 +133,7 @@ def read_outcome(path: Path, agent: Anakin) -> RunOutcome:
         if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
             raise ValueError("the policy has other shapes")
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
-        return RunOutcome(**summary, metrics=metrics, policy_state=jax.tree.unflatten(jax.tree.structure(like), leaves))
+        policy_state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return RunOutcome(**summary, metrics=metrics, policy_state=policy_state, error=about.get("error", ""))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None

@@ -15,7 +15,7 @@ import numpy as np
 from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, raise_on_all_processes
-from jppo.errors import NoLegalAction, TrainingDiverged
+from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.networks import hint
 from jppo.ppo.types import TrainState
@@ -241,9 +241,9 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
     if ended.status == "diverged":
         if log.empty_mask is None:
             raise TrainingDiverged(log.updates + 1, result)
-        agent = prepared.agent
-        step, env_index = divmod(log.empty_mask, agent.config.num_envs)
-        raise NoLegalAction(agent.env.name, env_index, step, log.updates + 1, result)
+        agent, update = prepared.agent, log.updates + 1
+        text = describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, update)
+        raise NoLegalAction(text, update, result)
 
 
 def _describe_large_metrics(prepared: PreparedRun) -> str:

@@ -4,8 +4,9 @@ import numpy as np
 
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.masks import EMPTY_MASK, has_mask, lacks_legal_action, legal_categories, nearest_legal
+from jppo.envs.masks import has_mask, lacks_legal_action, legal_categories, nearest_legal
 from jppo.envs.spaces import ACTION_MASK, PyTree
+from jppo.errors import EMPTY_MASK
 
 _REMEDY = "return bools, or integers 0 and 1; jppo takes every number other than 0 as legal"
 
