@@ -252,8 +252,8 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["trian", "CartPole-v1"], "jppo: unknown command 'trian'; did you mean train?"),
         (
             ["fly"],
-            "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, plot, play, "
-            "export, envs",
+            "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, runs, "
+            "compare, plot, play, export, envs",
         ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "did you mean --total-steps?"),

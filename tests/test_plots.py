@@ -1,43 +1,13 @@
 """Tests learning curves: which runs share a curve, and the values of the curves."""
 
-import json
 import struct
 
 import numpy as np
 import pytest
+from run_files import with_hyperparams, write_run
 
-import jppo
 from jppo.runs import plots
-from jppo.runs.files import write_json
 from jppo.runs.plots import learning_curves, plot
-from jppo.runs.run_dir import run_config
-
-SETTINGS = run_config("CartPole-v1", "device", 0, 1000, jppo.PPOConfig(), jppo.Hyperparams())
-
-
-def write_run(path, returns, counts=None, stds=None, pace=1.0, **settings):
-    """Writes a run with one update per return; an update has ten steps and takes `pace` seconds."""
-    path.mkdir()
-    write_json(path / "config.json", SETTINGS | settings)
-    n = len(returns)
-    rows = zip(returns, [1.0] * n if counts is None else counts, [0.0] * n if stds is None else stds, strict=True)
-    lines = [
-        {
-            "update": i,
-            "env_steps": 10 * i,
-            "time/elapsed": pace * i,
-            "episode/return_mean": mean if count else None,
-            "episode/return_std": std if count else None,
-            "episode/count": count,
-        }
-        for i, (mean, count, std) in enumerate(rows, start=1)
-    ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def with_hyperparams(**changed):
-    return {"hyperparams": SETTINGS["hyperparams"] | changed}
 
 
 def test_runs_that_differ_only_in_seed_and_versions_share_a_curve(tmp_path):

@@ -18,8 +18,8 @@ from probes import NO_LIMIT, Moving, NaNReward, ObsActionReward, Probe
 import jppo
 from jppo.ppo.losses import ppo_loss
 from jppo.runs.load import load_run
-from jppo.runs.plots import bootstrap_interval, interquartile_mean
 from jppo.runs.run_dir import read_metrics
+from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps import sweep as sweeps
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import SweepRun

@@ -23,12 +23,14 @@ from jppo.cli.arguments import (
 )
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
+from jppo.cli.compare import Compare
 from jppo.cli.envs import Envs
 from jppo.cli.eval import Eval
 from jppo.cli.export import Export
 from jppo.cli.plan import Plan
 from jppo.cli.play import Play
 from jppo.cli.plot import Plot
+from jppo.cli.runs import Runs
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
 from jppo.config.checks import did_you_mean, names_module
@@ -42,6 +44,8 @@ COMMANDS: dict[str, Any] = {
     "bench": Bench,
     "check-env": CheckEnv,
     "eval": Eval,
+    "runs": Runs,
+    "compare": Compare,
     "plot": Plot,
     "play": Play,
     "export": Export,

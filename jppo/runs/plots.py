@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jppo.config.schedules import from_json
-from jppo.runs.run_dir import check_output, read_config, read_metrics
+from jppo.runs.groups import group_runs
+from jppo.runs.run_dir import check_output, read_metrics
+from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 
 _POINTS = 200
 _MOST_CURVES = 10
 _FEW = 3  # points do not make a line
-_RESAMPLES = 1000
 _PLOTTED = ("env_steps", "time/elapsed", "episode/count", "episode/return_mean", "episode/return_std")
 
 
@@ -28,16 +28,10 @@ class Curve(NamedTuple):
 
 def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
     """Returns one curve per setting. Raises ValueError if a run is missing or finished no episode."""
-    configs = [read_config(path) for path in run_dirs]
-    settings = [_settings(config) for config in configs]
-    keys = {key: None for setting in settings for key in setting}
-    differing = [key for key in keys if len({repr(s.get(key)) for s in settings}) > 1]
-    groups: dict[str, list[dict[str, np.ndarray]]] = {}
-    for path, setting in zip(run_dirs, settings, strict=True):
-        more = ", ".join(f"{key}={setting[key]}" for key in differing if key != "env" and key in setting)
-        label = setting["env"] + (f" ({more})" if more else "")
-        groups.setdefault(label, []).append(_with_episodes(path, read_metrics(path)))
-    return [_curve(label, runs) for label, runs in groups.items()]
+    return [
+        _curve(group.label, [_with_episodes(path, read_metrics(path)) for path in group.paths])
+        for group in group_runs(run_dirs)
+    ]
 
 
 def plot(run_dirs: Sequence[Path], output: Path) -> None:
@@ -148,27 +142,6 @@ def draw_bars(
     axes.grid(alpha=0.3, axis="x")
     axes.set_axisbelow(True)
     _save(figure, output)
-
-
-def interquartile_mean(x: np.ndarray) -> np.ndarray:
-    """Returns the mean of the middle half over the first axis; of all values if there are fewer than four.
-    Agarwal et al. (2021), "Deep reinforcement learning at the edge of the statistical precipice"."""
-    cut = len(x) // 4
-    return np.sort(x, axis=0)[cut : len(x) - cut].mean(axis=0)
-
-
-def bootstrap_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the 95 % bootstrap percentile interval of the interquartile mean over the first axis."""
-    picks = np.random.default_rng(0).integers(len(x), size=(_RESAMPLES, len(x)))
-    means = np.array([interquartile_mean(x[pick]) for pick in picks])
-    low, high = np.percentile(means, [2.5, 97.5], axis=0, method="nearest")
-    return low, high
-
-
-def _settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns all settings of a run but its seed and its versions."""
-    nested = config["config"] | {name: from_json(value) for name, value in config["hyperparams"].items()}
-    return nested | {k: v for k, v in config.items() if k not in ("config", "hyperparams", "seed", "versions")}
 
 
 def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

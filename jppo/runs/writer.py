@@ -225,6 +225,20 @@ def _lock(path: Path) -> Any:
     return lock
 
 
+def is_written(path: Path) -> bool:
+    """Returns whether a process writes to a run directory now. Does not change the directory."""
+    import fcntl
+
+    try:
+        with open(path / _LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file, or a file system without locks
+        pass
+    return False
+
+
 @contextlib.contextmanager
 def _as_value_error(path: Path) -> Any:
     """Converts an OSError to a ValueError before training starts."""

@@ -20,6 +20,7 @@ from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
 from jppo.ppo.anakin import Anakin
 from jppo.runs.files import jsonable
+from jppo.runs.groups import format_value
 from jppo.runs.run_dir import safe_name
 from jppo.training.settings import RunSettings, own_parts, prepare_run
 
@@ -213,13 +214,6 @@ def check_num_devices(num_devices: int | None) -> int:
     if check_int("num_devices", num_devices, 1) > available:
         raise ValueError(f"num_devices = {num_devices}; JAX has {available} here ({jax.devices()[0].platform})")
     return num_devices
-
-
-def format_value(value: Any) -> str:
-    """Returns a setting's value as text for tables and labels."""
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _combinations(values: dict[str, list[Any]], names: Sequence[str]) -> Iterator[dict[str, Any]]:

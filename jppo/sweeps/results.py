@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jppo.runs.display import html_table
-from jppo.runs.plots import SettingCurves, bootstrap_interval, draw_curves, draw_heat_map, interquartile_mean
-from jppo.sweeps.grid import format_value
+from jppo.runs.groups import format_value
+from jppo.runs.plots import SettingCurves, draw_curves, draw_heat_map
+from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED, SweepRun, as_cell
 
 _MAX_SETTINGS_SHOWN = 10

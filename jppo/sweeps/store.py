@@ -8,7 +8,8 @@ from typing import Any
 
 from jppo.runs import run_dir as run_files
 from jppo.runs.files import write_atomically, write_json
-from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, format_value, run_fingerprint
+from jppo.runs.groups import format_value
+from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, write_outcome
 

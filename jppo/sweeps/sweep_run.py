@@ -15,9 +15,9 @@ from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.files import jsonable, write_atomically
+from jppo.runs.groups import format_value
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
-from jppo.sweeps.grid import format_value
 
 STATUSES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"
 _TENSORBOARD_POINTS = 200  # per run

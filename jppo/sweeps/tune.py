@@ -19,7 +19,7 @@ from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.runs.plots import interquartile_mean
+from jppo.runs.statistics import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.population import SweepProgress

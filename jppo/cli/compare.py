@@ -1,0 +1,71 @@
+"""`jppo compare`."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """Show which settings differ between runs and whether returns differ.
+
+    Runs that differ only in the seed form one setting.
+
+    Compares each setting with the first one of its environment.
+    """
+
+    run_dirs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")]
+    """Run directories written by `jppo train`."""
+    json: bool = False
+    """Print one line of JSON instead of a table."""
+
+    def run(self) -> int:
+        from jppo.runs.comparison import compare
+        from jppo.runs.files import jsonable
+
+        if not self.run_dirs:
+            raise ValueError("no run directory; name at least two, for example: jppo compare runs/CartPole-v1/*")
+        result = compare(self.run_dirs)
+        if self.json:
+            print(json.dumps(jsonable(result.summary())))
+            return 0
+        for env in dict.fromkeys(score.group.env for score in result.scores):
+            _print_table(env, [score for score in result.scores if score.group.env == env])
+        for one in result.differences:
+            interval = f" (95 % interval {_show(one.interval)})" if one.interval else ""
+            print(f"{one.second} - {one.first} = {one.difference:.1f}{interval}: {one.verdict}")
+        if len(result.differences) > 1:
+            print("The intervals are not corrected for several comparisons.")
+        if len(result.scores) == 1:
+            print("All runs have the same settings; there is nothing to compare.")
+        for note in result.notes:
+            print(f"note: {note}")
+        return 0
+
+
+def _print_table(env: str, scores: list[Any]) -> None:
+    """Prints one row per setting of an environment."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from jppo.runs.groups import format_value
+
+    names = list(dict.fromkeys(name for score in scores for name in score.group.settings))
+    table = Table("", *names, "runs", "return", "95 % interval", title=env)
+    for score in scores:
+        table.add_row(
+            score.name,
+            *(format_value(score.group.settings[name]) if name in score.group.settings else "-" for name in names),
+            ", ".join(f"{count} {status}" for status, count in score.statuses.items()),
+            f"{score.score:.1f}" if len(score.returns) else "-",
+            _show(score.interval) if score.interval else "-",
+        )
+    Console(file=sys.stdout, markup=False).print(table)
+
+
+def _show(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.1f} to {interval[1]:.1f}"

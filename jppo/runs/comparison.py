@@ -1,0 +1,110 @@
+"""Compares the returns of runs with different settings."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jppo.runs.groups import RunGroup, group_runs
+from jppo.runs.listing import RunState, read_run
+from jppo.runs.statistics import MIN_SEEDS, bootstrap_interval, difference_interval, interquartile_mean
+
+
+class SettingScore(NamedTuple):
+    """The final returns of the runs of one setting. The score is their interquartile mean."""
+
+    name: str  # A, B, ...
+    group: RunGroup
+    returns: np.ndarray  # [seeds], of the runs in which episodes ended
+    statuses: dict[str, int]  # number of runs by status
+    score: float
+    interval: tuple[float, float] | None  # 95 % bootstrap interval of the score; None for fewer than two seeds
+
+
+class Difference(NamedTuple):
+    """The difference between the scores of two settings of an environment."""
+
+    first: str
+    second: str
+    difference: float  # second minus first
+    interval: tuple[float, float] | None  # 95 % bootstrap interval of the difference; None if seeds are too few
+    verdict: str
+
+
+class Comparison(NamedTuple):
+    """The settings of runs, their scores, and the difference of each setting to the first of its environment."""
+
+    scores: list[SettingScore]
+    differences: list[Difference]
+    notes: list[str]  # runs that are left out or not finished
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the content as JSON types."""
+        scores = [
+            {
+                "name": one.name,
+                "env": one.group.env,
+                "settings": one.group.settings,
+                "seeds": one.group.seeds,
+                "runs": list(map(str, one.group.paths)),
+                "statuses": one.statuses,
+                "score": one.score,
+                "interval": one.interval,
+            }
+            for one in self.scores
+        ]
+        return {"settings": scores, "differences": [x._asdict() for x in self.differences], "notes": self.notes}
+
+
+def compare(run_dirs: Sequence[Path]) -> Comparison:
+    """Compares the final returns of runs. Raises ValueError if a directory contains no run or damaged files."""
+    scores, notes = [], list[str]()
+    groups = group_runs(list(dict.fromkeys(run_dirs)))
+    for number, group in enumerate(groups):
+        scores.append(_score(_letters(number), group, notes))
+    first: dict[str, SettingScore] = {}
+    differences = [
+        _difference(first[score.group.env], score)
+        for score in scores
+        if first.setdefault(score.group.env, score) is not score
+    ]
+    return Comparison(scores, differences, notes)
+
+
+def _score(name: str, group: RunGroup, notes: list[str]) -> SettingScore:
+    by_seed: dict[int, RunState] = {}
+    for state in sorted(map(read_run, group.paths), key=lambda state: state.modified, reverse=True):
+        if state.seed in by_seed:
+            notes.append(f"{state.path} is left out: {by_seed[state.seed].path} has the same settings and seed")
+            continue
+        by_seed[state.seed] = state
+        if state.status != "finished":
+            notes.append(f"{state.path} is {state.status} after {state.steps:,} of {state.total_steps:,} steps")
+    states = [by_seed[seed] for seed in sorted(by_seed)]
+    returns = np.array([state.return_mean for state in states if not np.isnan(state.return_mean)])
+    interval = bootstrap_interval(returns[:, None]) if len(returns) > 1 else None
+    return SettingScore(
+        name=name,
+        group=group._replace(paths=[state.path for state in states], seeds=[state.seed for state in states]),
+        returns=returns,
+        statuses=dict(Counter(state.status for state in states)),
+        score=float(interquartile_mean(returns)) if len(returns) else np.nan,
+        interval=interval and (float(interval[0][0]), float(interval[1][0])),
+    )
+
+
+def _difference(first: SettingScore, second: SettingScore) -> Difference:
+    seeds = min(len(first.returns), len(second.returns))
+    interval, verdict = None, f"too few seeds for a statement: {seeds} instead of at least {MIN_SEEDS} per setting"
+    if seeds >= MIN_SEEDS:
+        interval = low, high = difference_interval(first.returns, second.returns)
+        relation = "higher than" if low > 0 else "lower than" if high < 0 else "not shown to differ from"
+        verdict = f"{second.name} is {relation} {first.name}"
+    return Difference(first.name, second.name, second.score - first.score, interval, verdict)
+
+
+def _letters(number: int) -> str:
+    """Returns A, ..., Z, AA, AB, ..."""
+    return (_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)

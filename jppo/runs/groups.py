@@ -1,0 +1,69 @@
+"""Groups runs that differ only in their seeds, and names the settings that differ between groups."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jppo.config.presets import PRESETS, preset_for
+from jppo.config.schedules import Schedule, from_json
+from jppo.runs.run_dir import read_config
+
+_NO_SETTINGS = ("config", "hyperparams", "seed", "versions")
+
+
+class RunGroup(NamedTuple):
+    """The runs of one setting."""
+
+    env: str
+    settings: dict[str, Any]  # of all groups together, those that differ and that this group has
+    paths: list[Path]
+    seeds: list[int]
+
+    @property
+    def label(self) -> str:
+        """The environment and the settings that differ."""
+        more = ", ".join(f"{name}={format_value(value)}" for name, value in self.settings.items())
+        return self.env + (f" ({more})" if more else "")
+
+
+def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
+    """Returns the groups in the order of their first runs. Raises ValueError if a config.json is missing or damaged."""
+    configs = [read_config(path) for path in run_dirs]
+    settings = [all_settings(config, path) for config, path in zip(configs, run_dirs, strict=True)]
+    names = dict.fromkeys(name for setting in settings for name in setting if name != "env")
+    differing = [name for name in names if len({repr(setting.get(name)) for setting in settings}) > 1]
+    groups: dict[str, RunGroup] = {}
+    for path, config, setting in zip(run_dirs, configs, settings, strict=True):
+        changed = {name: setting[name] for name in differing if name in setting}
+        group = groups.setdefault(repr(sorted(setting.items())), RunGroup(setting["env"], changed, [], []))
+        group.paths.append(path)
+        group.seeds.append(config["seed"])
+    return list(groups.values())
+
+
+def all_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Returns all settings in a config.json but the seed and the versions, as one mapping.
+
+    Raises:
+      ValueError: a hyperparameter is not a number or a schedule.
+    """
+    try:
+        numbers = {name: from_json(value) for name, value in config["hyperparams"].items()}
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
+    return config["config"] | numbers | {name: value for name, value in config.items() if name not in _NO_SETTINGS}
+
+
+def changed_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Returns the settings in a config.json that differ from the preset of its environment. Raises ValueError."""
+    preset = PRESETS[preset_for(config["env"])]
+    usual = vars(preset.config) | vars(preset.hyperparams) | {"total_steps": preset.total_steps}
+    given = {name: tuple(x) if isinstance(x, list) else x for name, x in all_settings(config, run_dir).items()}
+    return {name: value for name, value in given.items() if name in usual and value != usual[name]}
+
+
+def format_value(value: Any) -> str:
+    """Returns the value of a setting as text for tables and labels."""
+    if isinstance(value, list | tuple):
+        return "x".join(map(str, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) and not isinstance(value, Schedule) else str(value)

@@ -1,0 +1,203 @@
+"""Tests the list of runs and the comparison of their returns."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+from run_files import finished, with_hyperparams, write_run
+
+from jppo.cli.main import main
+from jppo.runs import statistics
+from jppo.runs.comparison import _letters, compare
+from jppo.runs.listing import find_runs, format_age, read_run
+from jppo.runs.statistics import difference_interval
+
+
+def call(*argv):
+    """Returns the exit code, the lines of standard output, and standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(word) for word in argv])
+    return code, out.getvalue().splitlines(), err.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def in_temporary_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def write_group(folder, values, **settings):
+    """Writes one finished run per value, with seeds 0, 1, ..."""
+    return [
+        write_run(folder / str(seed), [value], seed=seed, summary=finished(value), **settings)
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_status_of_a_run(tmp_path):
+    done = read_run(write_run(tmp_path / "a", [1.0, 2.0], summary=finished(1.5)))
+    assert (done.status, done.steps, done.return_mean) == ("finished", 1000, 1.5)
+    diverged = {"status": "diverged", "return_mean": None, "steps": 10}
+    assert read_run(write_run(tmp_path / "b", [1.0], summary=diverged)).status == "diverged"
+    path = write_run(tmp_path / "c", [1.0, 50.0, 3.0, 2.0], counts=[100, 0, 60, 50])
+    killed = read_run(path)
+    assert (killed.status, killed.steps, killed.total_steps) == ("killed", 40, 1000)
+    assert killed.return_mean == pytest.approx((60 * 3.0 + 50 * 2.0) / 110), "of about the last 100 episodes"
+    with open(path / ".lock", "w") as lock:
+        assert read_run(path).status == "killed"
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_run(path).status == "running"
+    assert read_run(path).status == "killed"
+    new = read_run(write_run(tmp_path / "d", []))
+    assert (new.steps, np.isnan(new.return_mean)) == (0, True)
+
+
+def test_only_the_end_of_long_metrics_is_read(tmp_path):
+    path = write_run(tmp_path / "a", [float(i) for i in range(2000)], counts=[50] * 2000)
+    with open(path / "metrics.jsonl", "r+") as file:
+        file.write("damaged")
+    state = read_run(path)
+    assert (state.steps, state.return_mean) == (20_000, 1998.5)
+
+
+def test_runs_lists_runs_in_80_columns(tmp_path):
+    write_run(tmp_path / "runs/CartPole-v1/20261124-220425-0", [1.0], summary=finished(476.2))
+    changed = with_hyperparams(learning_rate={"linear": [0.001, 0.0]}, gamma=0.9)
+    config = {"config": json.loads(json.dumps(read_config(tmp_path))) | {"num_envs": 16, "hidden_sizes": [8, 8]}}
+    write_run(tmp_path / "runs/CartPole-v1/20261124-220425-1", [1.0], seed=1, **changed, **config)
+    write_run(tmp_path / "runs/other", [2.5], env="Pong-misc")
+    (tmp_path / "runs/broken").mkdir()
+    (tmp_path / "runs/broken/config.json").write_text("{")
+    (tmp_path / "runs/empty").mkdir()
+    code, lines, _ = call("runs")
+    assert code == 0
+    assert max(map(len, lines)) <= 80
+    assert {"Pong-misc in runs", "CartPole-v1 in runs/CartPole-v1"} <= set(lines)
+    rows = [line.split() for line in lines]
+    assert ["run", "seed", "status", "steps", "return", "age"] in rows
+    assert ["20261124-220425-0", "0", "finished", "1k", "476.2", "0", "s"] in rows
+    assert ["20261124-220425-1", "1", "killed", "10/1k", "1.0", "0", "s"] in rows
+    text = " ".join(" ".join(lines).split())
+    for setting in ("num_envs = 16", "hidden_sizes = 8x8", "gamma = 0.9", "learning_rate = linear(0.001, 0)"):
+        assert setting in text
+    assert "damaged: runs/broken/config.json is damaged: " in text
+    assert lines[-1] == "3 runs"
+    code, (line,), _ = call("runs", "--json")
+    result = json.loads(line)
+    assert result["runs"][0]["path"] == "runs/CartPole-v1/20261124-220425-0"
+    assert [run["return_mean"] for run in result["runs"]] == [476.2, 1.0, 2.5]
+    assert len(result["damaged"]) == 1
+
+
+def read_config(tmp_path):
+    return json.loads((tmp_path / "runs/CartPole-v1/20261124-220425-0/config.json").read_text())["config"]
+
+
+def test_runs_of_an_empty_and_a_missing_folder(tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert call("runs") == (0, ["there is no run in runs"], "")
+    code, _, err = call("runs", "nowhere")
+    assert (code, err.strip()) == (
+        2,
+        "jppo: there is no folder nowhere; name the folder of your runs: jppo runs FOLDER",
+    )
+
+
+@pytest.mark.parametrize("text", ["{", '{"env": 3}', '{"update": 1}\nnonsense\n'])
+def test_damaged_runs_are_listed(tmp_path, text):
+    path = write_run(tmp_path / "a", [1.0])
+    name = "metrics.jsonl" if "update" in text else "config.json"
+    (path / name).write_text(text)
+    (error,) = find_runs(tmp_path)
+    assert isinstance(error, ValueError)
+    assert f"{name} is damaged" in str(error)
+
+
+def test_format_age():
+    now = time.time()
+    assert [format_age(now - age) for age in (-5, 59.5, 61, 7_300, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
+
+
+def test_compare_finds_a_difference_and_no_difference(tmp_path):
+    a = write_group(tmp_path / "a", [10.0, 11.0, 12.0, 11.0, 10.0])
+    b = write_group(tmp_path / "b", [20.0, 22.0, 21.0, 20.0, 23.0], **with_hyperparams(gamma=0.5))
+    c = write_group(tmp_path / "c", [9.0, 13.0, 12.0, 10.0, 11.0], **with_hyperparams(gamma=0.9))
+    result = compare([*a, *b, *c])
+    assert [score.group.settings for score in result.scores] == [{"gamma": 0.99}, {"gamma": 0.5}, {"gamma": 0.9}]
+    assert [score.score for score in result.scores] == pytest.approx([32 / 3, 21.0, 11.0])
+    assert [x.verdict for x in result.differences] == ["B is higher than A", "C is not shown to differ from A"]
+    low, high = result.differences[0].interval
+    assert 8.0 < low < result.differences[0].difference < high < 13.0
+    assert compare([*b, *a]).differences[0].verdict == "B is lower than A"
+    code, lines, _ = call("compare", *a, *b)
+    assert code == 0
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    for said in ("CartPole-v1", "gamma", "5 finished", "21.0", "B - A = 10.3 (95 % interval", "B is higher than A"):
+        assert said in text
+    summary = json.loads(call("compare", *a, *b, "--json")[1][0])
+    assert summary["settings"][1]["settings"] == {"gamma": 0.5}
+    assert summary["differences"][0]["verdict"] == "B is higher than A"
+
+
+def test_compare_makes_no_statement_with_few_seeds(tmp_path):
+    a = write_group(tmp_path / "a", [10.0, 11.0, 12.0, 11.0])
+    b = write_group(tmp_path / "b", [20.0] * 5, **with_hyperparams(gamma=0.5))
+    (difference,) = compare([*a, *b]).differences
+    assert difference.interval is None
+    assert difference.verdict == "too few seeds for a statement: 4 instead of at least 5 per setting"
+
+
+def test_compare_uses_each_seed_once_and_names_unfinished_runs(tmp_path):
+    old = write_run(tmp_path / "old", [1.0], summary=finished(1.0))
+    new = write_run(tmp_path / "new", [2.0], summary=finished(2.0))
+    killed = write_run(tmp_path / "killed", [5.0], seed=1)
+    silent = write_run(tmp_path / "silent", [5.0], counts=[0], seed=2, summary=finished(None))
+    for name in ("config.json", "metrics.jsonl"):
+        os.utime(old / name, (0, 0))
+    result = compare([old, new, new, killed, silent])
+    (score,) = result.scores
+    assert score.returns.tolist() == [2.0, 5.0]
+    assert score.statuses == {"finished": 2, "killed": 1}
+    assert sorted(result.notes) == [
+        f"{killed} is killed after 10 of 1,000 steps",
+        f"{old} is left out: {new} has the same settings and seed",
+    ]
+    assert "All runs have the same settings; there is nothing to compare." in call("compare", old)[1]
+
+
+def test_compare_stays_within_an_environment(tmp_path):
+    paths = [
+        *write_group(tmp_path / "a", [1.0, 2.0]),
+        *write_group(tmp_path / "b", [1.0, 2.0], env="Pong-misc"),
+        *write_group(tmp_path / "c", [1.0, 2.0], env="Pong-misc", total_steps=7),
+    ]
+    assert [(x.first, x.second) for x in compare(paths).differences] == [("B", "C")]
+
+
+def test_compare_refuses_invalid_arguments(tmp_path):
+    code, _, err = call("compare")
+    assert (code, err.startswith("jppo: no run directory; name at least two")) == (2, True)
+    damaged = write_run(tmp_path / "a", [1.0], **with_hyperparams(gamma=[1, "x"]))
+    code, _, err = call("compare", damaged)
+    assert (code, f"{damaged}/config.json is damaged" in err) == (2, True)
+
+
+def test_difference_interval_covers_zero_in_most_cases(monkeypatch):
+    monkeypatch.setattr(statistics, "_RESAMPLES", 200)
+    rng = np.random.default_rng(0)
+    intervals = [difference_interval(rng.normal(size=10), rng.normal(size=10)) for _ in range(100)]
+    covered = sum(low <= 0.0 <= high for low, high in intervals)
+    assert 85 <= covered < 100
+    low, high = difference_interval(np.zeros(5), np.ones(5))
+    assert (low, high) == (1.0, 1.0)
+
+
+def test_letters():
+    assert [_letters(i) for i in (0, 25, 26, 27, 52)] == ["A", "Z", "AA", "AB", "BA"]
