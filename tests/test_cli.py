@@ -253,7 +253,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (
             ["fly"],
             "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, runs, "
-            "compare, plot, play, export, envs",
+            "compare, plot, play, export, envs, doctor",
         ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "did you mean --total-steps?"),

@@ -24,6 +24,7 @@ from jppo.cli.arguments import (
 from jppo.cli.bench import Bench
 from jppo.cli.check_env import CheckEnv
 from jppo.cli.compare import Compare
+from jppo.cli.doctor import Doctor
 from jppo.cli.envs import Envs
 from jppo.cli.eval import Eval
 from jppo.cli.export import Export
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Any] = {
     "play": Play,
     "export": Export,
     "envs": Envs,
+    "doctor": Doctor,
 }
 _USAGE = "usage: jppo [-h] [--version] COMMAND ..."
 _HOST_DEVICES = "xla_force_host_platform_device_count"

@@ -63,21 +63,33 @@ def make_device_put(sharding: Any = None) -> Callable[[Any], Any]:
 @functools.cache
 def _enable_cache() -> None:
     """Enables JAX's compilation cache, once per process. Does nothing if the directory cannot be used."""
-    general = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = os.environ.get(CACHE) or (general if general.is_absolute() else Path("~/.cache")) / "jppo"
-    own: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if own is not None or str(folder).lower() in _OFF:
+    path = cache_path()
+    if path is None or jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
         return
     try:
-        path = Path(folder).expanduser() / f"jax-{jax.__version__}-{_processor()}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK) or path.stat().st_uid != os.geteuid():  # JAX executes its content
             return
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+    except OSError:
         return
     jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)  # also makes JAX lock it
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _CACHED_SECONDS)
     jax.config.update("jax_compilation_cache_dir", str(path))
+
+
+def cache_path() -> Path | None:
+    """Returns the directory of the compiled programs: JAX's own cache if there is one, otherwise jppo's. None if the
+    cache is off, or if the user has no home."""
+    if (own := jax.config.jax_compilation_cache_dir) is not None:  # type: ignore[attr-defined]
+        return Path(own)
+    general = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = os.environ.get(CACHE) or (general if general.is_absolute() else Path("~/.cache")) / "jppo"
+    if str(folder).lower() in _OFF:
+        return None
+    try:
+        return Path(folder).expanduser() / f"jax-{jax.__version__}-{_processor()}"
+    except RuntimeError:  # the user has no home
+        return None
 
 
 def _processor() -> str:

@@ -25,7 +25,7 @@ def bytes_free(num_devices: int) -> int:
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(_USABLE_SHARE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    return int(_USABLE_SHARE * _host_bytes_free()) // num_devices
+    return int(_USABLE_SHARE * host_bytes_free()) // num_devices
 
 
 def check_memory(compiled: Any, num_devices: int, sizes: str) -> None:
@@ -67,7 +67,7 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
         raise ValueError(f"the device does not have enough memory; {remedy}") from error
 
 
-def _host_bytes_free() -> float:
+def host_bytes_free() -> float:
     """Returns the free memory of the machine or, if that is less, of the container in bytes."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():

@@ -1,0 +1,222 @@
+"""Checks of the installation for `jppo doctor`."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jppo
+from jppo.config.ray import num_cores
+
+EXTRAS = {  # the packages of each extra of pyproject.toml that jppo itself does not need
+    "wandb": ("wandb",),
+    "mujoco": ("mujoco",),
+    "atari": ("ale-py", "opencv-python"),
+    "envpool": ("envpool",),
+    "train": ("pandas", "pyarrow"),
+    "tune": ("pandas", "pyarrow", "optuna"),
+}
+_JAX = "jax>=0.10.2,<0.12"
+_REINSTALL_GYMNAX = "pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
+_LOW_BYTES = 2**30  # of free memory, disk or shared memory
+_OLD_SESSIONS_BYTES = 2 * 2**30
+_COMMAND_SECONDS = 20
+
+
+class Finding(NamedTuple):
+    """The result of one check. A finding with a problem has the command that fixes it."""
+
+    name: str
+    text: str
+    problem: str = ""
+    fix: str = ""
+
+
+def diagnose() -> Iterator[Finding]:
+    """Yields the findings of all checks."""
+    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
+    yield Finding("jppo", f"{jppo.__version__}, {Path(jppo.__file__).parent}")
+    yield from check_jax()
+    yield check_gymnax()
+    yield check_ray()
+    yield check_sessions(Path(tempfile.gettempdir()) / "ray")
+    yield check_memory()
+    for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
+        yield check_disk(folder)
+    for extra, packages in EXTRAS.items():
+        yield check_extra(extra, packages)
+
+
+def check_jax() -> Iterator[Finding]:
+    """Yields the findings on JAX, its devices and its cache of compiled programs."""
+    versions = f"{find_version('jax')}, jaxlib {find_version('jaxlib')}"
+    try:
+        import jax
+    except Exception as error:  # a damaged installation raises any type
+        yield Finding("jax", versions, f"JAX cannot be imported: {error}", f"pip install -U '{_JAX}'")
+        return
+    yield Finding("jax", versions)
+    gpus = count_gpus()
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    try:
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        if platforms:
+            problem = f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here"
+            yield Finding("devices", "none", problem, "unset JAX_PLATFORMS")
+        else:
+            yield Finding("devices", "none", f"JAX has no device: {error}", "export JAX_PLATFORMS=cpu")
+        return
+    kinds = {device.device_kind: sum(d.device_kind == device.device_kind for d in devices) for device in devices}
+    text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    if gpus and devices[0].platform == "cpu" and not platforms:
+        problem = f"this machine has {gpus} NVIDIA GPU{'s' * (gpus > 1)}, but jaxlib has no support for GPUs"
+        yield Finding("devices", text, problem, "pip install -U 'jax[cuda13]'")
+    else:
+        yield Finding("devices", text + (f" (JAX_PLATFORMS={platforms})" if platforms else ""))
+    yield check_cache()
+
+
+def check_cache() -> Finding:
+    """Returns the location and the size of the compilation cache, or why it is not used."""
+    from jppo.devices.jit import CACHE, cache_path
+    from jppo.devices.memory import show_bytes
+
+    path = cache_path()
+    if path is None:
+        return Finding("cache", f"off ({CACHE}={os.environ.get(CACHE, '')})")
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(existing, os.W_OK) or not existing.is_dir():
+        problem = f"the cache of compiled programs cannot be written: {existing}"
+        return Finding("cache", str(path), problem, f"export {CACHE}=/another/folder")
+    return Finding("cache", f"{path}, {show_bytes(measure(path))}, writable")
+
+
+def check_gymnax() -> Finding:
+    """Returns the version of gymnax, and whether another package has overwritten it."""
+    installed = find_version("gymnax")
+    if find_version("stable-gymnax") != "missing":
+        problem = "stable-gymnax has overwritten the files of gymnax, and its interface is an older one"
+        return Finding("gymnax", installed, problem, f"pip uninstall -y stable-gymnax && {_REINSTALL_GYMNAX}")
+    if installed == "missing" or int(installed.partition(".")[0]) < 1:
+        return Finding("gymnax", installed, "jppo needs gymnax 1.0.1 or later", _REINSTALL_GYMNAX)
+    return Finding("gymnax", installed)
+
+
+def check_ray() -> Finding:
+    """Returns the version of Ray and its resources on this machine or at RAY_ADDRESS."""
+    installed = find_version("ray")
+    try:
+        from jppo.actors.ray_cluster import check_reachable
+    except Exception as error:  # a damaged installation raises any type
+        return Finding("Ray", installed, f"Ray cannot be imported: {error}", "pip install -U 'ray>=2.51,<3'")
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        check_reachable(address)
+    except OSError as error:
+        problem = f"no Ray cluster answers at RAY_ADDRESS={address} ({error})"
+        return Finding("Ray", installed, problem, "unset RAY_ADDRESS")
+    shared = Path("/dev/shm")
+    if shared.exists() and (free := shutil.disk_usage(shared).free) < _LOW_BYTES:
+        problem = f"/dev/shm has {free / 2**20:.0f} MiB free; Ray stores large objects in it"
+        return Finding("Ray", installed, problem, "mount -o remount,size=4G /dev/shm  # in Docker: --shm-size=4g")
+    where = f"cluster at {address}" if address else f"{num_cores()} CPUs on this machine"
+    return Finding("Ray", f"{installed}, {where}")
+
+
+def check_sessions(folder: Path) -> Finding:
+    """Returns the sessions of Ray that run on this machine, and the size of the files of old ones."""
+    from jppo.devices.memory import show_bytes
+
+    running = find_sessions()
+    old = [path for path in folder.glob("session_*") if path.is_dir() and path.name not in (*running, "session_latest")]
+    size = sum(map(measure, old))
+    count = f"{len(running)} running" + (f" ({', '.join(running)}; `ray stop` ends them)" if running else "")
+    text = f"{count}, files of {len(old)} old ones in {folder}: {show_bytes(size)}"
+    if size < _OLD_SESSIONS_BYTES:
+        return Finding("Ray sessions", text)
+    fix = f"find {folder} -maxdepth 1 -name 'session_2*' -mtime +1 -exec rm -r {{}} +"
+    return Finding("Ray sessions", text, f"old sessions of Ray use {show_bytes(size)} in {folder}", fix)
+
+
+def find_sessions(processes: Path = Path("/proc")) -> list[str]:
+    """Returns the names of the sessions of Ray whose raylet runs on this machine."""
+    found = []
+    for path in processes.glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # the process has ended, or belongs to another user
+            continue
+        name = re.search(r"session_[\d_-]+\d", " ".join(words))
+        if Path(words[0]).name == "raylet" and name is not None:
+            found.append(name[0])
+    return sorted(set(found))
+
+
+def check_memory() -> Finding:
+    """Returns the free memory of the machine or the container."""
+    from jppo.devices.memory import host_bytes_free, show_bytes
+
+    free = host_bytes_free()
+    problem = f"only {show_bytes(free)} of memory are free" if free < _LOW_BYTES else ""
+    fix = "ps -eo pid,rss,args --sort=-rss | head  # shows the largest processes" if problem else ""
+    return Finding("memory", f"{show_bytes(free)} free", problem, fix)
+
+
+def check_disk(folder: Path) -> Finding:
+    """Returns the free space of a folder."""
+    from jppo.devices.memory import show_bytes
+
+    free = shutil.disk_usage(folder).free
+    problem = f"only {show_bytes(free)} are free in {folder}" if free < _LOW_BYTES else ""
+    fix = f"du -xh -d 2 {folder} | sort -h | tail  # shows the largest folders" if problem else ""
+    return Finding("disk", f"{show_bytes(free)} free in {folder}", problem, fix)
+
+
+def check_extra(extra: str, packages: tuple[str, ...]) -> Finding:
+    """Returns the versions of the packages of an extra, or the command that installs it. Extras are optional."""
+    versions = {name: find_version(name) for name in packages}
+    if "missing" in versions.values():
+        return Finding("extra", f"{extra} is not installed: pip install 'jppo[{extra}]'")
+    return Finding("extra", f"{extra}: {', '.join(f'{name} {number}' for name, number in versions.items())}")
+
+
+def find_version(package: str) -> str:
+    """Returns the version of an installed package, or "missing"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def count_gpus() -> int:
+    """Returns the number of GPUs that nvidia-smi lists; 0 if it does not exist or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def measure(folder: Path, limit: float = 2.0) -> int:
+    """Returns the size of the files below a folder in bytes; of those that were found within `limit` seconds."""
+    total, end = 0, time.monotonic() + limit
+    for path, _, names in os.walk(folder):
+        for name in names:
+            file = Path(path, name)
+            total += file.lstat().st_size if file.exists() else 0
+        if time.monotonic() > end:
+            break
+    return total
