@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import jax
+import pytest
+import tutorial
 from lenient import lenient_env
 
 import jppo
+from jppo.cli.main import parse_command
 from jppo.ppo import losses
 from jppo.ppo.losses import ppo_loss
 
@@ -94,6 +97,20 @@ def test_navigation_contains_every_page_once():
     assert sorted(named) == sorted([*pages, "examples.md"]), (
         "add the page to `nav` in mkdocs.yml"
     )  # examples: generated
+
+
+def test_commands_of_the_tutorial_exist():
+    argvs = [argv for block in tutorial.blocks() if block.language == "sh" for argv in tutorial.commands(block)]
+    assert {argv[0] for argv in argvs} >= {"train", "eval", "plot", "play", "check-env", "sweep"}
+    for argv in argvs:
+        parse_command(argv)
+
+
+@pytest.mark.slow
+def test_tutorial_runs(tmp_path):
+    """Runs all code and all commands with fewer steps, in a new process without the strict modes of the tests."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, tutorial.__file__], check=True, cwd=tmp_path, env=env, timeout=900)
 
 
 def test_relative_links_exist():
