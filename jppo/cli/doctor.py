@@ -7,9 +7,11 @@ import textwrap
 
 @dataclasses.dataclass(frozen=True)
 class Doctor:
-    """Check the installation, and show the command that fixes each problem.
+    """Check the installation and show how to fix its problems.
 
-    The exit code is 1 if there is a problem. Optional packages that are missing are none.
+    The exit code is 1 if there is a problem.
+
+    A missing optional package is not a problem.
     """
 
     json: bool = False
