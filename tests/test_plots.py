@@ -7,17 +7,23 @@ import pytest
 from run_files import with_hyperparams, write_run
 
 from jppo.runs import plots
-from jppo.runs.plots import learning_curves, plot
+from jppo.runs.curves import make_curve, read_groups
+from jppo.runs.plots import draw_metrics, plot
+
+
+def learning_curves(paths, **options):
+    return [make_curve(group, **options) for group in read_groups(paths)]
 
 
 def test_runs_that_differ_only_in_seed_and_versions_share_a_curve(tmp_path):
     a = write_run(tmp_path / "a", [1.0] * 20, seed=0)
     b = write_run(tmp_path / "b", [3.0] * 20, seed=1, versions={"jax": "0"})
-    (curve,) = learning_curves([a, b])
-    assert (curve.label, curve.runs) == ("CartPole-v1", 2)
-    for axis in ("steps", "seconds"):
-        np.testing.assert_allclose(curve.mean[axis], 2.0)
-        np.testing.assert_allclose(curve.spread[axis], 1.0)
+    assert [group.label for group in read_groups([a, b])] == ["CartPole-v1"]
+    for axis in ("steps", "minutes"):
+        (curve,) = learning_curves([a, b], x=axis)
+        assert curve.num_runs == 2
+        np.testing.assert_allclose(curve.mean, 2.0)
+        np.testing.assert_allclose(curve.spread, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -32,26 +38,26 @@ def test_runs_that_differ_only_in_seed_and_versions_share_a_curve(tmp_path):
 )
 def test_labels_contain_the_settings_that_differ(tmp_path, changed, labels):
     paths = [write_run(tmp_path / f"{i}", [1.0] * 5, seed=i, **changed if i % 2 else {}) for i in range(4)]
-    curves = learning_curves(paths)
-    assert [(curve.label, curve.runs) for curve in curves] == [(label, 2) for label in labels]
+    assert [(group.label, len(group.runs)) for group in read_groups(paths)] == [(label, 2) for label in labels]
 
 
 def test_a_curve_covers_the_steps_that_all_its_runs_have(tmp_path):
     long = write_run(tmp_path / "long", np.arange(1.0, 41.0), pace=2.0)
     short = write_run(tmp_path / "short", np.arange(1.0, 21.0), counts=[0] * 4 + [1] * 16, seed=1)
     (curve,) = learning_curves([long, short])
-    assert (curve.x["steps"][0], curve.x["steps"][-1]) == (50, 200)
-    assert (curve.x["seconds"][0], curve.x["seconds"][-1]) == (5, 20)
-    np.testing.assert_allclose(curve.mean["steps"], curve.x["steps"] / 10)
-    np.testing.assert_allclose(curve.spread["steps"], 0.0, atol=1e-12)
-    np.testing.assert_allclose(curve.mean["seconds"], (curve.x["seconds"] + curve.x["seconds"] / 2) / 2)
+    assert (curve.x[0], curve.x[-1]) == (50, 200)
+    np.testing.assert_allclose(curve.mean, curve.x / 10)
+    np.testing.assert_allclose(curve.spread, 0.0, atol=1e-12)
+    (curve,) = learning_curves([long, short], x="minutes")
+    assert (60 * curve.x[0], 60 * curve.x[-1]) == pytest.approx((5, 20))
+    np.testing.assert_allclose(curve.mean, (60 * curve.x + 30 * curve.x) / 2)
 
 
 def test_one_run_shows_the_spread_of_its_episodes(tmp_path):
     (curve,) = learning_curves([write_run(tmp_path / "a", [1.0] * 8, stds=[0.25] * 8)])
-    assert curve.runs == 1
-    np.testing.assert_allclose(curve.mean["steps"], 1.0)
-    np.testing.assert_allclose(curve.spread["steps"], 0.25)
+    assert curve.num_runs == 1
+    np.testing.assert_allclose(curve.mean, 1.0)
+    np.testing.assert_allclose(curve.spread, 0.25)
 
 
 @pytest.mark.parametrize("updates", [60, 150, 500])
@@ -64,8 +70,8 @@ def test_smoothing_averages_the_episodes_of_a_fiftieth_of_the_run(tmp_path, upda
     for i in range(len(kept)):
         inside = kept[max(0, i - window // 2) : i + (window + 1) // 2]
         smooth.append(np.average(returns[inside], weights=counts[inside]))
-    expected = np.interp(curve.x["steps"], 10 * (kept + 1), smooth)
-    np.testing.assert_allclose(curve.mean["steps"], expected, rtol=1e-6, atol=1e-9)
+    expected = np.interp(curve.x, 10 * (kept + 1), smooth)
+    np.testing.assert_allclose(curve.mean, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_an_unfinished_run_is_drawn(tmp_path):
@@ -73,7 +79,7 @@ def test_an_unfinished_run_is_drawn(tmp_path):
     with open(path / "metrics.jsonl", "a") as file:
         file.write('{"update": 3, "st')
     (curve,) = learning_curves([path])
-    np.testing.assert_allclose([curve.mean["steps"][0], curve.mean["steps"][-1]], [1.0, 2.0])
+    np.testing.assert_allclose([curve.mean[0], curve.mean[-1]], [1.0, 2.0])
 
 
 def test_runs_without_episodes_and_other_directories_are_refused(tmp_path):
@@ -89,8 +95,50 @@ def test_the_plot_is_a_png_file(tmp_path):
     plot([*paths, write_run(tmp_path / "c", [2.0], env="Pong-misc")], tmp_path / "x.png")
     data = (tmp_path / "x.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    assert struct.unpack(">II", data[16:24]) == (1320, 540)
+    assert struct.unpack(">II", data[16:24])[0] == 792
     assert len(data) > 10_000, "the plot is empty"
+
+
+def test_other_metrics_are_means_over_updates(tmp_path):
+    columns = {"loss/policy": [1.0, 2.0, 3.0, 4.0], "eval/return_mean": [None, 5.0, None, 7.0]}
+    path = write_run(tmp_path / "a", [1.0] * 4, counts=[0, 9, 1, 1], metrics=columns)
+    (curve,) = learning_curves([path], metric="loss/policy")
+    np.testing.assert_allclose((curve.x[0], curve.x[-1]), (10, 40))
+    np.testing.assert_allclose(curve.mean, curve.x / 10)
+    np.testing.assert_allclose(curve.spread, 0.0)
+    (curve,) = learning_curves([path], metric="eval/return_mean")
+    np.testing.assert_allclose((curve.x[0], curve.x[-1], *curve.mean[[0, -1]]), (20, 40, 5.0, 7.0))
+
+
+def test_unknown_and_empty_metrics_are_refused(tmp_path):
+    path = write_run(tmp_path / "a", [1.0], metrics={"loss/value": [None]})
+    with pytest.raises(ValueError, match=f"{path} has no metric 'loss/valu'; did you mean loss/value"):
+        learning_curves([path], metric="loss/valu")
+    with pytest.raises(ValueError, match=f"{path}: this metric has no value"):
+        learning_curves([path], metric="loss/value")
+    with pytest.raises(ValueError, match="x = 'hours' is not one of steps, minutes"):
+        draw_metrics(read_groups([path]), x="hours")
+    with pytest.raises(ValueError, match="metrics is empty"):
+        draw_metrics(read_groups([path]), [])
+
+
+def test_a_plot_has_a_panel_per_metric_and_a_line_per_setting(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_to_png", lambda figure: figures.append(figure) or b"")
+    paths = [
+        write_run(tmp_path / f"{i}", [1.0, 2.0], metrics={"loss/value": [1.0, 2.0]}, **with_hyperparams(gamma=i / 20))
+        for i in range(12)
+    ]
+    draw_metrics(read_groups(paths), ["episode/return_mean", "loss/value", "env_steps"], x="minutes")
+    (figure,) = figures
+    assert [axes.get_ylabel() for axes in figure.axes] == ["episode return", "loss/value", "env_steps"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"minutes without compiling"}
+    assert all(len(axes.lines) == 12 for axes in figure.axes)
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 12, "every line looks different"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["gamma=0: 1 run", "gamma=0.05: 1 run"]
+    assert figure.get_suptitle() == "CartPole-v1"
 
 
 def test_bars_start_at_zero_on_a_linear_axis(tmp_path, monkeypatch):

@@ -21,9 +21,8 @@ class RunGroup(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The environment and the settings that differ."""
-        more = ", ".join(f"{name}={format_value(value)}" for name, value in self.settings.items())
-        return self.env + (f" ({more})" if more else "")
+        """The settings that differ, as text."""
+        return ", ".join(f"{name}={format_value(value)}" for name, value in self.settings.items())
 
 
 def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:

@@ -1,60 +1,89 @@
 """Plots learning curves, heat maps and bar charts."""
 
+import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jppo.runs.groups import group_runs
-from jppo.runs.run_dir import check_output, read_metrics
+from jppo.config.checks import check_choice
+from jppo.runs.curves import POINTS, RETURN, X_AXES, Curve, GroupMetrics, make_curve, read_groups, smooth, with_episodes
+from jppo.runs.run_dir import check_output
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 
-_POINTS = 200
 _MOST_CURVES = 10
 _FEW = 3  # points do not make a line
-_PLOTTED = ("env_steps", "time/elapsed", "episode/count", "episode/return_mean", "episode/return_std")
+_LETTER = 0.075  # mean width of a letter of the legend in inches
+_X_LABELS = {"steps": "environment steps", "minutes": "minutes without compiling"}
+_NAMES = {RETURN: "episode return"}
 
 
-class Curve(NamedTuple):
-    """Mean and spread over the runs of one setting."""
+def plot(run_dirs: Sequence[Path], output: Path, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> None:
+    """Draws metrics of runs as a PNG, one line per setting with a band over its runs.
 
-    label: str
-    runs: int
-    x: dict[str, np.ndarray]  # "steps" and "seconds", [points] each
-    mean: dict[str, np.ndarray]
-    spread: dict[str, np.ndarray]  # std over runs; of a single run, over its episodes
+    Args:
+      metrics: names in metrics.jsonl; each gets a panel.
+      x: "steps" or "minutes" (without compiling).
 
-
-def learning_curves(run_dirs: Sequence[Path]) -> list[Curve]:
-    """Returns one curve per setting. Raises ValueError if a run is missing or finished no episode."""
-    return [
-        _curve(group.label, [_with_episodes(path, read_metrics(path)) for path in group.paths])
-        for group in group_runs(run_dirs)
-    ]
-
-
-def plot(run_dirs: Sequence[Path], output: Path) -> None:
-    """Draws episode return over steps and over wall time as a PNG, one line per setting with a band over its runs."""
+    Raises:
+      ValueError: a run is missing or damaged, or does not have a metric, or the output cannot be written.
+    """
     check_output(output, ".png")
-    curves = learning_curves(run_dirs)
-    figure = _new_figure(11, 4.5)
-    for axes, (axis, title) in zip(
-        figure.subplots(1, 2, sharey=True),
-        (("steps", "environment steps"), ("seconds", "wall time without compiling (s)")),
-        strict=True,
-    ):
-        for curve in curves:
-            runs = f"{curve.runs} runs" if curve.runs > 1 else "1 run"
-            (line,) = axes.plot(curve.x[axis], curve.mean[axis], label=f"{curve.label}: {runs}")
-            low, high = (curve.mean[axis] + sign * curve.spread[axis] for sign in (-1, 1))
-            axes.fill_between(curve.x[axis], low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-        axes.set_xlabel(title)
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("episode return (mean, band: 1 std)")
-    figure.axes[0].legend(loc="best", fontsize="small")
-    _save(figure, output)
+    _write(draw_metrics(read_groups(run_dirs), metrics, x), output)
+
+
+def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETURN,), x: str = "steps") -> bytes:
+    """Returns a PNG with one panel per metric. Arguments and errors: see `plot`."""
+    check_choice("x", x, X_AXES)
+    if not metrics:
+        raise ValueError(f"metrics is empty; name at least one, for example {RETURN}")
+    envs = {group.env for group in groups}
+    num_columns = min(len(metrics), 2)
+    num_rows = -(-len(metrics) // num_columns)
+    names = [group.settings or group.env if len(envs) == 1 else group.label for group in groups]
+    labels = [_legend_label(name, len(group.runs)) for name, group in zip(names, groups, strict=True)]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    width = 6.6 * num_columns
+    legend_columns = int(np.clip(width // (0.6 + _LETTER * longest), 1, len(labels)))
+    figure = _new_figure(width, 3.6 * num_rows + 0.7 + 0.2 * -(-len(labels) // legend_columns))
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
+    for panel, metric in zip(axes, metrics, strict=False):
+        for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
+            _draw_curve(panel, make_curve(group, metric, x), label, number)
+        panel.set(xlabel=_X_LABELS[x], ylabel=_NAMES.get(metric, metric))
+        if x == "steps":
+            panel.xaxis.set_major_formatter(lambda value, _: format_steps(value))
+        panel.set_xlim(left=0)
+        panel.grid(alpha=0.3)
+    for panel in axes[len(metrics) :]:
+        panel.remove()
+    figure.suptitle(", ".join(envs) if len(envs) == 1 else None)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=legend_columns,
+        title="mean, band: 1 standard deviation over runs (of one run: over episodes)",
+        title_fontsize="small",
+        fontsize="small",
+        frameon=False,
+    )
+    return _to_png(figure)
+
+
+def _legend_label(label: str, num_runs: int) -> str:
+    """Returns the label with the number of runs, in lines that fit into the figure."""
+    return textwrap.fill(f"{label}: {num_runs} run{'s' * (num_runs != 1)}", 80)
+
+
+def _draw_curve(panel: Any, curve: Curve, label: str, number: int) -> None:
+    """Draws a line and its band. Ten colours are easy to tell apart, so the next ten lines are dashed."""
+    color, style = f"C{number % 10}", ("-", "--", ":", "-.")[number // 10 % 4]
+    marker = "o" if curve.x[0] == curve.x[-1] else None  # a point does not make a line
+    panel.plot(curve.x, curve.mean, style, color=color, marker=marker, label=label)
+    low, high = curve.mean - curve.spread, curve.mean + curve.spread
+    panel.fill_between(curve.x, low, high, alpha=0.2, color=color, linewidth=0)
 
 
 class SettingCurves(NamedTuple):
@@ -73,12 +102,12 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
     figure = _new_figure(6.0 * len(panels), 4.5)
     for axes, (env, settings) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for curves in settings[:_MOST_CURVES]:
-            runs = [_ended(metrics) for metrics in curves.metrics]
-            grid = np.linspace(min(r["env_steps"][0] for r in runs), max(r["env_steps"][-1] for r in runs), _POINTS)
-            returns = np.array([_smooth(r, "env_steps", "episode/return_mean", grid) for r in runs])
+            runs = [with_episodes(metrics) for metrics in curves.metrics]
+            grid = np.linspace(min(r["env_steps"][0] for r in runs), max(r["env_steps"][-1] for r in runs), POINTS)
+            returns = np.array([smooth(r, "env_steps", "episode/return_mean", grid) for r in runs])
             marker = "o" if min(len(r["env_steps"]) for r in runs) < _FEW else None
             (line,) = axes.plot(
-                grid, interquartile_mean(returns), marker=marker, markevery=_POINTS - 1, label=curves.label
+                grid, interquartile_mean(returns), marker=marker, markevery=POINTS - 1, label=curves.label
             )
             axes.fill_between(grid, *bootstrap_interval(returns), alpha=0.2, color=line.get_color(), linewidth=0)
         most = max(len(curves.metrics) for curves in settings)
@@ -144,41 +173,6 @@ def draw_bars(
     _save(figure, output)
 
 
-def _with_episodes(path: Path, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    if missing := [name for name in _PLOTTED if name not in metrics]:
-        raise ValueError(f"{path}/metrics.jsonl is damaged: it has no {', '.join(missing)}")
-    ended = _ended(metrics)
-    if not len(ended["env_steps"]):
-        raise ValueError(f"{path}: no episode ended in this run, so there is no return to plot")
-    return ended
-
-
-def _ended(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the metrics of the updates in which episodes ended."""
-    ended = metrics["episode/count"] > 0
-    return {name: column[ended] for name, column in metrics.items()}
-
-
-def _curve(label: str, runs: list[dict[str, np.ndarray]]) -> Curve:
-    x, mean, spread = {}, {}, {}
-    for axis, column in (("steps", "env_steps"), ("seconds", "time/elapsed")):
-        grid = np.linspace(max(r[column][0] for r in runs), min(r[column][-1] for r in runs), _POINTS)
-        returns = np.array([_smooth(r, column, "episode/return_mean", grid) for r in runs])
-        x[axis], mean[axis] = grid, returns.mean(axis=0)
-        alone = len(runs) == 1
-        spread[axis] = _smooth(runs[0], column, "episode/return_std", grid) if alone else returns.std(axis=0)
-    return Curve(label, len(runs), x, mean, spread)
-
-
-def _smooth(run: dict[str, np.ndarray], column: str, metric: str, grid: np.ndarray) -> np.ndarray:
-    """Returns means weighted by episodes over windows of a fiftieth of the run, at the grid's points, [points]."""
-    weight = run["episode/count"]
-    window = max(1, len(weight) // 50)
-    kernel = np.ones(window)
-    total = np.convolve(weight, kernel, "same")
-    return np.interp(grid, run[column], np.convolve(weight * run[metric], kernel, "same") / total)
-
-
 def _new_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -190,8 +184,18 @@ def _new_figure(width: float, height: float) -> Any:
 
 def _save(figure: Any, output: Path) -> None:
     check_output(output, ".png")
+    _write(_to_png(figure), output)
+
+
+def _to_png(figure: Any) -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
+
+
+def _write(data: bytes, output: Path) -> None:
     try:
-        figure.savefig(output, format="png", dpi=120)
+        output.write_bytes(data)
     except OSError as error:
         raise ValueError(f"{output} cannot be written: {error.strerror or error}") from error
 
