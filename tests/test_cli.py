@@ -868,7 +868,6 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
         (["plan", "CartPole-v1"], 4),
         (["sweep", "CartPole-v1"], 4),
         (["train", "CartPole-v1", "--num-devices", "1"], None),
-        (["sweep", "CartPole-v1", "--address", "local"], None),
         (["eval", "runs/x"], None),
     ],
 )

@@ -171,12 +171,11 @@ def configure_jax(command: Any) -> None:
     """Sets the environment variables that JAX reads when it starts.
 
     On CPU, JAX gets one device per core, or --num-devices devices. --deterministic makes GPU kernels deterministic.
-    The programs of a sweep with --address run in separate processes and need no devices here.
     """
     count, flags = getattr(command, "num_devices", 1) or num_cores(), os.environ.get("XLA_FLAGS", "")
     num_strata = command.config.num_strata if hasattr(command, "config") else 1
     is_file = flags and not flags.lstrip().startswith("-")  # XLA reads the flags from a file
-    if count > 1 and not getattr(command, "address", None) and not is_file and _HOST_DEVICES not in flags:
+    if count > 1 and not is_file and _HOST_DEVICES not in flags:
         limit = max(DEFAULT_STRATA, num_strata)
         os.environ["XLA_FLAGS"] = f"{flags} --{_HOST_DEVICES}={min(count, limit)}".strip()
     if getattr(command, "deterministic", False):

@@ -77,15 +77,9 @@ class Sweep:
     num_devices: int | None = None
     """Number of devices that share the runs. Default: all; on CPU, one per core."""
     sweep_dir: Path | None = None
-    """Directory for results, table and pictures (default: runs/sweeps/<time>). Saved runs are not trained again."""
+    """Directory for results, table and plot (default: runs/sweeps/<time>). Saved runs are not trained again."""
     run_dirs: bool = False
     """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""
-    address: str | None = None
-    """Run the programs in parallel as Ray tasks: auto, host:port, ray://host:port, or local for a new Ray."""
-    cpus: float = 1.0
-    """CPUs that Ray reserves for each program."""
-    gpus: float = 0.0
-    """GPUs that Ray reserves for each program; may be a fraction."""
     quiet: bool = False
     """Show no progress and no summary."""
     json: bool = False
@@ -100,7 +94,6 @@ class Sweep:
         return self
 
     def run(self) -> int:
-        from jppo.config.resources import Resources
         from jppo.runs.files import jsonable
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
@@ -122,8 +115,6 @@ class Sweep:
             max_parallel_runs=self.max_parallel_runs,
             num_devices=self.num_devices,
             sweep_dir=self.sweep_dir or default_sweep_dir(),
-            address=self.address,
-            resources=Resources(cpus=self.cpus, gpus=self.gpus),
             progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
             **given,
         )

@@ -1,4 +1,4 @@
-"""Resources that Ray reserves for the programs of a sweep and for trials of Ray Tune."""
+"""Resources that Ray reserves for trials of Ray Tune."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from jppo.config.checks import check_non_negative
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Resources that Ray reserves for each program of a sweep, or for each trial of Ray Tune.
+    """Resources that Ray reserves for each trial of Ray Tune.
 
     Attributes:
       cpus: number of CPUs, which is also the number of threads of the process.

@@ -1,4 +1,4 @@
-"""Plots learning curves, heat maps and bar charts."""
+"""Plots learning curves and bar charts."""
 
 import io
 import textwrap
@@ -118,36 +118,6 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small", frameon=False)
     figure.axes[0].set_ylabel("episode return (interquartile mean, 95 % interval)")
-    _save(figure, output)
-
-
-def draw_heat_map(
-    panels: dict[str, tuple[list[str], list[str], np.ndarray]], row_name: str, column_name: str, output: Path
-) -> None:
-    """Draws the score [rows, columns] of each pair of values of two settings, one panel per environment."""
-    widest = max(len(columns) for _, columns, _ in panels.values())
-    tallest = max(len(rows) for rows, _, _ in panels.values())
-    figure = _new_figure(len(panels) * (2.2 + 0.9 * widest), 1.6 + 0.6 * tallest)
-    for axes, (env, (rows, columns, scores)) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
-        finite = np.where(np.isfinite(scores), scores, np.nan)
-        image = axes.imshow(finite, aspect="auto", cmap="viridis")
-        axes.set_xticks(range(len(columns)), columns)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.set(title=env, xlabel=column_name, ylabel=row_name)
-        middle = np.nanmean([np.nanmin(finite), np.nanmax(finite)]) if np.isfinite(finite).any() else 0.0
-        for (row, column), score in np.ndenumerate(scores):
-            shown = f"{score:.4g}" if np.isfinite(score) else "-"
-            axes.text(
-                column,
-                row,
-                shown,
-                ha="center",
-                va="center",
-                color="white" if score <= middle and np.isfinite(score) else "black",
-            )
-        figure.colorbar(image, ax=axes, label="return (interquartile mean)")
     _save(figure, output)
 
 

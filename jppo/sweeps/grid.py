@@ -79,15 +79,6 @@ class ProgramGroup(NamedTuple):
         kinds = [f"{k}: {v.name}" for k, v in settings if isinstance(v, Schedule)]
         return ", ".join([self.env_name, *swept, *kinds])
 
-    def __reduce__(self) -> Any:
-        """Pickles a group without its agent, which is made again when the group is unpickled."""
-        return _make_group, (self.settings, *self[2:])
-
-
-def _make_group(settings: RunSettings, *fields: Any) -> ProgramGroup:
-    agent: Any = prepare_run(settings).agent
-    return ProgramGroup(settings, agent, *fields)
-
 
 def make_groups(
     settings: RunSettings, *, seeds: list[int], values: dict[str, list[Any]], **options: Any

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jppo.runs.display import html_table
 from jppo.runs.groups import format_value
-from jppo.runs.plots import SettingCurves, draw_curves, draw_heat_map
+from jppo.runs.plots import SettingCurves, draw_curves
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED, SweepRun, as_cell
 
@@ -192,23 +192,6 @@ class SweepResult:
         if not panels:
             raise ValueError("no episode ended in this sweep, so there is no return to plot")
         draw_curves(panels, Path(path))
-
-    def plot_heat_map(self, path: str | Path) -> None:
-        """Draws the score over two swept settings as a PNG. Raises ValueError unless exactly two were swept."""
-        if len(self.swept) != 2:
-            names = f": {', '.join(self.swept)}" if self.swept else ""
-            raise ValueError(f"a heat map needs two swept settings; this sweep has {len(self.swept)}{names}")
-        first, second = self.swept
-        panels = {}
-        for env in self.envs:
-            scores = {
-                (format_value(x.settings[second]), format_value(x.settings[first])): x.score
-                for x in self.settings
-                if x.env == env
-            }
-            rows, columns = (list(dict.fromkeys(key[i] for key in scores)) for i in (0, 1))
-            panels[env] = (rows, columns, np.array([[scores.get((r, c), np.nan) for c in columns] for r in rows]))
-        draw_heat_map(panels, second, first, Path(path))
 
     def write_run_dirs(self) -> None:
         """Writes a run directory below sweep_dir/run_dirs for each run that was not interrupted and has none yet.

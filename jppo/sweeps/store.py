@@ -66,8 +66,6 @@ class SweepStore:
             _write_table(self.path / "runs.csv", [run.row for run in runs])
             if any(run.episodes for run in runs):
                 result.plot(self.path / "curves.png")
-                if len(swept) == 2:
-                    result.plot_heat_map(self.path / "heat_map.png")
         return result
 
     def __len__(self) -> int:

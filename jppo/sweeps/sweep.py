@@ -1,30 +1,25 @@
 """`jppo.sweep`: trains every combination of settings with every seed on the device."""
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jppo.config.checks import check_int
 from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.config.resources import Resources
 from jppo.devices.memory import explain_out_of_memory
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.sweeps.grid import ProgramGroup, RunSpec, check_num_devices, check_seeds, check_settings, make_groups
+from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
-from jppo.sweeps.sweep_run import RunOutcome
 from jppo.training.interrupts import stop_on_interrupt
-from jppo.training.progress import NullReporter, Reporter, make_reporter
+from jppo.training.progress import Reporter, make_reporter
 from jppo.training.settings import RunSettings
 
 
@@ -44,8 +39,6 @@ def sweep(
     max_parallel_runs: int | None = None,
     num_devices: int | None = None,
     sweep_dir: str | Path | None = None,
-    address: str | None = None,
-    resources: Resources | None = None,
     progress: str | Callable[[int], Reporter] = "none",
     **settings: Any,
 ) -> SweepResult:
@@ -64,11 +57,8 @@ def sweep(
         Talwalkar (2016), "Non-stochastic best arm identification and hyperparameter optimization".
       max_parallel_runs: maximum number of runs in one program. Default: as many as the devices' memory holds.
       num_devices: number of devices that share the runs. Default: all devices of this process.
-      sweep_dir: directory for the result of each run, a table (runs.csv) and pictures. Runs that it already contains
-        are not trained again.
-      address: run the programs in parallel as Ray tasks instead of one after the other: auto, host:port,
-        ray://host:port, or "local" for a new Ray on this machine.
-      resources: CPUs and GPUs that Ray reserves for each program. Default: one CPU.
+      sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
+        that it already contains are not trained again.
       progress: "auto" or "none", see `jppo.train`; or a function that gets the number of environment steps of all runs
         and returns a reporter.
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
@@ -113,51 +103,11 @@ def sweep(
         remedy = f"lower max_parallel_runs = {max_parallel_runs}"
         with stop_on_interrupt(reporter) as stop_requested, explain_out_of_memory(remedy):
             _announce(remaining, len(store), reporter)
-            if address is not None:
-                _train_on_cluster(remaining, store, sweep_progress, stop_requested, address, resources or Resources())
-            else:
-                for group in remaining:
-                    on_run_end = functools.partial(store.add, group)
-                    GroupTrainer(group, sweep_progress, stop_requested, on_run_end).train()
+            for group in remaining:
+                GroupTrainer(group, sweep_progress, stop_requested, functools.partial(store.add, group)).train()
     finally:
         reporter.close()
     return store.result()
-
-
-def _train_on_cluster(
-    groups: list[ProgramGroup],
-    store: SweepStore,
-    progress: SweepProgress,
-    stop_requested: Callable[[], bool],
-    address: str,
-    resources: Resources,
-) -> None:
-    """Trains each group as a Ray task. If a task fails, the error is raised after the other tasks have ended."""
-    from jppo.sweeps.ray_tasks import run_tasks  # ray takes a second to import
-
-    start = time.perf_counter()
-    failure: BaseException | None = None
-    for group, result in run_tasks(_train_group, groups, address, resources, progress.reporter, stop_requested):
-        if isinstance(result, BaseException):
-            progress.reporter.message(f"{group.name} failed: {str(result).strip()[-200:]}")
-            failure = result
-            continue
-        for spec, outcome in result:
-            store.add(group, spec, outcome)
-        env_steps = sum(outcome.updates for _, outcome in result) * group.agent.config.batch_size
-        returns = {spec.number: outcome.return_mean for spec, outcome in result}
-        progress.add(env_steps, time.perf_counter() - start, returns)
-        start = time.perf_counter()
-    if failure is not None:
-        raise failure
-
-
-def _train_group(group: ProgramGroup) -> list[tuple[RunSpec, RunOutcome]]:
-    """Trains a group in this Ray worker, on all devices of the worker."""
-    results: list[tuple[RunSpec, RunOutcome]] = []
-    group = group._replace(num_devices=len(jax.local_devices()))
-    GroupTrainer(group, SweepProgress(NullReporter()), lambda: False, lambda *run: results.append(run)).train()
-    return results
 
 
 def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) -> None:
