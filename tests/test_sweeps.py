@@ -166,7 +166,15 @@ def test_only_missing_runs_are_trained(grid, tmp_path):
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"seeds": [2]}, {"total_steps": 2 * STEPS}, {"learning_rate": 1e-3}, {"num_epochs": 1}, {"loss": ppo_loss}],
+    [
+        {},
+        {"seeds": [2]},
+        {"total_steps": 2 * STEPS},
+        {"learning_rate": 1e-3},
+        {"num_epochs": 1},
+        {"loss": ppo_loss},
+        {"advantages": jppo.gae_advantages},
+    ],
     ids=lambda changed: "".join(changed) or "nothing",
 )
 def test_different_run_has_a_different_file(grid, changed, monkeypatch):

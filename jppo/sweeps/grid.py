@@ -26,6 +26,7 @@ from jppo.training.settings import RunSettings, own_parts, prepare_run
 
 _MAX_HALVINGS = 4
 _MAX_SEEDS = 100_000
+_PARTS = ("network", "optimizer", "loss", "advantages")
 
 
 class RunSpec(NamedTuple):
@@ -158,7 +159,7 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
         "updates": group.agent.num_updates,
         "config": dataclasses.asdict(group.agent.config),
         "hyperparams": _as_json(run.hyperparams),
-        "parts": {name: _represent(getattr(group.settings, name)) for name in ("network", "optimizer", "loss")},
+        "parts": {name: _represent(getattr(group.settings, name)) for name in _PARTS},
         "halving": [group.rungs, competitors] if group.successive_halving else None,
     }
 
