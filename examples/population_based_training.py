@@ -1,50 +1,32 @@
-"""Population-based training (Jaderberg et al. 2017) on the device.
+"""Trains a population of runs that copy each other and change their learning rates (population-based training).
 
-Hyperparameters are leaves of the state, so exploitation copies states by index, and exploration multiplies leaves.
+Three of four runs start with a useless learning rate.
 """
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from pathlib import Path
 
 import jppo
 
-CONFIG = jppo.PPOConfig(num_envs=16, num_steps=64)
 
+def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path("runs/pbt")) -> jppo.SweepResult:
+    """Returns the result; a second call reads it from `sweep_dir`."""
+    result = jppo.sweep(
+        "CartPole-v1",
+        seeds=num_seeds,
+        total_steps=total_steps,
+        config=jppo.PPOConfig(num_envs=16, num_steps=64),
+        learning_rate=[1e-7, 1e-6, 1e-5, 1e-3],
+        pbt=jppo.PBTConfig(every=10),
+        sweep_dir=sweep_dir,
+    )
+    print("run   copied at update (from run)   first and last learning rate   return")
+    for run in result.runs:
+        rates = run.metrics["hyperparams/learning_rate"]
+        copies = ", ".join(f"{update} ({source})" for update, source in run.copies)
+        print(f"{run.number:>3}   {copies:<28} {rates[0]:>14.0e} {rates[-1]:>14.0e} {run.return_mean:>8.0f}")
 
-def main(num_runs: int = 16, rounds: int = 10, updates: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean returns after each round, [rounds, runs], and the final learning rates, [runs]."""
-    agent = jppo.make_anakin("CartPole-v1", CONFIG, total_steps=rounds * updates * CONFIG.batch_size)
-    quarter = num_runs // 4
-
-    def train_then_select(state, key):
-        state, metrics = jax.lax.scan(lambda state, _: jax.vmap(agent.step)(state), state, length=updates)
-        score = jnp.nan_to_num(metrics["episode/return_mean"][-1], nan=-jnp.inf)
-
-        worst_first = jnp.argsort(score)
-        source = jnp.arange(num_runs).at[worst_first[:quarter]].set(worst_first[-quarter:])  # exploit
-        copied = source != jnp.arange(num_runs)
-        train = jax.tree.map(lambda leaf: leaf[source], state.train).replace(key=state.train.key)
-
-        factor = jnp.where(copied, jax.random.choice(key, jnp.array([0.5, 2.0]), (num_runs,)), 1.0)  # explore
-        numbers = vars(train.hyperparams) | {"learning_rate": train.hyperparams.learning_rate * factor}
-        return state.replace(train=train.replace(hyperparams=jppo.Hyperparams(**numbers))), score
-
-    @jppo.jit
-    def run(keys, rates, round_keys):
-        start = jax.vmap(lambda key, rate: agent.init(key, jppo.Hyperparams(learning_rate=rate)))(keys, rates)
-        return jax.lax.scan(train_then_select, start, round_keys)
-
-    rates = jnp.geomspace(1e-6, 1e-2, num_runs)
-    init_key, round_key = jax.random.split(jax.random.key(0))
-    state, scores = run(jax.random.split(init_key, num_runs), rates, jax.random.split(round_key, rounds))
-    ended = np.asarray(state.train.hyperparams.learning_rate)
-
-    print("round   worst   median   best")
-    for number, row in enumerate(np.asarray(scores)):
-        print(f"{number + 1:>5} {row.min():>7.0f} {np.median(row):>8.0f} {row.max():>6.0f}")
-    print(f"learning rates: {rates[0]:.0e} to {rates[-1]:.0e} at first, {ended.min():.0e} to {ended.max():.0e} at last")
-    return np.asarray(scores), ended
+    print(f"best run: {result.best().best_run.number}, picture: {sweep_dir / 'curves.png'}")
+    return result
 
 
 if __name__ == "__main__":

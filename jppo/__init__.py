@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.benchmark.plan import plan as plan
     from jppo.benchmark.report import BenchResult as BenchResult
     from jppo.config import schedules as schedules
+    from jppo.config.pbt import PBTConfig as PBTConfig
     from jppo.config.ppo import Hyperparams as Hyperparams
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.presets import PRESETS as PRESETS
@@ -68,6 +69,7 @@ _MODULES = {
     "jppo.benchmark.bench": ("bench",),
     "jppo.benchmark.plan": ("PlanResult", "plan"),
     "jppo.benchmark.report": ("BenchResult",),
+    "jppo.config.pbt": ("PBTConfig",),
     "jppo.config.ppo": ("Hyperparams", "PPOConfig"),
     "jppo.config.presets": ("PRESETS",),
     "jppo.config.ray": ("RayConfig",),

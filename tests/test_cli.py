@@ -327,6 +327,9 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--total-steps", "1e15"], "jppo: total_steps = 1,000,000,000,000,000 makes"),
         (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: num_devices = 9; JAX has 8 here"),
         (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: sweep_dir /dev/null/x cannot be written"),
+        (["sweep", "CartPole-v1", "--pbt-every", "5"], "jppo: --pbt-every and --pbt-fraction need --pbt"),
+        (["sweep", "CartPole-v1", "--pbt"], "jppo: pbt needs a hyperparameter with several values"),
+        (["sweep", "CartPole-v1", "--pbt", "--pbt-fraction", "2"], "jppo: fraction = 2.0 must be a number from 0 to"),
         (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports on-device"),
         (["plan", "CartPole-v1", "--num-devices", "3"], "jppo: num_devices = 3 must divide 4"),
         (["train", "Taxi-v4", "--num-actors", "-1"], "num_actors = -1 must be a whole number"),
@@ -432,6 +435,22 @@ def test_sweep(tmp_path):
     assert summary["runs"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0, "not_started": 0}
     settings = {"learning_rate", "hidden_sizes", "num_envs", "num_steps", "num_minibatches", "normalize_obs"}
     assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
+
+
+def test_sweep_with_population_based_training(tmp_path):
+    """Four runs exchange twice; `jppo plot` draws the saved sweep."""
+    words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-4, 1e-2, "--pbt", "--pbt-every", 3]
+    words += ["--pbt-fraction", 0.5, "--total-steps", 8 * 32, "--num-devices", 1, "--sweep-dir", tmp_path / "sweep"]
+    code, out, _ = call(*words, "--hidden-sizes", 8, "--num-envs", 4, "--num-steps", 8, "--num-minibatches", 1)
+    assert code == 0
+    for text in ("last learning_rate", "times", "saved in", "copies.csv, curves.png, runs.csv"):
+        assert text in out, text
+    assert len((tmp_path / "sweep" / "copies.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert call("plot", tmp_path / "sweep", "--output", "p.png") == (0, "wrote p.png", "")
+    assert Path("p.png").read_bytes() == (tmp_path / "sweep" / "curves.png").read_bytes()
+    assert call("plot", tmp_path / "sweep", tmp_path)[2] == "jppo: pass either one sweep directory or run directories"
+    (tmp_path / "sweep.json").write_text("{}")
+    assert "is not a sweep directory of this version of jppo" in call("plot", tmp_path)[2]
 
 
 def test_plan():

@@ -117,10 +117,9 @@ def measures(benched):
 
 
 def evolves(result):
-    scores, rates = result
-    assert scores.shape == (5, 8)
-    assert np.median(scores[-1]) > 2 * np.median(scores[0])
-    assert rates.min() > 1e-5, "runs with useless learning rates must be replaced"
+    assert np.median([run.return_mean for run in result.runs]) > 100
+    rates = [run.last_values["learning_rate"] for run in result.runs]
+    assert np.median(rates) > 1e-4, "runs with useless learning rates must be replaced"
 
 
 def reports_runs(best):
@@ -149,7 +148,7 @@ CLAIMS = {
     "resume_a_run": ({"total_steps": 40_960}, is_as_never_stopped, "bit-identical policies: True"),
     "plan_a_run": ({"sizes": (8,)}, plans, "environments fit"),
     "bench_a_setting": ({"sizes": (8, 32), "seconds": 0.1}, measures, "steps/s  shares: environment"),
-    "population_based_training": ({"num_runs": 8, "rounds": 5, "updates": 6}, evolves, "round   worst   median   best"),
+    "population_based_training": ({"total_steps": 60_000, "num_seeds": 2}, evolves, "run   copied at update"),
     "tune_populations": (
         {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
         reports_runs,

@@ -9,13 +9,15 @@ import tyro
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Draw the learning curves of runs as a PNG.
+    """Draw the learning curves of runs, or of a sweep, as a PNG.
 
     Runs that differ only in the seed share one line, their mean, with a band.
+
+    For population-based training: the return and the hyperparameters of each run.
     """
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories written by `jppo train`."""
+    """Run directories written by `jppo train`, or one directory of `jppo sweep`."""
     output: Path = Path("learning.png")
     """Output file."""
     metric: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]")] = ("episode/return_mean",)
@@ -28,6 +30,15 @@ class Plot:
 
         if not self.run_dirs:
             raise ValueError("no run directory; name at least one, for example: jppo plot runs/CartPole-v1/*")
-        plot(self.run_dirs, self.output, metrics=self.metric, x=self.x)
+        if any((path / "sweep.json").exists() for path in self.run_dirs):
+            if len(self.run_dirs) > 1:
+                raise ValueError("pass either one sweep directory or run directories")
+            if (self.metric, self.x) != (Plot.metric, Plot.x):
+                raise ValueError("--metric and --x apply to run directories; `jppo sweep --run-dirs` writes some")
+            from jppo.sweeps.store import load_sweep
+
+            load_sweep(self.run_dirs[0]).plot(self.output)
+        else:
+            plot(self.run_dirs, self.output, metrics=self.metric, x=self.x)
         print(f"wrote {self.output}")
         return 0

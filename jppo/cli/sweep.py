@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, PreParse, show_option
+from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, OptionalInt, PreParse, show_option
+from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 
 
@@ -72,6 +73,12 @@ class Sweep:
     """Preset with the default values of the settings (auto: each environment's own)."""
     successive_halving: bool = False
     """Stop the worse half of the runs after 1/16, 1/8, 1/4 and 1/2 of the updates."""
+    pbt: bool = False
+    """Population-based training: at regular times, the worst runs become copies of the best ones, and the hyperparameters with several values change in the copies (docs/scaling.md)."""  # noqa: E501
+    pbt_every: OptionalInt = None
+    """With --pbt: number of updates between two exchanges. Default: a twentieth of the updates."""
+    pbt_fraction: float = PBTConfig.fraction
+    """With --pbt: fraction of the runs that are replaced by copies; at most 0.5."""
     max_parallel_runs: int | None = None
     """Maximum number of runs in one program. Default: as many as memory holds."""
     num_devices: int | None = None
@@ -87,7 +94,9 @@ class Sweep:
     settings: Annotated[Settings, Inline] = dataclasses.field(default_factory=Settings)  # type: ignore[valid-type]
 
     def adjusted(self, given: PreParse) -> "Sweep":
-        """Returns the command. Raises ValueError for a setting without a value."""
+        """Returns the command. Raises ValueError for a setting without a value or an option that needs --pbt."""
+        if not self.pbt and (self.pbt_every, self.pbt_fraction) != (None, PBTConfig.fraction):
+            raise ValueError("--pbt-every and --pbt-fraction need --pbt")
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
                 raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
@@ -112,6 +121,7 @@ class Sweep:
             total_steps=self.total_steps,
             preset=self.preset,
             successive_halving=self.successive_halving,
+            pbt=PBTConfig(every=self.pbt_every, fraction=self.pbt_fraction) if self.pbt else None,
             max_parallel_runs=self.max_parallel_runs,
             num_devices=self.num_devices,
             sweep_dir=self.sweep_dir or default_sweep_dir(),

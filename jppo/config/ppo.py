@@ -206,7 +206,7 @@ class Hyperparams:
 
 
 # (minimum, maximum, whether the minimum itself is allowed)
-_RANGES = {
+RANGES: dict[str, tuple[float, float, bool]] = {
     "learning_rate": (0.0, math.inf, True),
     "gamma": (0.0, 1.0, True),
     "gae_lambda": (0.0, 1.0, True),
@@ -222,7 +222,7 @@ _RANGES = {
 
 def check_hyperparams(hyperparams: Hyperparams) -> None:
     """Raises ValueError for the first value that is not a number or out of range. Takes concrete scalars only."""
-    for name in _RANGES:
+    for name in RANGES:
         value = getattr(hyperparams, name)
         if not isinstance(value, Schedule):
             if problem := _problem(name, value):
@@ -239,7 +239,7 @@ def check_hyperparams(hyperparams: Hyperparams) -> None:
 
 def _problem(name: str, value: Any) -> str:
     """Returns why a value is not a valid number for a hyperparameter; "" if it is one."""
-    (low, high, closed), number = _RANGES[name], to_float(value)
+    (low, high, closed), number = RANGES[name], to_float(value)
     if math.isnan(number):
         return f"{value!r} is not a number"
     inside = (low <= number if closed else low < number) and number <= high

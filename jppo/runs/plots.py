@@ -1,6 +1,7 @@
 """Plots learning curves and bar charts."""
 
 import io
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ _FEW = 3  # points do not make a line
 _LETTER = 0.075  # mean width of a letter of the legend in inches
 _X_LABELS = {"steps": "environment steps", "minutes": "minutes without compiling"}
 _NAMES = {RETURN: "episode return"}
+_LOG_RATIO = 5  # of the largest to the smallest value, from which an axis is logarithmic
 
 
 def plot(run_dirs: Sequence[Path], output: Path, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> None:
@@ -119,6 +121,53 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small", frameon=False)
     figure.axes[0].set_ylabel("episode return (interquartile mean, 95 % interval)")
     _save(figure, output)
+
+
+def draw_populations(
+    panels: dict[str, list[tuple[dict[str, np.ndarray], float]]], hyperparams: Sequence[str], output: Path
+) -> None:
+    """Draws the return and hyperparameters of every run over environment steps, and writes a PNG.
+
+    Args:
+      panels: metrics [updates] and final return of each run, by environment; each environment is a row of panels.
+      hyperparams: names of hyperparameters with the metrics hyperparams/NAME; each is a column of panels.
+    """
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    columns = 1 + len(hyperparams)
+    figure = _new_figure(1.0 + 4.5 * columns, 4.0 * len(panels))
+    for row, (env, runs) in zip(figure.subplots(len(panels), columns, squeeze=False), panels.items(), strict=True):
+        finals = [final for _, final in runs if np.isfinite(final)]
+        colors = ScalarMappable(Normalize(min(finals, default=0.0), max(finals, default=1.0)), colormaps["viridis_r"])
+        for metrics, final in sorted(runs, key=lambda run: np.nan_to_num(run[1], nan=-np.inf)):  # best runs on top
+            color, ended = colors.to_rgba(np.array(final)), with_episodes(metrics)
+            if len(ended["env_steps"]):
+                steps = ended["env_steps"]
+                row[0].plot(steps, smooth(ended, "env_steps", "episode/return_mean", steps), color=color, lw=1.2)
+            for axes, name in zip(row[1:], hyperparams, strict=True):
+                _draw_steps(axes, metrics["env_steps"], metrics[f"hyperparams/{name}"], color)
+        for axes, name in zip(row, ("episode return", *hyperparams), strict=True):
+            axes.set(title=name, xlabel=_X_LABELS["steps"])
+            axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
+            axes.set_xlim(left=0)
+            axes.grid(alpha=0.3)
+        for axes, name in zip(row[1:], hyperparams, strict=True):
+            values = np.concatenate([metrics[f"hyperparams/{name}"] for metrics, _ in runs])
+            if values.min() > 0.0 and values.max() > _LOG_RATIO * values.min():
+                axes.set_yscale("log")
+        row[0].set_ylabel(env)
+        figure.colorbar(colors, ax=row[-1], label="final return of the run")
+    _save(figure, output)
+
+
+def _draw_steps(axes: Any, x: np.ndarray, y: np.ndarray, color: Any) -> None:
+    """Draws a piecewise constant function with faint jumps."""
+    changes = np.flatnonzero(np.diff(y)) + 1
+    axes.step(x, y, color=color, lw=0.5, alpha=0.4, where="pre")
+    for start, end in itertools.pairwise((0, *changes, len(y))):
+        axes.plot([x[max(0, start - 1)], x[end - 1]], [y[start]] * 2, color=color, lw=1.8)
 
 
 def draw_bars(

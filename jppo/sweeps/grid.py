@@ -14,6 +14,7 @@ import numpy as np
 
 from jppo.config.checks import check_int, check_seed
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
+from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, check_hyperparams
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs.backends import choose_backend
@@ -45,6 +46,7 @@ class ProgramGroup(NamedTuple):
     agent: Anakin
     runs: tuple[RunSpec, ...]
     successive_halving: bool = False
+    pbt: PBTConfig | None = None
     max_parallel_runs: int | None = None
     num_devices: int = 1
 
@@ -57,6 +59,11 @@ class ProgramGroup(NamedTuple):
     def custom_parts(self) -> tuple[str, ...]:
         """Which of environment, network, optimizer and loss are user objects."""
         return own_parts(self.settings.env, vars(self.settings))
+
+    @property
+    def runs_compete(self) -> bool:
+        """Whether the result of a run depends on the others, so that all must be trained together."""
+        return self.successive_halving or self.pbt is not None
 
     @property
     def rungs(self) -> list[int]:
@@ -90,7 +97,7 @@ def make_groups(
       settings: of all runs; `env` may be a list of environments.
       seeds: the seeds of each combination of settings.
       values: the values of each setting, from `check_settings`.
-      options: successive_halving, max_parallel_runs and num_devices of each group.
+      options: successive_halving, pbt, max_parallel_runs and num_devices of each group.
 
     Raises:
       ValueError: an argument is invalid.
@@ -160,7 +167,9 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
         "config": dataclasses.asdict(group.agent.config),
         "hyperparams": _as_json(run.hyperparams),
         "parts": {name: _represent(getattr(group.settings, name)) for name in _PARTS},
-        "halving": [group.rungs, competitors] if group.successive_halving else None,
+        "halving": group.rungs if group.successive_halving else None,
+        "pbt": dataclasses.asdict(group.pbt) if group.pbt else None,
+        "competitors": competitors if group.runs_compete else None,
     }
 
 

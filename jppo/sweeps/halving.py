@@ -24,6 +24,7 @@ from jppo.sweeps.population import (
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STOPPED, RunOutcome
 from jppo.training.device_loop import ChunkLoop
 from jppo.training.history import RecentEpisodes
+from jppo.training.progress import Reporter
 
 
 class _ActiveRun:
@@ -139,12 +140,11 @@ class GroupTrainer:
         for index, run in enumerate(part):
             if metrics := log.metrics_of(index):
                 run.metrics.append(metrics)
-            run.updates = int(log.updates[index])
+            run.updates = int(log.completed[index])
             finished = FINISHED if run.updates == self._group.agent.num_updates else ""
             run.status = finished if log.finite[index] else DIVERGED
             if index in log.empty_masks:
-                name, num_envs = self._group.env_name, self._group.agent.config.num_envs
-                run.error = describe_empty_mask(name, log.empty_masks[index], num_envs, run.updates + 1)
+                run.error = empty_mask_error(self._group, log, index)
                 self._progress.reporter.message(f"run {run.spec.number}: {run.error}")
         return to_host(loop.state, len(part))
 
@@ -169,16 +169,29 @@ class GroupTrainer:
         """Returns the compiled program; compiles a smaller one when half of the runs have ended."""
         group = self._group
         if self._population is None or self._population.size > math.prod(shares(runs, group.num_devices)):
-            population = fitting_population(
-                group.agent, runs, group.num_devices, group.max_parallel_runs, group.runs[0].hyperparams
-            )
-            count = f"{runs} runs" if population.size >= runs else f"{population.size} of {runs} runs at a time"
-            self._progress.reporter.message(
-                f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
-                f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
-            )
-            self._population = population
+            self._population = compile_group(group, runs, self._progress.reporter)
         return self._population
+
+
+def empty_mask_error(group: ProgramGroup, log: PopulationLogger, index: int) -> str:
+    """Returns why a run ended, if an action_mask without legal actions ended it; otherwise ''."""
+    if index not in log.empty_masks:
+        return ""
+    update = int(log.completed[index]) + 1
+    return describe_empty_mask(group.env_name, log.empty_masks[index], group.agent.config.num_envs, update)
+
+
+def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Population:
+    """Returns the compiled program for this number of a group's runs, or for an equal part of them."""
+    population = fitting_population(
+        group.agent, runs, group.num_devices, group.max_parallel_runs, group.runs[0].hyperparams
+    )
+    count = f"{runs} runs" if population.size >= runs else f"{population.size} of {runs} runs at a time"
+    reporter.message(
+        f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
+        f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
+    )
+    return population
 
 
 def _better_half(runs: list[_ActiveRun], count: int) -> list[_ActiveRun]:

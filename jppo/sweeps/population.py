@@ -160,10 +160,11 @@ class PopulationLogger:
           progress: receives the sums over all runs.
         """
         self.seconds, self.reporter, self._recent = seconds, progress.reporter, recent
-        self.updates = np.full(len(recent), update)  # [R], completed updates of each run
+        self.updates = update  # of the runs that have not diverged
+        self.completed = np.full(len(recent), update)  # [R], completed updates of each run
         self.finite = np.ones(len(recent), bool)
         self.empty_masks: dict[int, int] = {}  # t*N + n of the first row without a legal action, by index of the run
-        self._update, self._batch_size, self._progress = update, batch_size, progress
+        self._batch_size, self._progress = batch_size, progress
         self._history = History(max(2, _HISTORY_ROWS // len(recent)))
 
     def add(self, metrics: dict[str, np.ndarray], now: float) -> bool:
@@ -176,15 +177,14 @@ class PopulationLogger:
                 if (row := int(metrics["empty_mask"][index, np.argmin(finite[index])])) >= 0:
                     self.empty_masks[int(index)] = row
         length, passed = finite.shape[1], now - self.seconds
-        number = self._update + 1 + np.arange(length)
+        number = self.updates + 1 + np.arange(length)
         rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self._batch_size}
         rows["time/elapsed"] = self.seconds + passed * np.arange(1, length + 1) / length
-        rows |= {name: column.T for name, column in columns.items()}
-        self._history.add(rows)
+        self._history.add(rows | self._columns(columns, finite))
         for run, update in np.argwhere(np.logical_and(finite, columns["episode/count"] > 0)):
             recent[run].add(*(float(columns[f"episode/{name}"][run, update]) for name in _EPISODES))
-        self._update, self.seconds = self._update + length, now
-        self.updates += finite.sum(axis=1)
+        self.updates, self.seconds = self.updates + length, now
+        self.completed += finite.sum(axis=1)
         self.finite = finite[:, -1]
         returns = {
             number: episodes.mean if well else -math.inf
@@ -193,10 +193,19 @@ class PopulationLogger:
         self._progress.add(int(finite.sum()) * self._batch_size, passed, returns)
         return bool(self.finite.any())
 
+    def _columns(self, columns: dict[str, np.ndarray], finite: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the logged metrics, [updates, R] each.
+
+        Args:
+          columns: metrics of the program, [R, updates] each.
+          finite: [R, updates] bool, False from the update on in which a run diverged.
+        """
+        return {name: column.T for name, column in columns.items()}
+
     def metrics_of(self, index: int) -> dict[str, np.ndarray]:
         """Returns the metrics of one run, [updates] each; {} if there was no update."""
         arrays = self._history.arrays()
-        good = arrays.get("update", np.zeros(0)) <= self.updates[index]
+        good = arrays.get("update", np.zeros(0)) <= self.completed[index]
         return {name: (column if column.ndim == 1 else column[:, index])[good] for name, column in arrays.items()}
 
 

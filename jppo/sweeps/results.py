@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jppo.runs.display import html_table
 from jppo.runs.groups import format_value
-from jppo.runs.plots import SettingCurves, draw_curves
+from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED, SweepRun, as_cell
 
@@ -98,7 +98,14 @@ class SweepResult:
 
     @property
     def settings(self) -> list[SettingResult]:
-        """Runs grouped by environment and settings, in order."""
+        """Runs grouped by environment and settings, in order.
+
+        With population-based training, each run is a group, and its settings are the last values.
+        """
+        if self.is_population:
+            return [
+                SettingResult(env=run.env, settings=run.settings | run.last_values, runs=(run,)) for run in self.runs
+            ]
         found: dict[Any, list[SweepRun]] = {}
         for run in self.runs:
             found.setdefault((run.env, repr(run.settings)), []).append(run)
@@ -124,6 +131,23 @@ class SweepResult:
         if env not in (None, *self.envs):
             raise ValueError(f"the sweep has no run in {env!r}; its environments are {', '.join(self.envs)}")
         return self.ranked(env or self.envs[0])[0]
+
+    @property
+    def is_population(self) -> bool:
+        """Whether population-based training trained the runs."""
+        return any(run.copies is not None for run in self.runs)
+
+    @property
+    def copies(self) -> list[dict[str, Any]]:
+        """The copies of population-based training in the order of updates: environment, update, number of the replaced
+        run, number of the copied run ("source"), and the new hyperparameters."""
+        rows = []
+        for run in self.runs:
+            for update, source in run.copies or ():
+                after = np.searchsorted(run.metrics["update"], update, "right")
+                values = {x: float(run.metrics[f"hyperparams/{x}"][after]) for x in run.last_values}
+                rows.append({"env": run.env, "update": update, "run": run.number, "source": source} | values)
+        return sorted(rows, key=lambda row: row["update"])
 
     @property
     def status(self) -> str:
@@ -175,11 +199,16 @@ class SweepResult:
         """Draws learning curves as a PNG: one panel per environment, with the ten best settings.
 
         Each curve is the interquartile mean over seeds with its 95 % bootstrap interval. Runs that ended earlier than
-        other runs of the same setting are left out.
+        other runs of the same setting are left out. With population-based training, the picture shows the return and
+        the changed hyperparameters of every run.
 
         Raises:
           ValueError: no episode has ended.
         """
+        if self.is_population and any(run.episodes for run in self.runs):
+            populations = {env: [run for run in self.runs if run.env == env] for env in self.envs}
+            curves = {env: [(run.metrics, run.return_mean) for run in runs] for env, runs in populations.items()}
+            return draw_populations(curves, list(self.runs[0].last_values), Path(path))
         panels: dict[str, list[SettingCurves]] = {}
         for env in self.envs:
             for setting in self.ranked(env):
@@ -214,22 +243,41 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         print("interrupted before the first update", file=stream)
     for env in result.envs:
         settings = result.ranked(env)
-        hidden = len(settings) > _MAX_SETTINGS_SHOWN
-        title = f"{env}, best {_MAX_SETTINGS_SHOWN} of {len(settings)} settings" if hidden else env
-        table = Table(*result.swept, "return", "95 % interval", "runs", "best run", title=title)
-        for setting in settings[:_MAX_SETTINGS_SHOWN]:
-            low, high = setting.interval
-            counts = {name: sum(run.status == name for run in setting.runs) for name in STATUSES}
-            table.add_row(
-                *(format_value(setting.settings[name]) for name in result.swept),
-                f"{setting.score:.1f}",
-                "-" if np.isnan(low) else f"{low:.1f} to {high:.1f}",
-                ", ".join(f"{count} {name}" for name, count in counts.items() if count),
-                str(setting.best_run.number),
-            )
+        hidden, kind = len(settings) > _MAX_SETTINGS_SHOWN, "runs" if result.is_population else "settings"
+        title = f"{env}, best {_MAX_SETTINGS_SHOWN} of {len(settings)} {kind}" if hidden else env
+        make_row = _run_row if result.is_population else _setting_row
+        rows = [make_row(setting, result.swept) for setting in settings[:_MAX_SETTINGS_SHOWN]]
+        table = Table(*rows[0], title=title)
+        for row in rows:
+            table.add_row(*row.values())
         Console(file=stream).print(table)
     if result.not_started:
         print(f"{result.not_started} runs were not started", file=stream)
     if result.sweep_dir is not None:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
         print(f"saved in {result.sweep_dir}: {files}", file=stream)
+
+
+def _setting_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
+    """Returns the cells of a setting by column title."""
+    low, high = setting.interval
+    counts = {name: sum(run.status == name for run in setting.runs) for name in STATUSES}
+    return {
+        **{name: format_value(setting.settings[name]) for name in swept},
+        "return": f"{setting.score:.1f}",
+        "95 % interval": "-" if np.isnan(low) else f"{low:.1f} to {high:.1f}",
+        "runs": ", ".join(f"{count} {name}" for name, count in counts.items() if count),
+        "best run": str(setting.best_run.number),
+    }
+
+
+def _run_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
+    """Returns the cells of a run of population-based training by column title."""
+    (run,) = setting.runs
+    return {
+        "run": str(run.number),
+        **{f"last {name}": format_value(setting.settings[name]) for name in swept},
+        "return": f"{setting.score:.1f}",
+        "status": run.status,
+        "replaced": f"{len(run.copies or ())} times",
+    }

@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jppo.config.ppo import Hyperparams
+from jppo.config.schedules import from_json
 from jppo.runs import run_dir as run_files
-from jppo.runs.files import write_atomically, write_json
+from jppo.runs.files import read_json, write_atomically, write_json
 from jppo.runs.groups import format_value
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
@@ -41,10 +43,10 @@ class SweepStore:
         self._prepare_directory(self.path)
         for group in groups:
             saved = [spec for spec in group.runs if self._file(group, spec).exists()]
-            if group.successive_halving and len(saved) < len(group.runs):
+            if group.runs_compete and len(saved) < len(group.runs):
                 continue  # the runs compete, so all of them must run together
             for spec in saved:
-                self._add(group, spec, read_outcome(self._file(group, spec), group.agent))
+                self._add(group, spec, read_outcome(self._file(group, spec), group.agent)[0])
 
     def missing_runs(self, group: ProgramGroup) -> tuple[RunSpec, ...]:
         """Returns the runs of a group that have no result yet."""
@@ -56,6 +58,10 @@ class SweepStore:
         if self.path is not None and outcome.status != INTERRUPTED:
             write_outcome(self._file(group, spec), outcome, describe_run(group, spec))
 
+    def checkpoint_dir(self, group: ProgramGroup) -> Path | None:
+        """Returns the directory of the checkpoints of population-based training."""
+        return None if self.path is None else self.path / f"population-{run_fingerprint(group, group.runs[0])}"
+
     def result(self) -> SweepResult:
         """Returns the result; writes the table and the pictures."""
         swept = [name for name, choices in self._values.items() if len(choices) > 1]
@@ -64,6 +70,8 @@ class SweepStore:
         result = SweepResult(runs, swept, self.path, not_started)
         if self.path is not None and runs:
             _write_table(self.path / "runs.csv", [run.row for run in runs])
+            if copies := result.copies:
+                _write_table(self.path / "copies.csv", copies)
             if any(run.episodes for run in runs):
                 result.plot(self.path / "curves.png")
         return result
@@ -81,6 +89,7 @@ class SweepStore:
                 "envs": list(dict.fromkeys(group.env_name for group in self._groups)),
                 "settings": self._values,
                 "seeds": sorted({spec.seed for group in self._groups for spec in group.runs}),
+                "runs": [run_fingerprint(group, spec) for group in self._groups for spec in group.runs],
                 "versions": run_files.versions(),
             }
             write_json(path / _SWEEP, description)
@@ -91,6 +100,7 @@ class SweepStore:
         self._runs[spec.number] = SweepRun(
             **vars(outcome),
             **spec._asdict(),
+            env=group.env_name,
             agent=group.agent,
             custom_parts=group.custom_parts,
             name=run_fingerprint(group, spec),
@@ -99,6 +109,41 @@ class SweepStore:
     def _file(self, group: ProgramGroup, spec: RunSpec) -> Path:
         assert self.path is not None
         return self.path / _RUNS / f"{run_fingerprint(group, spec)}.npz"
+
+
+def load_sweep(path: Path) -> SweepResult:
+    """Returns the finished runs of a sweep directory, without their policies.
+
+    Raises:
+      ValueError: the directory contains no sweep, no finished run, or a damaged file.
+    """
+    try:
+        description = read_json(path / _SWEEP)
+        names, settings = list(description["runs"]), dict(description["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a sweep directory of this version of jppo ({error})") from None
+    runs = []
+    for number, name in enumerate(names):
+        if not (file := path / _RUNS / f"{name}.npz").exists():
+            continue
+        outcome, about = read_outcome(file, None)
+        hyperparams = {name: from_json(value) for name, value in about["hyperparams"].items()}
+        values = {name: tuple(x) if isinstance(x, list) else x for name, x in (about["config"] | hyperparams).items()}
+        run = SweepRun(
+            **vars(outcome),
+            number=number,
+            seed=about["seed"],
+            settings={name: values[name] for name in settings},
+            hyperparams=Hyperparams(**hyperparams),
+            env=about["env"],
+            agent=None,
+            custom_parts=(),
+            name=name,
+        )
+        runs.append(run)
+    if not runs:
+        raise ValueError(f"{path} contains no finished run yet")
+    return SweepResult(runs, [name for name, choices in settings.items() if len(choices) > 1], path)
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jppo.config.checks import check_int
 from jppo.config.overrides import check_overrides, take_network
+from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import explain_out_of_memory
 from jppo.ppo.advantages import Advantages
@@ -15,6 +16,8 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
+from jppo.sweeps.pbt import check_pbt
+from jppo.sweeps.pbt_trainer import PBTTrainer
 from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
@@ -36,6 +39,7 @@ def sweep(
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
     successive_halving: bool = False,
+    pbt: PBTConfig | None = None,
     max_parallel_runs: int | None = None,
     num_devices: int | None = None,
     sweep_dir: str | Path | None = None,
@@ -55,6 +59,8 @@ def sweep(
       successive_halving: stop the worse half of each program's runs after 1/16, 1/8, 1/4 and 1/2 of the updates
         (fewer times if there are fewer than 16 runs); the other runs continue in a smaller program. Jamieson and
         Talwalkar (2016), "Non-stochastic best arm identification and hyperparameter optimization".
+      pbt: population-based training of each program's runs: at regular times, the worst runs become copies of the
+        best ones, and the hyperparameters with several values change in the copies. See `jppo.PBTConfig`.
       max_parallel_runs: maximum number of runs in one program. Default: as many as the devices' memory holds.
       num_devices: number of devices that share the runs. Default: all devices of this process.
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
@@ -90,9 +96,12 @@ def sweep(
         seeds=check_seeds(seeds),
         values=values,
         successive_halving=successive_halving,
+        pbt=pbt,
         max_parallel_runs=None if max_parallel_runs is None else check_int("max_parallel_runs", max_parallel_runs, 1),
         num_devices=check_num_devices(num_devices),
     )
+    if pbt is not None:
+        check_pbt(pbt, groups, values)
     store = SweepStore(sweep_dir, groups, values)
     remaining = [group._replace(runs=runs) for group in groups if (runs := store.missing_runs(group))]
     planned_steps = max(1, sum(group.planned_steps for group in remaining))
@@ -104,7 +113,11 @@ def sweep(
         with stop_on_interrupt(reporter) as stop_requested, explain_out_of_memory(remedy):
             _announce(remaining, len(store), reporter)
             for group in remaining:
-                GroupTrainer(group, sweep_progress, stop_requested, functools.partial(store.add, group)).train()
+                arguments = group, sweep_progress, stop_requested, functools.partial(store.add, group)
+                if pbt is not None:
+                    PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
+                else:
+                    GroupTrainer(*arguments).train()
     finally:
         reporter.close()
     return store.result()

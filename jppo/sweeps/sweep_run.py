@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
+from jppo.config.schedules import Schedule
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
@@ -36,6 +37,8 @@ class RunOutcome:
     metrics: dict[str, np.ndarray]  # [updates] each
     policy_state: PolicyState  # NumPy leaves
     error: str = ""  # why the run ended, if an action_mask without legal actions ended it
+    # of population-based training: (update, number of the copied run); None without it
+    copies: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,7 +49,8 @@ class SweepRun(RunOutcome):
     seed: int
     settings: dict[str, Any]  # values of the settings that the caller named
     hyperparams: Hyperparams
-    agent: Anakin
+    env: str  # name of the environment
+    agent: Anakin | None  # None in runs of `load_sweep`, which have no policy
     custom_parts: tuple[str, ...]  # which of environment, network, optimizer, loss and advantages are user objects
     name: str  # of its files: environment and fingerprint
 
@@ -55,18 +59,23 @@ class SweepRun(RunOutcome):
         return f"SweepRun({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
 
     @property
-    def env(self) -> str:
-        """Name of the environment."""
-        return self.agent.env.name
-
-    @property
     def env_steps(self) -> int:
         """Number of environment steps."""
-        return self.updates * self.agent.config.batch_size
+        return self.updates * int(self.metrics["env_steps"][0] // self.metrics["update"][0])
+
+    @property
+    def last_values(self) -> dict[str, float]:
+        """The last values of the hyperparameters that population-based training changed."""
+        names = (
+            [] if self.copies is None else [x for x, value in self.settings.items() if not isinstance(value, Schedule)]
+        )
+        columns = {name: self.metrics.get(f"hyperparams/{name}") for name in names}
+        return {name: float(column[-1]) for name, column in columns.items() if column is not None}
 
     @property
     def policy(self) -> TrainedPolicy:
         """The trained policy, which acts on NumPy observations."""
+        assert self.agent is not None
         return TrainedPolicy(self.agent.policy, self.policy_state)
 
     @property
@@ -78,7 +87,8 @@ class SweepRun(RunOutcome):
     def row(self) -> dict[str, Any]:
         """The run's row in tables."""
         row = {"run": self.number, "env": self.env, "seed": self.seed} | self.settings
-        return row | {name: getattr(self, name) for name in ("status", "updates", "env_steps", *_SUMMARY[2:])}
+        row |= {name: getattr(self, name) for name in ("status", "updates", "env_steps", *_SUMMARY[2:])}
+        return row | {f"last/{name}": value for name, value in self.last_values.items()}
 
     def save(self, run_dir: str | Path) -> None:
         """Writes a run directory as `jppo.train` does, for `jppo eval`, `jppo plot` and `jppo play`.
@@ -86,6 +96,7 @@ class SweepRun(RunOutcome):
         Raises:
           ValueError: a file cannot be written.
         """
+        assert self.agent is not None
         run_dir, config = Path(run_dir), self.agent.config
         summary = {"env": self.env, "backend": "device", "steps": self.env_steps}
         summary |= {name: getattr(self, name) for name in _SUMMARY}
@@ -114,7 +125,7 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     Args:
       description: the result of `describe_run`.
     """
-    about = description | {name: getattr(outcome, name) for name in (*_SUMMARY, "error")}
+    about = description | {name: getattr(outcome, name) for name in (*_SUMMARY, "error", "copies")}
     arrays = {f"policy/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(outcome.policy_state))}
     arrays |= {f"metrics/{name}": column for name, column in outcome.metrics.items()}
     file = io.BytesIO()
@@ -122,18 +133,28 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     write_atomically(path, file.getvalue())
 
 
-def read_outcome(path: Path, agent: Anakin) -> RunOutcome:
-    """Reads a file of `write_outcome`. Raises ValueError if the file is damaged."""
+def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str, Any]]:
+    """Reads a file of `write_outcome`. Raises ValueError if the file is damaged.
+
+    Args:
+      agent: the agent of the run; None leaves the policy out.
+
+    Returns:
+      the result of the run, and its description.
+    """
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             leaves = [file[f"policy/{i}"] for i in range(sum(name.startswith("policy/") for name in file.files))]
-        like = jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
+        like = None if agent is None else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
+        leaves = leaves if agent is not None else []
         if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
             raise ValueError("the policy has other shapes")
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
+        summary["error"], copies = about.get("error", ""), about.get("copies")
+        summary["copies"] = None if copies is None else tuple(map(tuple, copies))
         policy_state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return RunOutcome(**summary, metrics=metrics, policy_state=policy_state, error=about.get("error", ""))
+        return RunOutcome(**summary, metrics=metrics, policy_state=policy_state), about
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None

@@ -29,6 +29,12 @@ class RecentEpisodes:
         while self._count - self._updates[0][0] >= _RECENT_EPISODES:
             self._count -= self._updates.popleft()[0]
 
+    def copy(self, total: int) -> "RecentEpisodes":
+        """Returns a copy with another total number of episodes."""
+        copied = RecentEpisodes()
+        copied._updates, copied._count, copied.total = self._updates.copy(), self._count, total
+        return copied
+
     def to_json(self) -> dict[str, Any]:
         """Returns the content as JSON."""
         return {"updates": list(self._updates), "total": self.total}
@@ -72,6 +78,12 @@ class History:
             self.arrays()
         while self._seen > self._capacity * self._stride:
             self._blocks = [{name: column[::2].copy() for name, column in self.arrays().items()}]
+            self._stride *= 2
+
+    def restore(self, arrays: dict[str, np.ndarray], updates: int) -> None:
+        """Restores a history of `updates` updates with the same capacity from its `arrays()`."""
+        self._blocks, self._seen = [arrays], updates
+        while self._seen > self._capacity * self._stride:
             self._stride *= 2
 
     def arrays(self) -> dict[str, np.ndarray]:
