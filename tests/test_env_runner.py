@@ -107,6 +107,7 @@ def test_recorded_actions_are_samples_and_executed_actions_are_bounded(bounds):
 
 DISCRETE, BOX = ActionSpec((), "int32", 3, start=-1), ActionSpec((2,), "float32", low=(-2.0, 0.5), high=(2.0, 3.0))
 HALF = ActionSpec((2, 1), "float16", low=(-0.1, -np.inf), high=(np.inf, np.inf))
+SEVERAL = ActionSpec((3, 1), "int16", nvec=(3, 2, 4), start=(1, 0, -5))
 PICTURE = ObsSpec((5, 4, 3), "uint8")
 MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "float32")}  # with integer keys
 
@@ -127,6 +128,8 @@ MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "fl
             True,
             {},
         ),
+        ({"a": MIXED, "action_mask": ObsSpec((9,), "bool")}, SEVERAL, "clip", False, {"recurrent": "gru"}),
+        (MIXED, {"turn": DISCRETE, "arm": (BOX, SEVERAL)}, "tanh", True, {"recurrent": "lstm", "recurrent_size": 5}),
         (ObsSpec((3,), "float32"), HALF, "clip", False, {}),
         (ObsSpec((3,), "float32"), HALF, "tanh", True, {}),
     ],
@@ -134,7 +137,8 @@ MIXED = {1: (ObsSpec((), "int32", 3, start=-1), PICTURE), 0: ObsSpec((2, 2), "fl
 )
 def test_numpy_and_xla_select_the_same_actions(obs_spec, action_spec, bounds, normalized, options):
     network = make_network(jppo.PPOConfig(**{"hidden_sizes": (8,)} | options), obs_spec, action_spec)
-    policy = make_policy(network, obs_spec, dataclasses.replace(action_spec, bounds=bounds))
+    action_spec = jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=bounds), action_spec)
+    policy = make_policy(network, obs_spec, action_spec)
     rng = np.random.default_rng(1)
 
     def draw_obs(spec):
@@ -143,7 +147,9 @@ def test_numpy_and_xla_select_the_same_actions(obs_spec, action_spec, bounds, no
 
     obs = jax.tree.map(lambda spec: np.asarray(draw_obs(spec), spec.dtype), obs_spec)
     if has_mask(obs_spec):
-        obs["action_mask"] = rng.permuted(np.broadcast_to(np.array([1, 1, 0], np.int8), (T, N, 3)), axis=-1)
+        mask = obs["action_mask"]
+        legal = np.array([1, 1, 0] * (mask.shape[-1] // 3), mask.dtype).reshape(-1, 3)
+        mask[...] = rng.permuted(np.broadcast_to(legal, (T, N, *legal.shape)), axis=-1).reshape(mask.shape)
     first = jax.tree.map(lambda x: x[0], obs)
     shapes = jax.eval_shape(policy.init, jax.random.key(0), first)
     params = jax.tree.map(lambda x: rng.normal(0.0, 0.5, x.shape).astype(x.dtype), shapes)
@@ -154,15 +160,23 @@ def test_numpy_and_xla_select_the_same_actions(obs_spec, action_spec, bounds, no
         draw, compile_ = make(policy)
         draws = np.asarray(draw(keys))
         act = compile_(jax.eval_shape(lambda: state), first, jax.ShapeDtypeStruct(draws.shape[1:], draws.dtype))(state)
-        steps = [act(jax.tree.leaves(jax.tree.map(lambda x, t=t: x[t], obs)), draws[t], ())[:2] for t in range(T)]
-        chosen.append(jax.tree.map(lambda *x: np.stack(x), *steps))
-    (by_xla, xla_env), (by_numpy, numpy_env) = chosen
-    assert xla_env.shape == numpy_env.shape == (T, N, *action_spec.shape)
-    assert len(np.unique(by_xla)) > 1
-    tolerance = 0.0 if action_spec.num_actions else 1e-4
-    np.testing.assert_allclose(by_numpy, by_xla, rtol=tolerance, atol=tolerance)
-    tolerance = 2e-3 if action_spec.dtype == "float16" else tolerance
-    np.testing.assert_allclose(numpy_env, xla_env, rtol=tolerance, atol=tolerance)
+        carry, steps = jax.tree.map(np.asarray, policy.initial_carry(N)), []
+        for t in range(T):
+            *actions, carry = act(jax.tree.leaves(jax.tree.map(lambda x, t=t: x[t], obs)), draws[t], carry)
+            steps.append(actions)
+        chosen.append((*jax.tree.map(lambda *x: np.stack(x), *steps), carry))
+    (by_xla, xla_env, xla_carry), (by_numpy, numpy_env, numpy_carry) = chosen
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), numpy_carry, xla_carry)
+
+    def compare(spec, xla, by_numpy, env_xla, env_numpy):
+        assert env_xla.shape == env_numpy.shape == (T, N, *spec.shape)
+        assert len(np.unique(xla)) > 1
+        tolerance = 1e-4 if spec.is_box else 0.0
+        np.testing.assert_allclose(by_numpy, xla, rtol=tolerance, atol=tolerance)
+        tolerance = 2e-3 if spec.dtype == "float16" else tolerance
+        np.testing.assert_allclose(env_numpy, env_xla, rtol=tolerance, atol=tolerance)
+
+    jax.tree.map(compare, action_spec, by_xla, by_numpy, xla_env, numpy_env)
 
 
 class Faint(Counting):

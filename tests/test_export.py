@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -84,7 +85,7 @@ def untrained(settings, obs_spec, action_spec, network=None):
     whole = make_policy(
         network or make_network(config, obs_spec, action_spec),
         obs_spec,
-        dataclasses.replace(action_spec, bounds=config.action_bounds),
+        jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=config.action_bounds), action_spec),
     )
     rng, obs = np.random.default_rng(1), observations(obs_spec, 1)
     shapes = jax.eval_shape(whole.init, jax.random.key(0), obs)
@@ -98,7 +99,7 @@ def untrained(settings, obs_spec, action_spec, network=None):
 
     stats = jax.tree.map(moments, without_mask(obs_spec), is_leaf=is_spec) if config.normalize_obs else ()
     state = PolicyState(params=jax.tree.map(draw, shapes), obs_stats=stats)
-    if action_spec.num_actions and network is None:  # every action must occur
+    if action_spec == THREE and not whole.is_recurrent and network is None:  # every action must occur
         masked, obs = has_mask(obs_spec), observations(obs_spec, 16)
         logits = whole.step(state, obs | {"action_mask": np.ones((16, 3), bool)} if masked else obs)[0].logits
         state.params["params"]["policy"]["bias"] -= logits.mean(axis=0)
@@ -139,6 +140,94 @@ def test_exported_policies_equal_the_trained_policy(name, tmp_path):
         loaded.act(batch, sampled=True, seed=3), trained.act(batch, sampled=True, seed=3), rtol=1e-5, atol=1e-6
     )
     assert sorted(tmp_path.iterdir()) == [tmp_path / "policy.npz", tmp_path / "policy.stablehlo"]
+
+
+SEVERAL = ActionSpec((2, 2), "int16", nvec=(2, 3, 4, 2), start=(1, 0, 0, -7))
+NESTED = {
+    "turn": ActionSpec((), "int32", 3, start=4),
+    "arm": (BOX, SEVERAL),
+    "keys": ActionSpec((3,), "int8", nvec=(2,) * 3),
+}
+MASKED = {"x": FOUR, "action_mask": ObsSpec((11,), "bool")}
+
+
+@pytest.mark.parametrize(("obs_spec", "action_spec"), [(PARTS, NESTED), (MASKED, SEVERAL), (FOUR, {"a": BOX})], ids=str)
+def test_actions_of_several_components_are_exported(obs_spec, action_spec, tmp_path):
+    trained, batch = untrained({"action_bounds": "tanh"}, obs_spec, action_spec), observations(obs_spec, 16)
+    if has_mask(obs_spec):
+        batch["action_mask"][:, [1, 3, 5, 10]] = True
+    actions, near = trained.act(batch), functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    one = jax.tree.map(lambda leaf: leaf[0], (batch, actions))
+    for path, load in (("policy.npz", numpy_policy.load), ("policy.stablehlo", jppo.load_exported)):
+        loaded = load(jppo.export_policy(trained, tmp_path / path))
+        acted = loaded.act(batch)
+        jax.tree.map(near, acted, actions)
+        assert jax.tree.map(lambda leaf: leaf.dtype, acted) == jax.tree.map(lambda leaf: leaf.dtype, actions)
+    jax.tree.map(near, numpy_policy.load(tmp_path / "policy.npz").act(one[0]), one[1])
+    sampled = numpy_policy.load(tmp_path / "policy.npz").act(batch, rng=np.random.default_rng(0))
+    assert jax.tree.map(np.shape, sampled) == jax.tree.map(np.shape, actions)
+    if has_mask(obs_spec):
+        batch["action_mask"][:] = False
+        batch["action_mask"][:, [1, 3, 5, 10]] = True
+        np.testing.assert_array_equal(loaded.act(batch), np.broadcast_to([[2, 1], [0, -6]], (16, 2, 2)))
+        batch["action_mask"][3, 10] = False
+        with pytest.raises(ValueError, match="action_mask marks no legal action in row 3"):
+            numpy_policy.load(tmp_path / "policy.npz").act(batch)
+
+
+RECURRENT = {
+    "gru": ({"recurrent": "gru", "hidden_sizes": (8, 7), "recurrent_size": 5, "normalize_obs": True}, PARTS, BOX),
+    "lstm": ({"recurrent": "lstm", "hidden_sizes": (), "recurrent_size": 6}, FOUR, BOX),
+    "images": ({"recurrent": "gru", "network": "cnn", "shared_torso": True}, ObsSpec((6, 5, 4), "bool"), THREE),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_policies_are_exported(name, tmp_path):
+    """Plays three steps, with a new episode in some rows of the last."""
+    trained, near = untrained(*RECURRENT[name]), functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    batch, starts = observations(RECURRENT[name][1], 12), np.arange(4) == 1
+    steps = [jax.tree.map(lambda leaf, t=t: leaf[4 * t : 4 * t + 4], batch) for t in range(3)]
+    for path, load in (("policy.npz", numpy_policy.load), ("policy.stablehlo", jppo.load_exported)):
+        loaded = load(jppo.export_policy(trained, tmp_path / path))
+        state = expected_state = None
+        for obs, start in zip(steps, (None, None, starts), strict=True):
+            near(loaded.value(obs, state), trained.value(obs, expected_state))
+            action, state = loaded.act(obs, state, start)
+            expected, expected_state = trained.act(obs, expected_state, start)
+            near(action, expected)
+            jax.tree.map(near, state, expected_state)
+        single, _ = loaded.act(jax.tree.map(lambda leaf: leaf[0], steps[2]))
+        near(single, trained.act(steps[2])[0][0])
+        assert loaded.is_recurrent
+
+
+def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
+    obs, recurrent = observations(FOUR, 2), untrained({"recurrent": "gru", "recurrent_size": 5}, FOUR, THREE)
+    for loaded in (
+        numpy_policy.load(exported),
+        jppo.load_exported(jppo.export_policy(simple, tmp_path / "x.stablehlo")),
+    ):
+        with pytest.raises(ValueError, match="this policy is not recurrent"):
+            loaded.act(obs, np.zeros((2, 5)))
+    loaded = numpy_policy.load(jppo.export_policy(recurrent, tmp_path / "policy.npz"))
+    with pytest.raises(ValueError, match=r"the state has shapes \[\(3, 5\)\]; for 2 observations it has \[\(2, 5\)\]"):
+        loaded.act(obs, np.zeros((3, 5)))
+
+
+def test_files_of_the_first_version_are_read(simple, exported):
+    """They have no recurrent layers, masks and components."""
+
+    def downgrade(description, arrays):
+        description["version"] = 1
+        description.pop("action_mask")
+        for name in ("recurrent", "num_encoder_layers"):
+            description["network"].pop(name)
+        description["action"].pop("nvec")
+
+    rewrite(exported, downgrade)
+    obs = observations(FOUR, 5)
+    np.testing.assert_array_equal(numpy_policy.load(exported).act(obs), simple.act(obs))
 
 
 def test_a_mask_without_legal_actions_is_an_error_in_numpy(tmp_path):
@@ -321,9 +410,9 @@ def test_messages_name_the_observation_leaf(tmp_path):
 
 def test_observations_in_other_containers_are_refused(tmp_path):
     trained = untrained({}, FOUR, THREE)
-    trained.obs_spec = Moments(count=FOUR, mean=FOUR, m2=FOUR)
+    trained.policy = trained.policy._replace(obs_spec=Moments(count=FOUR, mean=FOUR, m2=FOUR))
     for name in ("policy.npz", "policy.stablehlo"):
-        with pytest.raises(ValueError, match="observations come as Moments; an exported policy takes arrays, dicts"):
+        with pytest.raises(ValueError, match="come as Moments; an exported policy takes arrays, dicts"):
             jppo.export_policy(trained, tmp_path / name)
 
 
@@ -331,7 +420,7 @@ def test_the_npz_file_contains_no_pickles(exported):
     with np.load(exported, allow_pickle=False) as arrays:
         description = json.loads(str(arrays["description"]))
         assert {array.dtype.kind for array in arrays.values()} == {"f", "U"}
-    assert (description["format"], description["version"]) == ("jppo policy", 1)
+    assert (description["format"], description["version"]) == ("jppo policy", 2)
     assert description["action"]["num_actions"] == 3
     assert description["observation"] == {"shape": [4], "dtype": "float32", "num_categories": 0, "start": 0}
 
@@ -376,7 +465,7 @@ DAMAGES = {
     "gone": (Path.unlink, "cannot be read: No such file"),
     "text": (lambda path: path.write_text("hello"), "is damaged or not a policy that jppo exported for NumPy$"),
     "other": (lambda path: np.savez(path, a=np.zeros(3, np.float32)), "is damaged or not a policy that jppo exported"),
-    "version": (lambda path: rewrite(path, lambda d, a: d.update(version=2)), "has format version 2, .* version 1;"),
+    "version": (lambda path: rewrite(path, lambda d, a: d.update(version=3)), "has format version 3, .* 1 to 2;"),
     "format": (lambda path: rewrite(path, lambda d, a: d.pop("format")), "is not a policy that jppo exported"),
     "description": (lambda path: rewrite(path, lambda d, a: d.pop("network")), "is damaged: 'network' is missing"),
     "deep": (deep, "is damaged"),
@@ -441,23 +530,8 @@ def test_exports_of_a_policy_are_identical(simple, exported, tmp_path):
     assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(exported.read_bytes()).digest()
 
 
-@pytest.mark.parametrize(
-    ("action", "options", "reason"),
-    [
-        (ActionSpec((2,), "int32", nvec=(2, 3)), {}, "its actions have several components"),
-        ({"a": ActionSpec((), "int32", num_actions=2)}, {}, "its actions have several components"),
-        (ActionSpec((), "int32", num_actions=2), {"recurrent": "gru"}, "its network is recurrent; load the run"),
-        (
-            ActionSpec((), "int32", num_actions=2),
-            {"actor_obs": ("x",)},
-            "its network selects observation leaves",
-        ),
-    ],
-)
-def test_policies_that_numpy_cannot_apply_are_not_exported(tmp_path, action, options, reason):
-    obs_spec = {"x": ObsSpec((3,), "float32")}
-    network = make_network(jppo.PPOConfig(hidden_sizes=(4,), **options), obs_spec, action)
-    policy = TrainedPolicy(make_policy(network, obs_spec, action), PolicyState(params={}, obs_stats=()))
-    with pytest.raises(ValueError, match=reason):
-        jppo.export_policy(policy, tmp_path / "policy.npz")
+def test_policies_that_numpy_cannot_apply_are_not_exported(tmp_path):
+    trained = untrained({"actor_obs": ("x",)}, {"x": FOUR, "y": FOUR}, THREE)
+    with pytest.raises(ValueError, match=r"its network selects observation leaves .*; export it as .stablehlo"):
+        jppo.export_policy(trained, tmp_path / "policy.npz")
     assert not list(tmp_path.iterdir())

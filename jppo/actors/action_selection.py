@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.actors.numpy_params import mask_number, numpy_obstacle, to_numpy_params
+from jppo.actors.numpy_params import numpy_obstacle, to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
+from jppo.envs.spaces import ActionSpec
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
@@ -38,21 +39,24 @@ def make_action_selection(policy: Policy) -> ActionSelection:
 
 
 def _select_with_numpy(policy: Policy) -> ActionSelection:
+    specs: list[ActionSpec] = jax.tree.leaves(policy.action_spec)
+    structure: Any = jax.tree.structure(policy.action_spec)
+
     def sample_noise(keys: Array) -> Array:
         """Samples the noise that jppo's distributions use."""
-        action_spec = policy.action_spec
-        noise, size = jax.random.normal, action_spec.size
-        if action_spec.num_actions:
-            noise, size = jax.random.gumbel, action_spec.num_actions
-        return jax.vmap(jax.vmap(lambda key: noise(key, (size,), jnp.float32)))(keys)
 
-    leaf_specs = tuple(jax.tree.leaves(policy.obs_spec))  # because actors support any container
-    mask = mask_number(policy.obs_spec)
+        def sample(key: Array) -> Array:
+            keys = [key] if structure.num_nodes == 1 else jax.random.split(key, len(specs))
+            return jnp.concatenate([_noise(spec, key) for spec, key in zip(specs, keys, strict=True)])
+
+        return jax.vmap(jax.vmap(sample))(keys)
+
+    def act(numpy_policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray, carry: PyTree) -> Any:
+        actions, carry = numpy_policy.select_action(leaves, noise, carry)
+        return structure.unflatten(actions), structure.unflatten(numpy_policy.to_env(actions)), carry
 
     def prepare(policy_state: PolicyState) -> Act:
-        network: Any = policy.network
-        form = to_numpy_params(network, policy_state, leaf_specs, policy.action_spec, mask)
-        return functools.partial(_act_by_numpy, NumpyPolicy(*form))
+        return functools.partial(act, NumpyPolicy(*to_numpy_params(policy, policy_state, by_leaf=True)))
 
     def compile_selection(policy_shapes: PolicyState, obs: PyTree, noise: Any) -> Callable[[PolicyState], Act]:
         blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy_shapes)
@@ -62,11 +66,14 @@ def _select_with_numpy(policy: Policy) -> ActionSelection:
     return ActionSelection(sample_noise, compile_selection)
 
 
-def _act_by_numpy(
-    policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray, carry: PyTree
-) -> tuple[np.ndarray, np.ndarray, PyTree]:
-    action = policy.select_action(leaves, noise)
-    return action, policy.to_env(action), carry
+def _noise(spec: ActionSpec, key: Array) -> Array:
+    """Returns the noise for one action array: numbers for each category, or for each real dimension."""
+    if spec.is_box:
+        return jax.random.normal(key, (spec.size,), jnp.float32)
+    if not spec.nvec:
+        return jax.random.gumbel(key, (spec.num_actions,), jnp.float32)
+    exists = np.arange(max(spec.nvec))[None] < np.array(spec.nvec)[:, None]  # [K, M], see MultiCategorical
+    return jax.random.gumbel(key, exists.shape, jnp.float32)[np.nonzero(exists)]
 
 
 def _select_with_xla(policy: Policy) -> ActionSelection:

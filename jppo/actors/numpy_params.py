@@ -13,7 +13,7 @@ from jppo.devices.jit import jit
 from jppo.envs.masks import has_mask, without_mask
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
 from jppo.ppo.layers import SCREEN_CONVOLUTIONS, channels_first
-from jppo.ppo.networks import ActorCritic
+from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
 from jppo.ppo.normalization import center_and_scale
 from jppo.ppo.policy import Policy
 from jppo.ppo.types import Moments, PolicyState, PyTree
@@ -27,71 +27,79 @@ def _center_and_scale() -> Callable:
 def numpy_obstacle(policy: Policy) -> str:
     """Returns the reason why `jppo.actors.numpy_policy` cannot apply the policy, or ''."""
     network: Any = policy.network
-    action = policy.action_spec
-    if policy.is_recurrent:
-        return "its network is recurrent"
-    if type(network) is not ActorCritic:
+    if type(network) not in (ActorCritic, RecurrentActorCritic):
         return f"its network is your own {type(network).__name__}"
+    selects = network.obs_names if policy.is_recurrent else network.actor_obs or network.critic_obs
+    if selects:
+        return "its network selects observation leaves (actor_obs, critic_obs)"
     inputs = jax.tree.leaves(without_mask(policy.obs_spec))
-    obstacles = {
-        "its actions have several components": not isinstance(action, ActionSpec) or bool(action.nvec),
-        "its network selects observation leaves (actor_obs, critic_obs)": network.actor_obs or network.critic_obs,
-        "its convolutional network has several inputs": network.kind == "cnn" and len(inputs) > 1,
-    }
-    return next((reason for reason, applies in obstacles.items() if applies), "")
+    return "its convolutional network has several inputs" if network.kind == "cnn" and len(inputs) > 1 else ""
 
 
 def to_numpy_params(
-    network: ActorCritic, state: PolicyState, obs_spec: PyTree, action: ActionSpec, mask: int | None = None
+    policy: Policy, state: PolicyState, by_leaf: bool = False
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the description and the arrays for `numpy_policy.NumpyPolicy`.
 
     Args:
-      mask: number of the observation leaf `action_mask`; None if there is none.
+      by_leaf: describe observations and actions as tuples of their leaves, whatever their containers are.
 
     Raises:
-      ValueError: observations are in containers other than dict, tuple and list.
+      ValueError: observations or actions are in containers other than dict, tuple and list.
     """
+    network: Any = policy.network
     params = state.params["params"]
-    arrays = {f"{head}/{name}": array for head in ("policy", "value") for name, array in params[head].items()}
+    obs_spec, action_spec = policy.obs_spec, policy.action_spec
+    arrays = _head_arrays(action_spec, params)
+    hidden_sizes = network.hidden_sizes
+    if policy.is_recurrent:
+        arrays |= _torso_arrays("encoder", network.kind, len(hidden_sizes[:-1]), params)
+        arrays |= {f"recurrent/{name}": array for name, array in params["recurrent"].items()}
+        hidden_sizes = hidden_sizes[-1:]
+    kind = "mlp" if policy.is_recurrent else network.kind
     for torso in ("shared",) if network.shared_torso else ("actor", "critic"):
-        arrays |= _torso_arrays(torso, network, params)
+        arrays |= _torso_arrays(torso, kind, len(hidden_sizes), params)
     normalizers = jax.tree.leaves(state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
     for i, moments in enumerate(normalizers):
         arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _center_and_scale()(moments)
-    if not action.num_actions:
-        bounds = {f"action/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
-        arrays |= {"log_std": params["log_std"]} | bounds
+    if by_leaf:
+        obs_spec = tuple(jax.tree.leaves(obs_spec))
+        action_spec = action_spec if isinstance(action_spec, ActionSpec) else tuple(jax.tree.leaves(action_spec))
     description = {
         "format": numpy_policy.FORMAT,
         "version": numpy_policy.VERSION,
-        "observation": describe_obs(obs_spec),
+        "observation": describe_spaces(obs_spec),
         "normalized": bool(normalizers),
-        "action": {
-            "shape": action.shape,
-            "dtype": action.dtype,
-            "num_actions": action.num_actions,
-            "start": action.start,
-            "bounds": action.bounds,
-        },
-        "network": _describe_network(network, params, jax.tree.leaves(obs_spec), mask),
+        "action": describe_spaces(action_spec),
+        "action_mask": mask_number(policy.obs_spec),
+        "network": _describe_network(policy, params, len(hidden_sizes)),
     }
-    if mask is not None:
-        description["action_mask"] = mask
     return description, {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
 
 
-def _torso_arrays(torso: str, network: ActorCritic, params: PyTree) -> dict[str, Any]:
+def _head_arrays(action_spec: PyTree, params: PyTree) -> dict[str, Any]:
+    """Returns the weights of the output layers and the bounds of real actions, by the names of `numpy_policy`."""
+    arrays = {f"value/{name}": array for name, array in params["value"].items()}
+    for number, action in enumerate(jax.tree.leaves(action_spec)):
+        suffix = "" if isinstance(action_spec, ActionSpec) else f"_{number}"
+        arrays |= {f"policy{suffix}/{name}": array for name, array in params[f"policy{suffix}"].items()}
+        if action.is_box:
+            arrays |= {f"action{suffix}/{name}": np.array(getattr(action, name)) for name in ("low", "high")}
+            arrays[f"log_std{suffix}"] = params[f"log_std{suffix}"]
+    return arrays
+
+
+def _torso_arrays(torso: str, kind: str, num_layers: int, params: PyTree) -> dict[str, Any]:
     """Returns a torso's weights by the names that `numpy_policy` uses."""
     arrays: dict[str, Any] = {}
-    if network.kind == "cnn":
+    if kind == "cnn":
         convolutions = params[f"{torso}_conv"]
         for i, name in enumerate(sorted(convolutions)):  # conv alone, or Conv_0, Conv_1, Conv_2
             kernel = convolutions[name]["kernel"]
             if name == "conv":  # a matrix over patches
                 kernel = kernel.reshape(3, 3, -1, kernel.shape[-1])
             arrays |= {f"{torso}/conv/{i}/kernel": kernel, f"{torso}/conv/{i}/bias": convolutions[name]["bias"]}
-    for i in range(len(network.hidden_sizes)):
+    for i in range(num_layers):
         layer = params[torso][f"Dense_{i}"]
         arrays |= {f"{torso}/dense/{i}/{name}": layer[name] for name in ("kernel", "bias")}
     return arrays
@@ -105,33 +113,43 @@ def mask_number(obs_spec: PyTree) -> int | None:
     return jax.tree.leaves(is_mask).index(True)
 
 
-def _describe_network(network: ActorCritic, params: PyTree, specs: list[ObsSpec], mask: int | None) -> dict[str, Any]:
+def _describe_network(policy: Policy, params: PyTree, num_layers: int) -> dict[str, Any]:
+    network: Any = policy.network
     description = {
         "shared_torso": network.shared_torso,
-        "num_layers": len(network.hidden_sizes),
+        "num_layers": num_layers,
         "activation": network.activation,
         "strides": [],
         "channels_first": False,
+        "recurrent": network.cell if policy.is_recurrent else "none",
+        "num_encoder_layers": len(network.hidden_sizes) - num_layers,
     }
     if network.kind == "cnn":
-        (spec,) = (spec for i, spec in enumerate(specs) if i != mask)
-        small = "conv" in params["shared_conv" if network.shared_torso else "actor_conv"]
+        (spec,) = jax.tree.leaves(without_mask(policy.obs_spec))
+        first = "encoder" if policy.is_recurrent else "shared" if network.shared_torso else "actor"
         description |= {
             "activation": "relu",
-            "strides": [1] if small else [stride for _, _, stride in SCREEN_CONVOLUTIONS],
+            "strides": [1] if "conv" in params[f"{first}_conv"] else [stride for _, _, stride in SCREEN_CONVOLUTIONS],
             "channels_first": channels_first(spec.feature_shape),
         }
     return description
 
 
-def describe_obs(obs_spec: PyTree) -> dict[str, Any]:
-    """Returns the spec as JSON. Raises ValueError if observations are in containers other than dict, tuple and list."""
-    if isinstance(obs_spec, ObsSpec):
-        return dataclasses.asdict(obs_spec)
-    if type(obs_spec) is dict and all(isinstance(name, str) for name in obs_spec):
-        return {"dict": {name: describe_obs(part) for name, part in obs_spec.items()}}
-    if type(obs_spec) in (tuple, list):
-        return {"tuple": [describe_obs(part) for part in obs_spec]}
+def describe_spaces(spec: PyTree) -> dict[str, Any]:
+    """Returns the spec of observations or actions as JSON.
+
+    Raises:
+      ValueError: they are in containers other than dict, tuple and list.
+    """
+    if isinstance(spec, ObsSpec):
+        return dataclasses.asdict(spec)
+    if isinstance(spec, ActionSpec):  # the bounds are arrays
+        return {name: part for name, part in dataclasses.asdict(spec).items() if name not in ("low", "high")}
+    if type(spec) is dict and all(isinstance(name, str) for name in spec):
+        return {"dict": {name: describe_spaces(part) for name, part in spec.items()}}
+    if type(spec) in (tuple, list):
+        return {"tuple": [describe_spaces(part) for part in spec]}
     raise ValueError(
-        f"observations come as {type(obs_spec).__name__}; an exported policy takes arrays, dicts with names, and tuples"
+        f"observations or actions come as {type(spec).__name__}; an exported policy takes arrays, dicts with names, "
+        "and tuples"
     )

@@ -4,6 +4,7 @@ without jppo.
     policy = numpy_policy.load("policy.npz")
     policy.act(obs)  # the most likely actions
     policy.act(obs, rng=np.random.default_rng(0))  # samples
+    action, state = policy.act(obs, state)  # of a recurrent policy; state is None at an episode's start
 
 The .npz file contains a JSON description and float32 arrays. Loading it executes no code from the file.
 """
@@ -13,17 +14,18 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-FORMAT, VERSION = "jppo policy", 1
+FORMAT, VERSION = "jppo policy", 2
+_READABLE = (1, 2)  # version 1 has no recurrent layers, and one action array without nvec
 _NORMALIZED_BOUND = 10.0
 _ACTIVATIONS = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0.0),
-    "swish": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x * sigmoid(x), without overflow
+    "swish": lambda x: x * _sigmoid(x),
 }
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)  # dtype objects are faster than np.float32 in calls
 
@@ -40,10 +42,10 @@ def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
         raise ValueError(f"{path} is damaged or not a policy that jppo exported for NumPy") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"{path} is not a policy that jppo exported for NumPy")
-    if description.get("version") != VERSION:
+    if description.get("version") not in _READABLE:
         raise ValueError(
-            f"{path} has format version {description.get('version')!r}, but this numpy_policy reads version {VERSION}; "
-            "use the jppo version that exported the file"
+            f"{path} has format version {description.get('version')!r}, but this numpy_policy reads versions 1 to "
+            f"{VERSION}; use the jppo version that exported the file"
         )
     try:
         return NumpyPolicy(description, arrays)
@@ -57,14 +59,14 @@ class NumpyPolicy:
 
     Attributes:
       description: the file's description of spaces and network.
-      noise_size: random numbers per sampled action: the number of actions, or of an action's dimensions.
+      noise_size: random numbers per sampled action: the sum of the numbers of categories and of real dimensions.
     """
 
     def __init__(self, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Raises ValueError, KeyError or TypeError if the arrays do not fit the description."""
-        self.description = description
-        action, network = description["action"], description["network"]
-        self._tree, self._specs = description["observation"], list(_specs_of(description["observation"]))
+        self.description, network = description, description["network"]
+        self._tree = description["observation"]
+        self._specs = [_Spec.from_json(leaf) for leaf in _descriptions(self._tree)]
         self._mask: int | None = description.get("action_mask")  # number of this array
         self._inputs = [i for i in range(len(self._specs)) if i != self._mask]  # numbers of the network's inputs
         features = [self._specs[i].feature_shape for i in self._inputs]
@@ -74,78 +76,119 @@ class NumpyPolicy:
             (_take(arrays, f"obs/{i}/mean", shape), _take(arrays, f"obs/{i}/scale", shape))
             for i, shape in enumerate(features if description["normalized"] else [])
         ]
-        self._actor = _torso(arrays, "shared" if network["shared_torso"] else "actor", network, features)
-        self._critic = self._actor if network["shared_torso"] else _torso(arrays, "critic", network, features)
-        self._shape, self._dtype = tuple(action["shape"]), np.dtype(action["dtype"])
-        self._num_actions, self._start = int(action["num_actions"]), int(action["start"])
-        self.noise_size = outputs = self._num_actions or math.prod(self._shape)
-        if self._mask is not None and math.prod(self._specs[self._mask].shape) != outputs:
-            raise ValueError(f"action_mask has shape {self._specs[self._mask].shape} for {outputs} actions")
-        self._policy = _layer(arrays, "policy", self._actor.size, outputs)
+        self._memory: _Memory | None = None
+        if network.get("recurrent", "none") != "none":
+            self._encoder = _torso(arrays, "encoder", network, network["num_encoder_layers"], features)
+            self._memory = _memory(arrays, network["recurrent"], self._encoder.size)
+            network, features = network | {"strides": []}, [(self._memory.size,)]
+        names = ("shared", "shared") if network["shared_torso"] else ("actor", "critic")
+        self._actor, self._critic = (_torso(arrays, name, network, network["num_layers"], features) for name in names)
         self._value = _layer(arrays, "value", self._critic.size, 1)
-        if not self._num_actions:
-            self._std = np.exp(_take(arrays, "log_std", (outputs,)))
-            self._low, self._high = (_take(arrays, f"action/{bound}", (outputs,)) for bound in ("low", "high"))
-            with np.errstate(over="ignore"):
-                self._boxed = np.isfinite(self._high - self._low)  # bounded on both sides
-            self._origin = np.where(self._boxed, self._low, 0)
-            self._half = 0.5 * (np.where(self._boxed, self._high, 0) - self._origin)
-            self._bounds = action["bounds"]
-            if self._bounds not in ("clip", "tanh"):
-                raise ValueError(f"unknown action bounds {self._bounds!r}")
+        self._action_tree = description["action"]
+        leaves = list(_descriptions(self._action_tree))
+        suffixes = [f"_{i}" for i in range(len(leaves))] if leaves != [self._action_tree] else [""]
+        self._heads = [
+            _Head(arrays, leaf, suffix, self._actor.size) for leaf, suffix in zip(leaves, suffixes, strict=True)
+        ]
+        self.noise_size = sum(head.noise_size for head in self._heads)
+        if self._mask is not None and math.prod(self._specs[self._mask].shape) != self.noise_size:
+            raise ValueError(f"action_mask has shape {self._specs[self._mask].shape} for {self.noise_size} actions")
 
-    def act(self, obs: Any, *, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Returns actions for the environment: the most likely ones, or samples.
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the policy has a state."""
+        return self._memory is not None
+
+    def act(
+        self, obs: Any, state: Any = None, episode_start: Any = None, *, rng: np.random.Generator | None = None
+    ) -> Any:
+        """Returns actions for the environment: the most likely ones, or samples. A recurrent policy returns (actions,
+        state): pass the state to the next call.
 
         Args:
           obs: one observation [*obs] or a batch [B, *obs], in the environment's dicts and tuples.
+          state: of a recurrent policy, from the call before; None at the start of an episode.
+          episode_start: of a recurrent policy, [B] bool: True where an episode starts, which resets that row's state.
           rng: samples from the policy's distribution.
 
         Raises:
-          ValueError: the observation's shape differs from the environment's, or its action_mask marks no legal action.
+          ValueError: the shape of the observation or of the state differs from the policy's, its action_mask marks no
+            legal action, or the policy is not recurrent and a state was passed.
         """
         leaves, single = self._leaves(obs)
-        if self._mask is not None and not all(legal := [row.any() for row in leaves[self._mask]]):
-            raise ValueError(f"action_mask marks no legal action in row {legal.index(False)} of the observations")
-        noise: Any = None
-        if rng is not None:
-            shape = (len(leaves[0]), self.noise_size)
-            noise = rng.gumbel(size=shape) if self._num_actions else rng.standard_normal(shape, np.float32)
-        actions = self.to_env(self.select_action(leaves, noise))
-        return actions[0] if single else actions
+        if self._mask is not None:
+            self._heads[0].check_mask(leaves[self._mask])
+        carry = self._carry(state, episode_start, len(leaves[0]))
+        noise = None if rng is None else np.concatenate([head.draw(rng, len(leaves[0])) for head in self._heads], 1)
+        actions, carry = self.select_action(leaves, noise, carry)
+        parts: Iterator[np.ndarray] = iter([part[0] if single else part for part in self.to_env(actions)])
+        built = _rebuild(self._action_tree, parts)
+        return (built, carry) if self._memory else built
 
-    def select_action(self, leaves: list[np.ndarray], noise: np.ndarray | None) -> np.ndarray:
-        """Returns the policy's actions, [B] numbers from 0 on or [B, A]. `to_env` converts them for the environment.
+    def select_action(
+        self, leaves: list[np.ndarray], noise: np.ndarray | None, carry: Any = ()
+    ) -> tuple[list[np.ndarray], Any]:
+        """Returns the policy's actions and the next carry. `to_env` converts the actions for the environment.
+
+        An action has one array for each space, in JAX's order: [B] numbers from 0 on, [B, K] of them, or [B, A].
 
         Args:
           leaves: a batch of observations, arrays [B, *obs] in JAX's order. They are not checked.
-          noise: [B, noise_size]: Gumbel noise for discrete actions, normal noise for continuous ones. None selects the
-            most likely actions.
+          noise: [B, noise_size]: Gumbel noise for categories, normal noise for real numbers. None selects the most
+            likely actions.
+          carry: of a recurrent policy, h [B, H] of a GRU or (c, h) of an LSTM.
         """
-        kernel, bias = self._policy
-        outputs = self._actor(self._features(leaves)).dot(kernel) + bias  # logits, or means [B, A]
-        if self._mask is not None:
-            outputs = np.where(leaves[self._mask].reshape(outputs.shape) != 0, outputs, -np.inf)
-        if noise is not None:
-            outputs = outputs + (noise if self._num_actions else self._std * noise)
-        return outputs.argmax(axis=-1) if self._num_actions else outputs
+        inputs, carry = self._remember(leaves, carry)
+        hidden, actions, first = self._actor(inputs), [], 0
+        legal = None if self._mask is None else leaves[self._mask].reshape(len(hidden), -1) != 0
+        for head in self._heads:
+            last = first + head.noise_size
+            actions.append(head.select(hidden, None if noise is None else noise[:, first:last], legal))
+            first = last
+        return actions, carry
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
+    def to_env(self, actions: list[np.ndarray]) -> list[np.ndarray]:
         """Converts the policy's actions to the environment's [B, *shape], like `jppo.envs.spaces.to_env_action`."""
-        if self._num_actions:
-            action = action.astype(self._dtype, copy=False)
-            return action + self._start if self._start else action
-        unit = np.tanh(action) if self._bounds == "tanh" else np.clip(action, -1.0, 1.0)
-        scaled = (unit + 1.0) * self._half + self._origin
-        edge = np.clip(np.where(self._boxed, scaled, action), self._low, self._high)
-        return edge.reshape(-1, *self._shape).astype(self._dtype)
+        return [head.to_env(action) for head, action in zip(self._heads, actions, strict=True)]
 
-    def value(self, obs: Any) -> np.ndarray:
-        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward."""
+    def value(self, obs: Any, state: Any = None) -> np.ndarray:
+        """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward.
+
+        Args:
+          state: of a recurrent policy, see `act`.
+        """
         leaves, single = self._leaves(obs)
         kernel, bias = self._value
-        values = (self._critic(self._features(leaves)).dot(kernel) + bias)[:, 0]
+        inputs, _ = self._remember(leaves, self._carry(state, None, len(leaves[0])))
+        values = (self._critic(inputs).dot(kernel) + bias)[:, 0]
         return values[0] if single else values
+
+    def _remember(self, leaves: list[np.ndarray], carry: Any) -> tuple[list[np.ndarray], Any]:
+        """Returns the inputs of actor and critic, and the next carry."""
+        features = self._features(leaves)
+        if self._memory is None:
+            return features, carry
+        output, carry = self._memory(self._encoder(features), carry)
+        return [output], carry
+
+    def _carry(self, state: Any, episode_start: Any, size: int) -> Any:
+        """Returns the carry for B = size rows, reset where an episode starts."""
+        if self._memory is None:
+            if state is not None or episode_start is not None:
+                raise ValueError("this policy is not recurrent: call act(obs) without state and episode_start")
+            return ()
+        zeros = np.zeros((size, self._memory.size), np.float32)
+        leaves = (zeros,) * self._memory.num_carries
+        if state is not None:
+            found = tuple(np.asarray(leaf, _FLOAT32) for leaf in (state if isinstance(state, tuple) else (state,)))
+            if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:
+                shapes = [leaf.shape for leaf in found]
+                raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {[zeros.shape]}")
+            leaves = found
+        if episode_start is not None:
+            start = np.broadcast_to(np.asarray(episode_start, bool), (size,))[:, None]
+            leaves = tuple(np.where(start, zeros, leaf) for leaf in leaves)
+        return leaves if self._memory.num_carries > 1 else leaves[0]
 
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
         """Returns the observation's arrays [B, ...], and whether `obs` is a single observation."""
@@ -175,6 +218,13 @@ class _Spec(NamedTuple):
     num_categories: int
     start: int
 
+    @classmethod
+    def from_json(cls, leaf: dict[str, Any]) -> "_Spec":
+        dtype = np.dtype(leaf["dtype"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"unknown dtype {leaf['dtype']!r}")
+        return cls(tuple(leaf["shape"]), dtype, int(leaf["num_categories"]), int(leaf["start"]))
+
     @property
     def feature_shape(self) -> tuple[int, ...]:
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
@@ -184,6 +234,118 @@ class _Spec(NamedTuple):
             return (obs[..., None] == np.arange(self.start, self.start + self.num_categories)).astype(np.float32)
         features = obs.astype(_FLOAT32, copy=False)
         return features / 255.0 if self.dtype == _UINT8 else features
+
+
+class _Head:
+    """The output layer of one array of an action."""
+
+    def __init__(self, arrays: dict[str, np.ndarray], action: dict[str, Any], suffix: str, inputs: int) -> None:
+        self._shape, self._dtype = tuple(action["shape"]), np.dtype(action["dtype"])
+        self._nvec = tuple(action.get("nvec", ()))
+        self._num_actions = int(action["num_actions"])
+        self.is_box = not (self._num_actions or self._nvec)
+        self.noise_size = outputs = self._num_actions or sum(self._nvec) or math.prod(self._shape)
+        self._kernel, self._bias = _layer(arrays, f"policy{suffix}", inputs, outputs)
+        self._start = np.asarray(action["start"], self._dtype)
+        if self._nvec:  # the logits of each component; missing ones repeat the first, which wins
+            firsts, categories = np.cumsum([0, *self._nvec[:-1]])[:, None], np.arange(max(self._nvec))
+            self._columns = firsts + np.where(categories < np.array(self._nvec)[:, None], categories, 0)  # [K, M]
+        if self.is_box:
+            self._std = np.exp(_take(arrays, f"log_std{suffix}", (outputs,)))
+            self._low, self._high = (_take(arrays, f"action{suffix}/{bound}", (outputs,)) for bound in ("low", "high"))
+            with np.errstate(over="ignore"):
+                self._boxed = np.isfinite(self._high - self._low)  # bounded on both sides
+            self._origin = np.where(self._boxed, self._low, 0)
+            self._half = 0.5 * (np.where(self._boxed, self._high, 0) - self._origin)
+            self._bounds = action["bounds"]
+            if self._bounds not in ("clip", "tanh"):
+                raise ValueError(f"unknown action bounds {self._bounds!r}")
+
+    def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Returns noise [B, noise_size]."""
+        shape = (size, self.noise_size)
+        return rng.standard_normal(shape, np.float32) if self.is_box else rng.gumbel(size=shape)
+
+    def select(self, hidden: np.ndarray, noise: np.ndarray | None, legal: np.ndarray | None) -> np.ndarray:
+        """Returns the policy's actions for hidden units [B, I]."""
+        outputs = hidden.dot(self._kernel) + self._bias  # logits, or means [B, A]
+        if legal is not None:
+            outputs = np.where(legal, outputs, -np.inf)
+        if noise is not None:
+            outputs = outputs + (self._std * noise if self.is_box else noise)
+        if self.is_box:
+            return outputs
+        return (outputs[:, self._columns] if self._nvec else outputs).argmax(axis=-1)
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Converts the policy's actions to the environment's, [B, *shape]."""
+        if not self.is_box:
+            action = action.astype(self._dtype, copy=False)
+            action = action + self._start if self._start.any() else action
+            return action.reshape(-1, *self._shape) if self._nvec else action
+        unit = np.tanh(action) if self._bounds == "tanh" else np.clip(action, -1.0, 1.0)
+        scaled = (unit + 1.0) * self._half + self._origin
+        edge = np.clip(np.where(self._boxed, scaled, action), self._low, self._high)
+        return edge.reshape(-1, *self._shape).astype(self._dtype)
+
+    def check_mask(self, mask: np.ndarray) -> None:
+        """Raises ValueError if a row of the mask [B, ...] has no legal category of some component."""
+        flat = mask.reshape(len(mask), self.noise_size) != 0
+        components = flat[:, self._columns] if self._nvec else flat[:, None]
+        if not (legal := components.any(axis=-1).all(axis=-1)).all():
+            raise ValueError(f"action_mask marks no legal action in row {legal.argmin()} of the observations")
+
+
+class _Memory(NamedTuple):
+    """A GRU or LSTM layer, see `jppo.ppo.recurrence`."""
+
+    kind: str
+    size: int
+    input: tuple[np.ndarray, np.ndarray]
+    kernel: np.ndarray
+    bias: np.ndarray | None
+
+    @property
+    def num_carries(self) -> int:
+        return 1 if self.kind == "gru" else 2
+
+    def __call__(self, x: np.ndarray, carry: Any) -> tuple[np.ndarray, Any]:
+        """Returns the output [B, H] and the next carry."""
+        kernel, bias = self.input
+        gates, size = x.dot(kernel) + bias, self.size
+        if self.kind == "gru":
+            products = carry.dot(self.kernel)
+            both = _sigmoid(gates[:, : 2 * size] + products[:, : 2 * size])
+            new = np.tanh(gates[:, 2 * size :] + both[:, :size] * (products[:, 2 * size :] + self.bias))
+            h = new + both[:, size:] * (carry - new)
+            return h, h
+        c, h = carry
+        gates += h.dot(self.kernel)
+        both = _sigmoid(gates[:, : 2 * size])
+        c = both[:, size:] * c + both[:, :size] * np.tanh(gates[:, 2 * size : 3 * size])
+        h = _sigmoid(gates[:, 3 * size :]) * np.tanh(c)
+        return h, (c, h)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    """Returns 1 / (1 + exp(-x)) without overflow."""
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
+
+
+def _memory(arrays: dict[str, np.ndarray], kind: str, inputs: int) -> _Memory:
+    """Returns the recurrent layer. Checks that the shapes of its arrays fit each other."""
+    gates = {"gru": 3, "lstm": 4}[kind]
+    size = len(arrays["recurrent/recurrent_kernel"])
+    return _Memory(
+        kind=kind,
+        size=size,
+        input=(
+            _take(arrays, "recurrent/input_kernel", (inputs, gates * size)),
+            _take(arrays, "recurrent/input_bias", (gates * size,))[None],
+        ),
+        kernel=_take(arrays, "recurrent/recurrent_kernel", (size, gates * size)),
+        bias=_take(arrays, "recurrent/recurrent_bias", (size,))[None] if kind == "gru" else None,
+    )
 
 
 class _Torso(NamedTuple):
@@ -225,7 +387,9 @@ def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) 
     return np.maximum(total + bias, 0.0).reshape(len(x), rows, columns, features)
 
 
-def _torso(arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], features: list[tuple]) -> _Torso:
+def _torso(
+    arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], num_layers: int, features: list[tuple]
+) -> _Torso:
     """Returns the torso of that name. Checks that the shapes of its arrays fit each other."""
     strides, channels_first = network["strides"], network["channels_first"]
     convolutions, size = [], sum(math.prod(shape) for shape in features)
@@ -241,7 +405,7 @@ def _torso(arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], fe
                 raise ValueError(f"{name}/conv/{i}/kernel is larger than the image")
         size = rows * columns * channels
     layers = []
-    for i in range(network["num_layers"]):
+    for i in range(num_layers):
         inputs, (size,) = size, arrays[f"{name}/dense/{i}/bias"].shape
         layers.append(_layer(arrays, f"{name}/dense/{i}", inputs, size))
     if network["activation"] not in _ACTIVATIONS:
@@ -270,20 +434,23 @@ def _take(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> n
     return arrays[name]
 
 
-def _specs_of(tree: Any) -> Iterable[_Spec]:
-    """Yields the specs of an observation's arrays in JAX's order."""
+def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yields the descriptions of a space's arrays in JAX's order."""
     if "dict" in tree:
         for name in sorted(tree["dict"]):
-            yield from _specs_of(tree["dict"][name])
+            yield from _descriptions(tree["dict"][name])
     elif "tuple" in tree:
         for part in tree["tuple"]:
-            yield from _specs_of(part)
+            yield from _descriptions(part)
     else:
-        dtype = np.dtype(tree["dtype"])
-        if dtype.kind not in "biuf":
-            raise ValueError(f"unknown dtype {tree['dtype']!r}")
-        categories, start = int(tree["num_categories"]), int(tree["start"])
-        yield _Spec(shape=tuple(tree["shape"]), dtype=dtype, num_categories=categories, start=start)
+        yield tree
+
+
+def _rebuild(tree: Any, leaves: Iterator[np.ndarray]) -> Any:
+    """Returns the arrays of a space in its dicts and tuples."""
+    if "dict" in tree:
+        return {name: _rebuild(tree["dict"][name], leaves) for name in sorted(tree["dict"])}
+    return tuple(_rebuild(part, leaves) for part in tree["tuple"]) if "tuple" in tree else next(leaves)
 
 
 def _leaves(tree: Any, obs: Any, name: str) -> Iterable[Any]:

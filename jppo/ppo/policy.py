@@ -90,7 +90,7 @@ def reset_carry(policy: Policy, carry: PyTree, done: Array) -> PyTree:
     def reset(start: Array, leaf: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), start, leaf)
 
-    return jax.tree.map(reset, policy.initial_carry(len(done)), carry)
+    return jax.tree.map(reset, policy.initial_carry(done.shape[0]), carry)
 
 
 def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyTree | None = None) -> Policy:

@@ -19,15 +19,15 @@ from jax import export
 
 from jppo import __version__
 from jppo.actors import numpy_policy
-from jppo.actors.numpy_params import describe_obs, mask_number, numpy_obstacle, to_numpy_params
+from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
 from jppo.ppo.keys import derive_key
-from jppo.ppo.policy import act
+from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.files import write_atomically
-from jppo.runs.policy import TrainedPolicy, as_batch
+from jppo.runs.policy import NO_STATE, TrainedPolicy, as_batch, as_starts
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1
@@ -101,52 +101,88 @@ class ExportedPolicy:
 
     Attributes:
       exported: the program, (obs [B, *obs], seed [] uint32) -> {"greedy", "sampled": [B, *act], "value": [B] f32}.
+        That of a recurrent policy also takes the state, leaves [B, ...], and episode_start [B] bool, and returns the
+        next "state".
     """
 
     def __init__(self, exported: export.Exported) -> None:
         self.exported = exported
-        (obs, _), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+        (obs, _, *memory), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
         self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(leaf.shape[1:], str(leaf.dtype)), obs)
+        self._state_shapes = memory[0] if memory else None
         self._call, self._seeds = jit(exported.call), itertools.count()
 
-    def act(self, obs: Any, *, sampled: bool = False, seed: int | None = None) -> np.ndarray:
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the policy has a state."""
+        return self._state_shapes is not None
+
+    def act(
+        self,
+        obs: Any,
+        state: PyTree = None,
+        episode_start: Any = None,
+        *,
+        sampled: bool = False,
+        seed: int | None = None,
+    ) -> Any:
         """Returns actions for the environment: the most likely ones, or samples. See `TrainedPolicy.act`."""
-        return self._outputs(obs, next(self._seeds) if seed is None else seed)["sampled" if sampled else "greedy"]
+        seed = next(self._seeds) if seed is None else seed
+        outputs = self._outputs(obs, state, episode_start, seed)
+        action = outputs["sampled" if sampled else "greedy"]
+        return (action, outputs["state"]) if self.is_recurrent else action
 
-    def value(self, obs: Any) -> np.ndarray:
+    def value(self, obs: Any, state: PyTree = None) -> np.ndarray:
         """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward."""
-        return self._outputs(obs, 0)["value"]
+        return self._outputs(obs, state, None, 0)["value"]
 
-    def _outputs(self, obs: Any, seed: int) -> dict[str, np.ndarray]:
+    def _outputs(self, obs: Any, state: PyTree, episode_start: Any, seed: int) -> dict[str, Any]:
         batch, single = as_batch(self._obs_spec, obs)
-        outputs = jax.device_get(self._call(batch, np.uint32(seed)))
-        return {name: output[0] if single else output for name, output in outputs.items()}
+        size = len(jax.tree.leaves(batch)[0])
+        memory: tuple[Any, ...] = ()
+        if self.is_recurrent:
+            start = as_starts(size, state, episode_start)
+            if state is None:  # every row starts, which replaces these zeros
+                state = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), self._state_shapes)
+            memory = (state, start)
+        elif state is not None or episode_start is not None:
+            raise ValueError(NO_STATE)
+        outputs = jax.device_get(self._call(batch, np.uint32(seed), *memory))
+        return {
+            name: jax.tree.map(lambda leaf: leaf[0], output) if single and name != "state" else output
+            for name, output in outputs.items()
+        }
 
 
-def _as_stablehlo(policy: TrainedPolicy, platforms: Sequence[str]) -> bytes:
-    def jppo_policy(obs: PyTree, seed: Array) -> dict[str, Array]:
-        greedy = act(policy.policy, policy.state, obs)
-        sampled = act(policy.policy, policy.state, obs, derive_key(jax.random.key(seed), "act"))
-        return {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
+def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
+    policy = trained.policy
 
-    if policy.policy.is_recurrent:
-        raise ValueError("a recurrent policy cannot be exported; load the run with jppo.load_policy")
-    describe_obs(policy.obs_spec)  # refuses containers that a file cannot name
+    def jppo_policy(obs: PyTree, seed: Array, *memory: PyTree) -> dict[str, Any]:
+        carry = reset_carry(policy, *memory) if memory else ()
+        greedy = act(policy, trained.state, obs, carry=carry)
+        sampled = act(policy, trained.state, obs, derive_key(jax.random.key(seed), "act"), carry)
+        outputs = {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
+        return outputs | ({"state": greedy.carry} if memory else {})
+
+    describe_spaces(policy.obs_spec)  # refuses containers that a file cannot name
+    describe_spaces(policy.action_spec)
     (batch,) = export.symbolic_shape("batch")
-    obs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype), policy.obs_spec)
-    seed = jax.ShapeDtypeStruct((), np.uint32)
-    program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(obs, seed).serialize())
+
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype)
+
+    arguments = [jax.tree.map(shape_of, policy.obs_spec), jax.ShapeDtypeStruct((), np.uint32)]
+    if policy.is_recurrent:
+        carry = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], policy.initial_carry(1)))
+        arguments += [jax.tree.map(shape_of, carry), jax.ShapeDtypeStruct((batch,), bool)]
+    program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(*arguments).serialize())
     return program + hashlib.sha256(program).digest() + _MARK + str(_VERSION).encode()
 
 
 def _as_npz(policy: TrainedPolicy) -> bytes:
-    network: Any = policy.policy.network
     if obstacle := numpy_obstacle(policy.policy):
-        remedy = "load the run with jppo.load_policy" if policy.policy.is_recurrent else "export it as .stablehlo"
-        raise ValueError(f"NumPy cannot apply this policy, because {obstacle}; {remedy}")
-    description, arrays = to_numpy_params(
-        network, policy.state, policy.obs_spec, policy.action_spec, mask_number(policy.obs_spec)
-    )
+        raise ValueError(f"NumPy cannot apply this policy, because {obstacle}; export it as .stablehlo")
+    description, arrays = to_numpy_params(policy.policy, policy.state)
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})
     contents: dict[str, Any] = arrays | {"description": np.array(described)}

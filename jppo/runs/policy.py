@@ -14,6 +14,8 @@ from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
 from jppo.runs.display import html_table, show_record
 
+NO_STATE = "this policy is not recurrent: call act(obs) without state and episode_start"
+
 
 class TrainedPolicy:
     """Selects actions for NumPy observations.
@@ -82,13 +84,13 @@ class TrainedPolicy:
             raise ValueError(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
         size = len(jax.tree.leaves(batch)[0])
         if not self.policy.is_recurrent and (state is not None or episode_start is not None):
-            raise ValueError("this policy is not recurrent: call act(obs) without state and episode_start")
+            raise ValueError(NO_STATE)
         if seed is None:
             self._key, key = jax.random.split(self._key)
         else:
             key = derive_key(jax.random.key(seed), "act")
         carry = self.policy.initial_carry(size) if state is None else state
-        start = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, bool), (size,))
+        start = as_starts(size, state, episode_start)
         actions, carry = self._act(self.state, batch, key, carry, start, sampled=sampled)
         actions = jax.tree.map(lambda leaf: np.asarray(leaf)[0] if single else np.asarray(leaf), actions)
         return (actions, jax.tree.map(np.asarray, carry)) if self.policy.is_recurrent else actions
@@ -115,6 +117,12 @@ def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | boo
         return None
     empty = lacks_legal_action(policy.action_spec, np.asarray(obs[ACTION_MASK])) & rows
     return int(np.argmax(empty)) if empty.any() else None
+
+
+def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
+    """Returns where an episode starts, [B] bool with B = size: everywhere if there is no state."""
+    start = state is None or (False if episode_start is None else episode_start)
+    return np.broadcast_to(np.asarray(start, bool), (size,))
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
