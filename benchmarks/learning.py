@@ -4,6 +4,7 @@
     python benchmarks/learning.py --envs CartPole-v1/ray Pendulum-v1/ray HalfCheetah-v5/ray
     python benchmarks/learning.py --envs CartPole-v1 Pendulum-v1
     python benchmarks/learning.py --envs Breakout-MinAtar --breakout-steps 1e6 --breakout-seeds 2
+    python benchmarks/learning.py --envs memory         # the table of recurrent policies
 
 Rows of the results that are not measured again are kept.
 """
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tyro
+from memory_envs import HiddenVelocities, HostHiddenVelocities, TMaze
 from rich.console import Console
 from scipy import stats
 from throughput import RESULTS, hardware
@@ -27,7 +29,6 @@ from jppo.devices.jit import jit
 from jppo.runs.files import write_json
 
 DOCS = Path(__file__).parents[1] / "docs" / "learning.md"
-BEGIN, END = "<!-- learning table: begin -->", "<!-- learning table: end -->"
 LAST_SHARE = 0.05
 EVAL_EPISODES = 100
 
@@ -40,6 +41,8 @@ class Task(NamedTuple):
     reference: str
     target: float | None = None
     seeds: int = 10
+    env: Any = None  # default: the name in the label
+    settings: tuple[jppo.PPOConfig, jppo.Hyperparams] | None = None  # in place of the preset's
 
 
 TASKS = {
@@ -51,6 +54,25 @@ TASKS = {
     "Pendulum-v1/ray": Task("pendulum", 100_000, "-172 ± 104, rl-zoo, 1 seed, greedy", -200.0, 5),
     "HalfCheetah-v5/ray": Task("mujoco", 1_000_000, "1443 ± 46 (v4), CleanRL, 3 seeds", 1443.0, 5),
     "Breakout-MinAtar": Task("gymnax-minatar", 10_000_000, "28, gymnax-blines, 1 seed, 1e7 steps"),
+}
+
+# Memory: the same settings for all environments. The two networks have about the same number of parameters.
+_COMMON = {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4, "normalize_obs": True}
+_NETWORKS = {
+    "GRU": jppo.PPOConfig(recurrent="gru", recurrent_size=64, hidden_sizes=(64, 64), sequence_length=64, **_COMMON),
+    "MLP": jppo.PPOConfig(hidden_sizes=(64, 64, 64), **_COMMON),
+}
+_MEMORY_ENVS = {  # label: environment, steps, target
+    "MemoryChain-bsuite": ("MemoryChain-bsuite", 300_000, 0.95),
+    "CartPole without velocities": (HiddenVelocities(), 1_500_000, 475.0),
+    "CartPole without velocities/ray": (HostHiddenVelocities, 1_500_000, 475.0),
+    "T-maze of length 20": (TMaze(), 1_000_000, 0.95),
+}
+_ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
+MEMORY = {
+    f"{label}/{network}": Task("", steps, "", target, 5, env, (config, _ANNEALED))
+    for label, (env, steps, target) in _MEMORY_ENVS.items()
+    for network, config in _NETWORKS.items()
 }
 
 
@@ -74,12 +96,15 @@ def spread(scores: np.ndarray) -> dict[str, Any]:
 
 def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
     """Trains and evaluates all seeds and returns the row of results."""
-    env, _, backend = label.partition("/")
-    measured = (run_with_ray if backend == "ray" else run_on_device)(env, task, num_seeds, total_steps)
+    name, *words = label.split("/")
+    env = name if task.env is None else task.env
+    with_ray = "ray" in words
+    measured = (run_with_ray if with_ray else run_on_device)(env, task, num_seeds, total_steps)
     return {
-        "env": env,
-        "backend": backend or "device",
+        "env": name,
+        "backend": "ray" if with_ray else "device",
         "preset": task.preset,
+        "network": words[-1] if task.settings else "",
         "seeds": num_seeds,
         **measured,
         "date": datetime.date.today().isoformat(),
@@ -87,15 +112,20 @@ def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, A
     }
 
 
-def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+def settings_of(task: Task) -> tuple[jppo.PPOConfig, jppo.Hyperparams]:
+    """Returns the config and the hyperparameters of a task."""
+    return task.settings or jppo.PRESETS[task.preset][:2]
+
+
+def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
     """Trains all seeds in one vmapped program."""
-    preset = jppo.PRESETS[task.preset]
-    agent = jppo.make_anakin(env, preset.config, total_steps=total_steps)
+    config, hyperparams = settings_of(task)
+    agent = jppo.make_anakin(env, config, total_steps=total_steps)
     keys = jax.vmap(jax.random.key)(np.arange(num_seeds))
     start = time.perf_counter()
-    train = jit(jax.vmap(agent.train, in_axes=(0, None))).lower(keys, preset.hyperparams).compile()
+    train = jit(jax.vmap(agent.train, in_axes=(0, None))).lower(keys, hyperparams).compile()
     compiled = time.perf_counter()
-    state, metrics = jax.block_until_ready(train(keys, preset.hyperparams))
+    state, metrics = jax.block_until_ready(train(keys, hyperparams))
     trained = time.perf_counter()
     states = [jax.tree.map(lambda x, i=i: x[i], state.train.policy) for i in range(num_seeds)]
     policies = [jppo.TrainedPolicy(agent.policy, policy_state) for policy_state in states]
@@ -112,11 +142,12 @@ def run_on_device(env: str, task: Task, num_seeds: int, total_steps: int) -> dic
     }
 
 
-def run_with_ray(env: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+def run_with_ray(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
     """Trains one seed after the other, each with one actor per core."""
+    config, hyperparams = settings_of(task)
+    options = {"config": config, "hyperparams": hyperparams} if task.settings else {"preset": task.preset}
     results = [
-        jppo.train(env, backend="ray", preset=task.preset, total_steps=total_steps, seed=seed)
-        for seed in range(num_seeds)
+        jppo.train(env, backend="ray", total_steps=total_steps, seed=seed, **options) for seed in range(num_seeds)
     ]
     metrics = {name: np.stack([result.metrics[name] for result in results]) for name in results[0].metrics}
     greedy = [evaluate_greedy(result.agent.env, result.policy) for result in results]
@@ -137,9 +168,9 @@ def evaluate_greedy(env: Any, policy: jppo.TrainedPolicy) -> float:
     return float(jppo.evaluate(env, policy, num_episodes=EVAL_EPISODES, seed=1).returns.mean())
 
 
-def _plus_minus(part: dict[str, Any]) -> str:
-    std = "" if part["std"] is None else f" ± {part['std']:.1f}"
-    return f"{part['mean']:.1f}{std}"
+def _plus_minus(part: dict[str, Any], digits: int = 1) -> str:
+    std = "" if part["std"] is None else f" ± {part['std']:.{digits}f}"
+    return f"{part['mean']:.{digits}f}{std}"
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -161,19 +192,44 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             f"| {name} | `{row['preset']}` | {row['steps']:,} | {row['seeds']} | {_plus_minus(row['score'])} | {iqm} | "
             f"{_plus_minus(row['greedy'])} | {reached} | {task.reference} | {row['seconds']:.0f} |"
         )
-    machines = {(row["cpu"] if row["device"] == "cpu" else row["device"], row["cores"]) for row in rows.values()}
-    jaxes = {row["versions"]["jax"] for row in rows.values()}
+    return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in TASKS])])
+
+
+def memory_table(rows: dict[str, dict[str, Any]]) -> str:
+    """Returns the rows of recurrent networks and of those without memory as a Markdown table."""
+    lines = [
+        "| environment | steps | seeds | target | GRU | worst seed | MLP | best seed | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for label, (_, _, target) in _MEMORY_ENVS.items():
+        if f"{label}/GRU" not in rows or f"{label}/MLP" not in rows:
+            continue
+        gru, mlp = rows[f"{label}/GRU"], rows[f"{label}/MLP"]
+        name = gru["env"] + (", Ray" if gru["backend"] == "ray" else "")
+        worst, best = min(gru["score"]["per_seed"]), max(mlp["score"]["per_seed"])
+        scores = f"{_plus_minus(gru['score'], 2)} | {worst:.2f} | {_plus_minus(mlp['score'], 2)} | {best:.2f}"
+        lines.append(
+            f"| {name} | {gru['steps']:,} | {gru['seeds']} | ≥ {target:g} | {scores} | "
+            f"{gru['seconds']:.0f} / {mlp['seconds']:.0f} |"
+        )
+    return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in MEMORY])])
+
+
+def machines_of(rows: list[dict[str, Any]]) -> str:
+    """Returns a sentence with the machines and the versions of JAX."""
+    machines = {(row["cpu"] if row["device"] == "cpu" else row["device"], row["cores"]) for row in rows}
     where = "; ".join(f"{name}, {cores} CPU cores" for name, cores in sorted(machines))
-    return "\n".join([*lines, "", f"On {where}; JAX {', '.join(sorted(jaxes))}."])
+    return f"On {where}; JAX {', '.join(sorted({row['versions']['jax'] for row in rows}))}."
 
 
-def rewrite(document: Path, content: str) -> None:
-    """Replaces the text between the markers of a document."""
+def rewrite(document: Path, name: str, content: str) -> None:
+    """Replaces the text between the markers of a document's table."""
+    begin, end = (f"<!-- {name} table: {edge} -->" for edge in ("begin", "end"))
     text = document.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{document} must contain '{BEGIN}' and '{END}' once each")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    document.write_text(f"{before}{BEGIN}\n{content}\n{END}{after}", encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise SystemExit(f"{document} must contain '{begin}' and '{end}' once each")
+    before, after = text.split(begin)[0], text.split(end)[1]
+    document.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
 
 
 def main(
@@ -187,27 +243,29 @@ def main(
     """Measures returns over seeds and writes the table of docs/learning.md.
 
     Args:
-      envs: environments to run.
-      seeds: number of seeds per environment; by default ten, or five with Ray.
+      envs: environments to run; memory stands for all environments that need a memory.
+      seeds: number of seeds per environment; by default ten, or five with Ray and for memory.
       breakout_steps: environment steps of Breakout-MinAtar; its learning rate decreases to 0 over these steps.
       breakout_seeds: number of seeds of Breakout-MinAtar; by default `seeds`.
       output: JSON file; rows of other environments in it are kept.
       document: Markdown file with the table to replace, or `--document None`.
     """
-    unknown = [env for env in envs if env not in TASKS]
-    if unknown:
-        raise SystemExit(f"unknown envs {', '.join(unknown)}; use {', '.join(TASKS)}")
+    tasks = TASKS | MEMORY
+    labels = [label for env in envs for label in (MEMORY if env == "memory" else (env,))]
+    if unknown := [label for label in labels if label not in tasks]:
+        raise SystemExit(f"unknown envs {', '.join(unknown)}; use memory, {', '.join(tasks)}")
     rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     output.parent.mkdir(parents=True, exist_ok=True)
-    for env in envs:
-        task, breakout = TASKS[env], env == "Breakout-MinAtar"
+    for env in labels:
+        task, breakout = tasks[env], env == "Breakout-MinAtar"
         total_steps = int(breakout_steps) if breakout else task.total_steps
         rows[env] = run(env, task, (breakout and breakout_seeds) or seeds or task.seeds, total_steps)
         print(json.dumps(rows[env]), flush=True)
         write_json(output, rows)
         if document is not None:
-            rewrite(document, table(rows))
-    Console(width=200).print(table(rows), markup=False)
+            rewrite(document, *(("memory", memory_table(rows)) if env in MEMORY else ("learning", table(rows))))
+    for content in (table(rows), memory_table(rows)):
+        Console(width=200).print(content, markup=False)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """Runs PureJaxRL's PPO (Lu et al. 2022) for population.py and versus_jax_peers.py; see serving.py.
 
-    python peer_purejaxrl.py CLONE ENV RUNS NUM_ENVS NUM_STEPS UPDATES
+    python peer_purejaxrl.py CLONE ENV RUNS NUM_ENVS NUM_STEPS UPDATES [RECURRENT]
 
-RUNS runs are trained under `jax.vmap`; 0 means one run without `vmap`. CartPole and MinAtar use PureJaxRL's `ppo.py`.
-Pendulum uses its `ppo_continuous_action.py` with two layers of 64 and without normalization.
+RUNS runs are trained under `jax.vmap`; 0 means one run without `vmap`. CartPole and MinAtar use PureJaxRL's `ppo.py`;
+if RECURRENT is 1, `ppo_rnn.py`. Pendulum uses its `ppo_continuous_action.py` with two layers of 64 and without
+normalization.
 """
 
 import functools
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from serving import serve
 
 
-def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates: int) -> None:
+def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates: int, recurrent: int = 0) -> None:
     """Trains with PureJaxRL's settings, except for the sizes. Networks and epochs are those of jppo's defaults."""
     config = {
         "LR": 2.5e-4,
@@ -41,7 +42,7 @@ def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates
         "NORMALIZE_ENV": False,
         "DEBUG": False,
     }
-    train = load(clone, env).make_train(config)
+    train = load(clone, env, bool(recurrent)).make_train(config)
     if not runs:
         serve(train, jax.random.PRNGKey(0))
         return
@@ -51,13 +52,20 @@ def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates
     serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), runs), jit)
 
 
-def load(clone: str, env: str) -> ModuleType:
+def load(clone: str, env: str, recurrent: bool = False) -> ModuleType:
     """Imports PureJaxRL's module for this environment."""
     sys.path[:0] = [clone, str(Path(clone) / "purejaxrl")]
     for package in ("brax", "navix"):  # its wrappers import them for other environments
         if importlib.util.find_spec(package) is None:
             names = (package, "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
             sys.modules |= {name: MagicMock() for name in names if name.startswith(package)}
+    if recurrent:
+        import ppo_rnn
+
+        # its calls are those of an older flax
+        ppo_rnn.nn = SimpleNamespace(Dense=nn.Dense, relu=nn.relu, GRUCell=lambda: nn.GRUCell(features=128))
+        ppo_rnn.ScannedRNN.initialize_carry = staticmethod(lambda batch_size, size: jnp.zeros((batch_size, size)))
+        return ppo_rnn
     if env != "Pendulum-v1":
         import ppo
 

@@ -47,15 +47,19 @@ Program = Callable[[], Any]
 
 
 class Workload(NamedTuple):
-    """A workload with four epochs of four minibatches and separate networks of two 64-wide tanh layers."""
+    """A workload with four epochs of four minibatches and separate networks of two 64-wide tanh layers; if recurrent,
+    a shared relu layer, a GRU, and a relu layer each for actor and critic, all 128 wide."""
 
     env: str
     num_envs: int
     num_steps: int
+    recurrent: bool = False
 
     @property
     def config(self) -> jppo.PPOConfig:
-        return jppo.PPOConfig(num_envs=self.num_envs, num_steps=self.num_steps)
+        config = jppo.PPOConfig(num_envs=self.num_envs, num_steps=self.num_steps)
+        memory = {"recurrent": "gru", "recurrent_size": 128, "hidden_sizes": (128, 128), "activation": "relu"}
+        return config.replace(**memory) if self.recurrent else config
 
 
 WORKLOADS = {

@@ -32,7 +32,11 @@ from jppo.runs.files import write_json
 
 LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}
 LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
-ALL = WORKLOADS | LARGER
+RECURRENT = {
+    "R1": Workload("CartPole-v1", 256, 128, recurrent=True),
+    "R2": Workload("CartPole-v1", 1024, 128, recurrent=True),
+}
+ALL = WORKLOADS | LARGER | RECURRENT
 _OURS = "jppo"
 _SECOND_STARTS = 3
 _STEPS = 1_000_000  # environment steps per repetition; at least two updates
@@ -46,24 +50,25 @@ class Contestant(NamedTuple):
     script: str
     words: tuple[Any, ...]  # arguments before the sizes
     num_devices: int = 1
+    last: tuple[Any, ...] = ()  # arguments after the sizes
 
     def start(self, *sizes: int, **env: str) -> Worker:
         if self.num_devices > 1:
             flags = os.environ.get("XLA_FLAGS", "")
             env["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={self.num_devices}"
-        return Worker(self.python, self.script, *self.words, *sizes, env=env)
+        return Worker(self.python, self.script, *self.words, *sizes, *self.last, env=env)
 
 
 def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
     """Returns the implementations to measure, jppo first."""
-    env = workload.env
-    found = [Contestant(_OURS, sys.executable, "serve_jppo.py", (env,))]
+    env, recurrent = workload.env, int(workload.recurrent)
+    found = [Contestant(_OURS, sys.executable, "serve_jppo.py", (env, recurrent))]
     if jax.default_backend() == "cpu" and num_cores() > 1:
         found.append(found[0]._replace(name=f"{_OURS}, 2 devices", num_devices=2))
     if peers.purejaxrl is not None:
         words = (peers.purejaxrl, env, 0)
-        found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words))
-    if peers.rejax_python is not None:
+        found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words, last=(recurrent,)))
+    if peers.rejax_python is not None and not recurrent:
         found.append(Contestant("rejax", peers.rejax_python, "peer_rejax.py", (env,)))
     return found
 
@@ -113,7 +118,8 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
 
 def updates_of(workload: Workload) -> int:
     """Returns the number of updates per repetition."""
-    return max(2, round(_STEPS / workload.config.batch_size))
+    steps = _STEPS // 5 if workload.recurrent else _STEPS
+    return max(2, round(steps / workload.config.batch_size))
 
 
 class Rounds(NamedTuple):
@@ -173,7 +179,7 @@ def main(
     """Compares whole training with PureJaxRL and rejax and writes JSON.
 
     Args:
-      workloads: W1 to W4, and for accelerators W1-16k, W1-64k, W1-256k and W3-16k.
+      workloads: W1 to W4, R1 and R2 with a recurrent network, and for accelerators W1-16k, W1-64k, W1-256k and W3-16k.
       rounds: number of rounds; in each, every implementation trains once.
       purejaxrl: a clone of PureJaxRL.
       purejaxrl_python: Python interpreter with PureJaxRL's dependencies.
