@@ -208,10 +208,10 @@ def test_other_networks_select_actions_with_xla():
         pass
 
     spec, policy, _ = make_spec(Counting)
-    assert action_selection.make_action_selection(policy).sample_noise is not jax.random.key_data
+    assert action_selection.make_action_selection(policy, N).sample_noise is not jax.random.key_data
     for network in (Own(spec.env.action_spec), ActorCritic(spec.env.action_spec, kind="cnn")):
         own = make_policy(network, spec.env.obs_spec, spec.env.action_spec)
-        assert action_selection.make_action_selection(own).sample_noise is jax.random.key_data
+        assert action_selection.make_action_selection(own, N).sample_noise is jax.random.key_data
 
 
 def test_every_environment_has_a_separate_seed():

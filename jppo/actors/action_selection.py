@@ -19,6 +19,8 @@ from jppo.envs.spaces import ActionSpec
 from jppo.ppo.policy import Policy, act
 from jppo.ppo.types import Array, PolicyState, PyTree
 
+_MAX_RECURRENT_ENVS = 16  # with 32 environments, both implementations take about the same time
+
 # (obs leaves [n, ...], noise [n, ...], carry [n, ...]) -> the policy's actions, the environments' actions, the carry;
 # pytrees with leaves [n, ...]
 Act = Callable[[list[np.ndarray], np.ndarray, PyTree], tuple[PyTree, PyTree, PyTree]]
@@ -31,11 +33,15 @@ class ActionSelection(NamedTuple):
     compile: Callable[[PolicyState, PyTree, Any], Callable[[PolicyState], Act]]  # from shapes of policy, obs, noise
 
 
-def make_action_selection(policy: Policy) -> ActionSelection:
-    """Returns the NumPy implementation for jppo's own dense networks on CPU, otherwise the compiled one."""
+def make_action_selection(policy: Policy, num_envs: int) -> ActionSelection:
+    """Returns the NumPy implementation for jppo's own dense networks on CPU, otherwise the compiled one.
+
+    Recurrent networks of many environments are compiled, too, because their products are large.
+    """
     network: Any = policy.network
     known = not numpy_obstacle(policy) and network.kind == "mlp" and jax.default_backend() == "cpu"
-    return (_select_with_numpy if known else _select_with_xla)(policy)
+    small = not policy.is_recurrent or num_envs <= _MAX_RECURRENT_ENVS
+    return (_select_with_numpy if known and small else _select_with_xla)(policy)
 
 
 def _select_with_numpy(policy: Policy) -> ActionSelection:

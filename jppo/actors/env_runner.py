@@ -266,7 +266,7 @@ class _Programs(NamedTuple):
 def _compile(spec: RunnerSpec, num_envs: int) -> _Programs:
     """Compiles all programs before the first rollout."""
     policy = make_policy(spec.network, spec.env.obs_spec, spec.action_spec)
-    selection = make_action_selection(policy)
+    selection = make_action_selection(policy, num_envs)
 
     def noise(streams: Array) -> tuple[Array, Array]:
         next_streams, action_keys, _ = rollout_keys(jax.random.wrap_key_data(streams), spec.num_steps)
