@@ -42,7 +42,7 @@ def to_numpy_params(
     """Returns the description and the arrays for `numpy_policy.NumpyPolicy`.
 
     Args:
-      by_leaf: describe observations and actions as tuples of their leaves, whatever their containers are.
+      by_leaf: describe observations and actions as tuples of their leaves, for containers of any type.
 
     Raises:
       ValueError: observations or actions are in containers other than dict, tuple and list.

@@ -120,7 +120,7 @@ def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | boo
 
 
 def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
-    """Returns where an episode starts, [B] bool with B = size: everywhere if there is no state."""
+    """Returns the rows in which an episode starts, [B] bool with B = size: all rows without a state."""
     start = state is None or (False if episode_start is None else episode_start)
     return np.broadcast_to(np.asarray(start, bool), (size,))
 
