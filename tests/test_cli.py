@@ -253,7 +253,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (
             ["fly"],
             "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, runs, "
-            "compare, plot, play, export, envs, doctor",
+            "compare, plot, report, play, export, envs, doctor",
         ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "did you mean --total-steps?"),
@@ -747,13 +747,13 @@ def test_play_shows_progress_on_the_standard_error(monkeypatch):
     clock, err = SimpleNamespace(now=0.0), io.StringIO()
     monkeypatch.setattr(play, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(sys, "stderr", err)
-    status = play._StatusLine()
+    status = play.StatusLine()
     for clock.now in range(1, 12):
         status.show(f"step {clock.now}")
     status.clear()
     assert err.getvalue() == "step 5\nstep 10\n"
     err.isatty = lambda: True
-    status = play._StatusLine()
+    status = play.StatusLine()
     for clock.now in (12, 12.01, 13):
         status.show(f"step {clock.now}")
     status.clear()

@@ -31,6 +31,7 @@ from jppo.cli.export import Export
 from jppo.cli.plan import Plan
 from jppo.cli.play import Play
 from jppo.cli.plot import Plot
+from jppo.cli.report import Report
 from jppo.cli.runs import Runs
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Any] = {
     "runs": Runs,
     "compare": Compare,
     "plot": Plot,
+    "report": Report,
     "play": Play,
     "export": Export,
     "envs": Envs,

@@ -27,7 +27,7 @@ class Play(TrainedRun):
 
         check_seed(self.seed)
         run = self.load()
-        status = _StatusLine()
+        status = StatusLine()
         played = play_gif(
             run.agent.env,
             run.policy,
@@ -43,7 +43,7 @@ class Play(TrainedRun):
         return 0
 
 
-class _StatusLine:
+class StatusLine:
     """Shows the newest text on one line of the terminal; on other outputs, a line every five seconds."""
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """Short texts of results, for consoles and notebooks."""
 
+import base64
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def show_record(kind: str, fields: Mapping[str, Any]) -> str:
@@ -14,10 +15,25 @@ def html_table(title: str, *rows: Mapping[str, Any]) -> str:
     """Returns a table with one row per mapping, for `_repr_html_`. All mappings have the same keys."""
     lines: list[Sequence[str]] = [
         [f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ())],
-        *([f"<td>{html.escape(_show(value).strip(chr(39)))}</td>" for value in row.values()] for row in rows),
+        *([f"<td>{html.escape(v if isinstance(v, str) else _show(v))}</td>" for v in row.values()] for row in rows),
     ]
     body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
+
+
+class Picture(NamedTuple):
+    """A picture or an animation. Notebooks show it."""
+
+    data: bytes
+    kind: str  # png or gif
+    description: str
+
+    def __repr__(self) -> str:
+        return f"Picture({self.kind}, {len(self.data):,} bytes, {self.description!r})"
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.data).decode()
+        return f'<img src="data:image/{self.kind};base64,{data}" alt="{html.escape(self.description)}">'
 
 
 def _show(value: Any) -> str:

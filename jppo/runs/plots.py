@@ -18,8 +18,8 @@ _MOST_CURVES = 10
 _FEW = 3  # points do not make a line
 _LETTER = 0.075  # mean width of a letter of the legend in inches
 _X_LABELS = {"steps": "environment steps", "minutes": "minutes without compiling"}
-_NAMES = {RETURN: "episode return"}
 _LOG_RATIO = 5  # of the largest to the smallest value, from which an axis is logarithmic
+_NAMES = {RETURN: "episode return", "time/steps_per_second": "environment steps per second"}
 
 
 def plot(run_dirs: Sequence[Path], output: Path, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> None:

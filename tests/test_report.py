@@ -1,0 +1,163 @@
+"""Tests the HTML report: its content, escaping, and that a browser shows it."""
+
+import base64
+import contextlib
+import html.parser
+import io
+import re
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lenient import lenient
+from PIL import Image
+from run_files import finished, with_hyperparams, write_run
+
+from jppo.cli.main import main
+from jppo.runs import report
+from jppo.runs.render import Playback
+from jppo.runs.report import write_report
+
+METRICS = {"loss/policy": [0.1, 0.2, 0.1], "loss/value": [3.0, 2.0, 1.0], "time/steps_per_second": [1e4, 2e4, 2e4]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_fast():
+    with lenient():
+        yield
+
+
+class Page(html.parser.HTMLParser):
+    """Collects the tags, the texts and the pictures of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open_tags, self.pictures, self.text = set(), [], [], ""
+        self.feed(text)
+        assert self.open_tags == [], "every tag is closed"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        values = dict(attrs)
+        assert not {name for name in values if name.startswith("on")}
+        if tag == "img":
+            assert values["alt"]
+            head, _, data = values["src"].partition(";base64,")
+            assert head in ("data:image/png", "data:image/gif")
+            self.pictures.append(base64.b64decode(data))
+        if tag not in ("img", "meta"):
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two settings with two seeds each."""
+    return [
+        write_run(
+            tmp_path / f"{gamma}-{seed}",
+            [gamma, 2.0, 3.0 + seed],
+            seed=seed,
+            metrics=METRICS,
+            summary=finished(3.0 + seed, seconds=12.5, steps_per_second=2e4, device="<b>TPU</b>"),
+            **with_hyperparams(gamma=gamma),
+        )
+        for gamma in (0.9, 0.5)
+        for seed in (0, 1)
+    ]
+
+
+def test_report_has_settings_scores_curves_losses_and_speed(tmp_path, runs):
+    output = tmp_path / "report.html"
+    write_report(runs, output)
+    page = Page(output.read_text())
+    assert len(page.pictures) == 4, "return over steps and minutes, losses, speed"
+    for picture in page.pictures:
+        with Image.open(io.BytesIO(picture)) as image:
+            assert image.format == "PNG"
+    for said in ("CartPole-v1", "gamma", "0.9", "0.5", "2 finished", "3.5", "20,000", "12.5", "gae_lambda", "0.95"):
+        assert said in page.text
+    assert "B - A = 0.0: too few seeds for a statement" in page.text
+    assert "version of jax" in page.text
+
+
+def test_report_escapes_text_from_files_and_loads_nothing(tmp_path, runs):
+    evil = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+    bad = write_run(tmp_path / "bad", [1.0], env=evil, versions={evil: evil}, summary=finished(1.0, device=evil))
+    output = tmp_path / "report.html"
+    write_report([*runs, bad], output, video=True)
+    text = output.read_text()
+    page = Page(text)
+    assert evil in page.text
+    assert not page.tags & {"script", "link", "iframe", "b", "object"}
+    assert "default-src 'none'" in text
+    assert not re.findall(r"(?:src|href)=(?!\"data:image)", re.sub(r"&lt;.*?&gt;", "", text))
+
+
+def test_report_shows_an_episode_of_the_best_run(tmp_path, runs, monkeypatch):
+    def play(env, policy, output, *, max_steps, progress):
+        frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+        frames[0].save(output, save_all=True, append_images=frames[1:])
+        return Playback(2, 2.5, False)
+
+    loaded = []
+    run = SimpleNamespace(agent=SimpleNamespace(env=None), policy=None)
+    monkeypatch.setattr(report, "load_run", lambda path: loaded.append(path) or run)
+    monkeypatch.setattr(report, "play_gif", play)
+    write_report(runs, tmp_path / "a.html", video=True)
+    page = Page((tmp_path / "a.html").read_text())
+    assert loaded == [runs[1]], "of the runs with the highest return, the first"
+    with Image.open(io.BytesIO(page.pictures[2])) as film:
+        assert (film.format, film.n_frames) == ("GIF", 2)
+    assert f"{runs[1]}: an episode of 2 steps with return 2.5" in page.text
+
+
+def test_report_states_why_it_has_no_plot_or_video(tmp_path):
+    path = write_run(tmp_path / "a", [1.0], counts=[0])
+    write_report([path], tmp_path / "a.html", video=True)
+    page = Page((tmp_path / "a.html").read_text())
+    assert page.pictures == []
+    assert f"{path}: no episode ended in this run" in page.text
+    assert f"There is no video: {path} has no policy" in page.text
+    assert "The runs have no common losses." in page.text
+
+
+def test_report_command(tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["report", *map(str, runs), "--output", "a.html"]) == 0
+        assert main(["report"]) == 2
+        assert main(["report", str(runs[0]), "--output", "a.pdf"]) == 2
+        assert main(["report", "nowhere", "--output", "b.html"]) == 2
+    assert out.getvalue() == "wrote a.html\n"
+    said = err.getvalue().splitlines()
+    assert said[0].startswith("jppo: no run directory; name at least one")
+    assert said[1:] == [
+        "jppo: output a.pdf must end in .html",
+        "jppo: nowhere is not a run directory: it has no config.json",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_the_report(tmp_path, runs):
+    write_report(runs, tmp_path / "report.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--window-size=1000,3000", f"--screenshot={tmp_path / 'shot.png'}", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [*command, f"file://{tmp_path / 'report.html'}"], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ":CONSOLE" not in done.stderr
+    with Image.open(tmp_path / "shot.png") as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    blue = (abs(pixels.astype(int) - [0x1F, 0x77, 0xB4]).max(axis=2) < 8).sum()
+    assert blue > 500, "the first curve is visible"
