@@ -46,11 +46,13 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.ppo.losses import ppo_loss as ppo_loss
     from jppo.ppo.networks import Network as Network
     from jppo.ppo.networks import RecurrentNetwork as RecurrentNetwork
+    from jppo.runs.display import Picture as Picture
     from jppo.runs.evaluation import Evaluation as Evaluation
     from jppo.runs.evaluation import evaluate as evaluate
     from jppo.runs.export import export_policy as export_policy
     from jppo.runs.export import load_exported as load_exported
     from jppo.runs.load import load_policy as load_policy
+    from jppo.runs.playback import play as play
     from jppo.runs.policy import TrainedPolicy as TrainedPolicy
     from jppo.sweeps import tune as tune
     from jppo.sweeps.results import SweepResult as SweepResult
@@ -87,9 +89,11 @@ _MODULES = {
     "jppo.ppo.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
     "jppo.ppo.losses": ("LossModule", "mean_over_rows", "ppo_loss"),
     "jppo.ppo.networks": ("Network", "RecurrentNetwork"),
+    "jppo.runs.display": ("Picture",),
     "jppo.runs.evaluation": ("Evaluation", "evaluate"),
     "jppo.runs.export": ("export_policy", "load_exported"),
     "jppo.runs.load": ("load_policy",),
+    "jppo.runs.playback": ("play",),
     "jppo.runs.policy": ("TrainedPolicy",),
     "jppo.sweeps.results": ("SweepResult",),
     "jppo.sweeps.sweep": ("sweep",),

@@ -1,5 +1,8 @@
 """Tests the public names of `jppo`, the display of results, and the arguments of `jppo.evaluate`."""
 
+import asyncio
+import base64
+import io
 import re
 import subprocess
 import sys
@@ -8,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lenient import lenient, lenient_env
+from PIL import Image
 
 import jppo
 from jppo.training.settings import RunSettings, describe_start, prepare_run
@@ -78,6 +82,47 @@ def test_evaluate_refuses_other_arguments(result, arguments, message):
     arguments = [result.policy if argument == "policy" else argument for argument in arguments]
     with pytest.raises(ValueError, match=message):
         jppo.evaluate(*arguments)
+
+
+def test_notebooks_show_the_plot_of_a_result(result, tmp_path):
+    picture = result.plot(metrics=["episode/return_mean", "loss/value"], x="minutes")
+    shown = re.fullmatch(
+        r'<img src="data:image/png;base64,(.*)" alt="CartPole-v1: (.*) over minutes">', picture._repr_html_()
+    )
+    assert base64.b64decode(shown[1]) == picture.data
+    with Image.open(io.BytesIO(picture.data)) as image:
+        assert (image.format, image.size[0]) == ("PNG", 1584)
+    assert len(repr(picture)) < 100
+    picture.save(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes() == picture.data
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        picture.save(tmp_path / "a.jpg")
+    with pytest.raises(ValueError, match="the run has no metric 'loss/valu'; did you mean loss/value"):
+        result.plot(metrics=["loss/valu"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from drawing packages
+def test_play_shows_an_episode(result):
+    with lenient():
+        picture = jppo.play(result, max_steps=3)
+    assert picture.description == "CartPole-v1: 3 steps, return 3.0"
+    assert picture._repr_html_().startswith('<img src="data:image/gif;base64,')
+    with Image.open(io.BytesIO(picture.data)) as film:
+        assert film.format == "GIF"
+    with pytest.raises(ValueError, match=r"a TrainedPolicy has no environment; use jppo\.play\(env, policy\)"):
+        jppo.play(result.policy)
+
+
+def test_training_works_in_a_running_event_loop(tmp_path, result):
+    """As in a notebook. Checkpoints are written, too, whose library uses asyncio."""
+
+    async def train():
+        return jppo.train("CartPole-v1", run_dir=tmp_path / "run", **SIZES)
+
+    with lenient():
+        trained = asyncio.run(train())
+    assert trained.summary["policy_sha256"] == result.summary["policy_sha256"]
+    assert trained.summary["checkpoint"] == trained.summary["updates"] == 2
 
 
 def start_line(env, **arguments):

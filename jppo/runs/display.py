@@ -3,7 +3,10 @@
 import base64
 import html
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from jppo.runs.run_dir import write_output
 
 
 def show_record(kind: str, fields: Mapping[str, Any]) -> str:
@@ -25,8 +28,15 @@ class Picture(NamedTuple):
     """A picture or an animation. Notebooks show it."""
 
     data: bytes
-    kind: str  # png or gif
+    """Content of the file."""
+    kind: str
+    """png or gif."""
     description: str
+    """The text that a browser shows if it cannot show the picture."""
+
+    def save(self, path: str | Path) -> None:
+        """Writes the picture to a file. Raises ValueError if its name has another ending or it cannot be written."""
+        write_output(Path(path), self.data, f".{self.kind}")
 
     def __repr__(self) -> str:
         return f"Picture({self.kind}, {len(self.data):,} bytes, {self.description!r})"

@@ -86,17 +86,25 @@ def evaluate(
     """
     if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
-    if policy is None:
-        env, policy = _open_run("env_or_run", env_or_run)
-    else:
-        policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy)[1]
-        env = _open_env(env_or_run)
+    env, policy = open_policy(env_or_run, policy, "jppo.evaluate")
     if isinstance(env, HostEnvironment):
         return _evaluate_host(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
     return _evaluate_device(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
 
 
-def _open_run(name: str, run: Any) -> tuple[Any, TrainedPolicy]:
+def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, TrainedPolicy]:
+    """Returns the environment and the policy that the arguments of a function name, see `evaluate`.
+
+    Raises:
+      ValueError: an argument is something else.
+    """
+    if policy is None:
+        return _open_run("env_or_run", env_or_run, function)
+    policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy, function)[1]
+    return _open_env(env_or_run), policy
+
+
+def _open_run(name: str, run: Any, function: str) -> tuple[Any, TrainedPolicy]:
     """Returns the environment and the policy of a result, a run of a sweep or a run directory."""
     if isinstance(run, str | Path):
         run = load_run(run)
@@ -104,7 +112,7 @@ def _open_run(name: str, run: Any) -> tuple[Any, TrainedPolicy]:
     if isinstance(policy, TrainedPolicy) and hasattr(run, "agent"):
         return run.agent.env, policy
     if isinstance(run, TrainedPolicy):
-        raise ValueError("a TrainedPolicy has no environment; use jppo.evaluate(env, policy)")
+        raise ValueError(f"a TrainedPolicy has no environment; use {function}(env, policy)")
     kinds = "a result of jppo.train, a run of a sweep or a run directory"
     raise ValueError(
         f"{name} is a {type(run).__name__}; it must be {kinds}{' (or pass a policy)' * (name != 'policy')}"

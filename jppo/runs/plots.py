@@ -11,7 +11,7 @@ import numpy as np
 
 from jppo.config.checks import check_choice
 from jppo.runs.curves import POINTS, RETURN, X_AXES, Curve, GroupMetrics, make_curve, read_groups, smooth, with_episodes
-from jppo.runs.run_dir import check_output
+from jppo.runs.run_dir import check_output, write_output
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 
 _MOST_CURVES = 10
@@ -33,7 +33,7 @@ def plot(run_dirs: Sequence[Path], output: Path, *, metrics: Sequence[str] = (RE
       ValueError: a run is missing or damaged, or does not have a metric, or the output cannot be written.
     """
     check_output(output, ".png")
-    _write(draw_metrics(read_groups(run_dirs), metrics, x), output)
+    write_output(output, draw_metrics(read_groups(run_dirs), metrics, x), ".png")
 
 
 def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETURN,), x: str = "steps") -> bytes:
@@ -202,21 +202,13 @@ def _new_figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, output: Path) -> None:
-    check_output(output, ".png")
-    _write(_to_png(figure), output)
+    write_output(output, _to_png(figure), ".png")
 
 
 def _to_png(figure: Any) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)
     return data.getvalue()
-
-
-def _write(data: bytes, output: Path) -> None:
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        raise ValueError(f"{output} cannot be written: {error.strerror or error}") from error
 
 
 def format_steps(number: float) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 from jppo.runs.comparison import Comparison, compare
 from jppo.runs.curves import RETURN, GroupMetrics, read_groups
 from jppo.runs.display import Picture, html_table
-from jppo.runs.files import write_atomically
 from jppo.runs.groups import all_settings, format_value
 from jppo.runs.listing import read_run
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.plots import draw_metrics
 from jppo.runs.render import play_gif
-from jppo.runs.run_dir import check_output, read_config
+from jppo.runs.run_dir import check_output, read_config, write_output
 
 _LOSSES = (
     *("loss/policy", "loss/value", "policy/entropy", "policy/approx_kl", "policy/clip_fraction"),
@@ -72,10 +71,7 @@ def write_report(
     parts = [f"<h1>{html.escape(title)}</h1>"]
     for env, paths in envs.items():
         parts += _section(env, paths, _play(paths, progress) if video else "")
-    try:
-        write_atomically(output, _PAGE.format(title=html.escape(title), body="\n".join(parts)))
-    except OSError as error:
-        raise ValueError(f"{output} cannot be written: {error.strerror or error}") from error
+    write_output(output, _PAGE.format(title=html.escape(title), body="\n".join(parts)).encode(), ".html")
 
 
 def _section(env: str, paths: list[Path], video: str) -> list[str]:

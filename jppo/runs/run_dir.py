@@ -217,3 +217,12 @@ def check_output(path: Path, *endings: str) -> None:
         raise ValueError(f"output {path} must end in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
+
+
+def write_output(path: Path, data: bytes, ending: str) -> None:
+    """Writes an output file. Raises ValueError if its name has another ending, or if it cannot be written."""
+    check_output(path, ending)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error

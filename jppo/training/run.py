@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +21,10 @@ from jppo.ppo.networks import hint
 from jppo.ppo.types import TrainState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint
-from jppo.runs.display import html_table, show_record
+from jppo.runs.curves import RETURN, GroupMetrics
+from jppo.runs.display import Picture, html_table, show_record
 from jppo.runs.load import read_summary
+from jppo.runs.plots import draw_metrics
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.training.device_loop import DeviceLoop, init_state
@@ -70,6 +72,20 @@ class Result(NamedTuple):
 
     def _repr_html_(self) -> str:
         return html_table("Result", self._shown)
+
+    def plot(self, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> Picture:
+        """Draws metrics of the run. A notebook shows the picture, and `result.plot().save("learning.png")` saves it.
+
+        Args:
+          metrics: names in `Result.metrics`; each gets a panel.
+          x: "steps" or "minutes" (without compiling).
+
+        Raises:
+          ValueError: an unknown metric, or a metric without a value.
+        """
+        env = self.summary["env"]
+        group = GroupMetrics(env, "", ["the run"], [self.metrics])
+        return Picture(draw_metrics([group], metrics, x), "png", f"{env}: {', '.join(metrics)} over {x}")
 
     @property
     def _shown(self) -> dict[str, Any]:
