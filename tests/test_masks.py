@@ -201,12 +201,14 @@ def test_a_mask_without_legal_actions_ends_a_run_on_several_devices():
         jppo.train(device_masked(empty_at=3), config=SMALL(), total_steps=64, num_devices=2, progress="none")
 
 
-def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path):
+@pytest.mark.parametrize("pbt", [None, jppo.PBTConfig(every=1)])
+def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path, pbt):
     options = {"config": SMALL(), "total_steps": 96, "seeds": 2, "progress": "none", "sweep_dir": tmp_path}
+    options |= {"pbt": pbt, "learning_rate": [1e-4, 1e-3]}
     env = device_masked(empty_at=3)
     for _ in range(2):  # trained, then read from its file
         result = jppo.sweep(env, **options)
-        assert [run.status for run in result.runs] == ["diverged"] * 2
+        assert [run.status for run in result.runs] == ["diverged"] * 4
         for run in result.runs:
             assert run.error.startswith(
                 "Masked: action_mask marks no legal action in environment 0 at step 3 of update 1"

@@ -50,6 +50,8 @@ class PBTTrainer:
         """Trains all runs to their end, or until a stop is requested."""
         group, message = self._group, self._progress.reporter.message
         runs, checkpoints = len(group.runs), None
+        if self._stop_requested():
+            return
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
             checkpoints = Checkpoints(self._directory, CHECKPOINT_SECONDS, 2, message)

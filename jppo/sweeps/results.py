@@ -206,7 +206,7 @@ class SweepResult:
           ValueError: no episode has ended.
         """
         if self.is_population and any(run.episodes for run in self.runs):
-            populations = {env: [run for run in self.runs if run.env == env] for env in self.envs}
+            populations = {env: [run for run in self.runs if run.env == env and run.updates] for env in self.envs}
             curves = {env: [(run.metrics, run.return_mean) for run in runs] for env, runs in populations.items()}
             return draw_populations(curves, list(self.runs[0].last_values), Path(path))
         panels: dict[str, list[SettingCurves]] = {}

@@ -61,16 +61,17 @@ class SweepRun(RunOutcome):
     @property
     def env_steps(self) -> int:
         """Number of environment steps."""
-        return self.updates * int(self.metrics["env_steps"][0] // self.metrics["update"][0])
+        return self.updates * int(self.metrics["env_steps"][0] // self.metrics["update"][0]) if self.updates else 0
 
     @property
     def last_values(self) -> dict[str, float]:
         """The last values of the hyperparameters that population-based training changed."""
-        names = (
-            [] if self.copies is None else [x for x, value in self.settings.items() if not isinstance(value, Schedule)]
-        )
-        columns = {name: self.metrics.get(f"hyperparams/{name}") for name in names}
-        return {name: float(column[-1]) for name, column in columns.items() if column is not None}
+        values = {}
+        for name, value in self.settings.items() if self.copies is not None else ():
+            column = self.metrics.get(f"hyperparams/{name}")
+            if column is not None and not isinstance(value, Schedule):
+                values[name] = float(column[-1] if len(column) else value)
+        return values
 
     @property
     def policy(self) -> TrainedPolicy:
