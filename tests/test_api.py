@@ -114,7 +114,7 @@ def test_play_shows_an_episode(result):
 
 
 def test_training_works_in_a_running_event_loop(tmp_path, result):
-    """As in a notebook. Checkpoints are written, too, whose library uses asyncio."""
+    """As in a notebook, with checkpoints, because orbax uses asyncio."""
 
     async def train():
         return jppo.train("CartPole-v1", run_dir=tmp_path / "run", **SIZES)

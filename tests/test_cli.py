@@ -135,6 +135,37 @@ def test_numbers_of_episodes_and_steps_may_be_written_in_scientific_notation():
     assert cli.parse_command(["play", "run", "--max-steps", "2e3"]).max_steps == 2000
 
 
+def test_bash_completes_commands_options_values_and_files(capsys):
+    assert main(["completion", "bash"]) == 0
+    Path("completion.bash").write_text(capsys.readouterr().out)
+    Path("runs").mkdir()
+    program = """
+source completion.bash
+complete -p jppo
+for line in "jppo tr" "jppo train --lea" "jppo train CartPole-v1 --num-e" "jppo plot --x "; do
+    IFS=' ' read -ra COMP_WORDS <<< "$line"
+    [[ "$line" == *' ' ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMP_LINE=$line COMP_POINT=${#line}
+    COMPREPLY=(); _tyro_jppo; echo "${COMPREPLY[@]}"
+done
+"""
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE)
+    assert done.stdout.splitlines() == [
+        "complete -o default -F _tyro_jppo jppo",
+        "train",
+        "--learning-rate",
+        "--num-envs --num-epochs",
+        "steps minutes",
+    ]
+
+
+def test_zsh_gets_a_function_of_its_completion_system():
+    code, out, err = call("completion", "zsh")
+    assert (code, err) == (0, "")
+    assert out.startswith("#compdef jppo")
+    assert "--learning-rate" in out
+
+
 def test_version():
     assert call("--version") == (0, f"jppo {jppo.__version__}", "")
 
@@ -253,7 +284,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (
             ["fly"],
             "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, runs, "
-            "compare, plot, report, play, export, envs, doctor",
+            "compare, plot, report, play, export, envs, doctor, completion",
         ),
         (["train"], "Environment to train on"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "did you mean --total-steps?"),

@@ -1,13 +1,16 @@
 """The entry point of `jppo`: selects the command, runs it and turns errors into exit codes. Imports no JAX."""
 
+import contextlib
+import dataclasses
 import gc
+import io
 import os
 import signal
 import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -39,6 +42,30 @@ from jppo.config.checks import did_you_mean, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
 
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """Print a script that completes commands and options in a shell.
+
+    Bash, in ~/.bashrc: eval "$(jppo completion bash)"
+
+    Zsh, once, with a folder of $fpath: jppo completion zsh > ~/.zfunc/_jppo
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh"]]
+    """Name of the shell."""
+
+    def run(self) -> int:
+        script, words = io.StringIO(), ["--tyro-print-completion", self.shell]
+        with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):  # tyro prints the script and exits
+            tyro.extras.subcommand_cli_from_dict(
+                COMMANDS, prog="jppo", args=words, config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY
+            )
+        # "-o default" completes file names where an argument is a path
+        print(script.getvalue().replace("\ncomplete -F ", "\ncomplete -o default -F "))
+        return 0
+
+
 COMMANDS: dict[str, Any] = {
     "train": Train,
     "sweep": Sweep,
@@ -54,6 +81,7 @@ COMMANDS: dict[str, Any] = {
     "export": Export,
     "envs": Envs,
     "doctor": Doctor,
+    "completion": Completion,
 }
 _USAGE = "usage: jppo [-h] [--version] COMMAND ..."
 _HOST_DEVICES = "xla_force_host_platform_device_count"
