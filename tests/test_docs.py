@@ -77,12 +77,18 @@ def test_loss_functions_and_options_have_docstrings():
         assert re.search(rf'    {field.name}: .*\n    """', source), field.name
 
 
-def test_readme_code_runs():
+def test_readme_code_runs(tmp_path):
     """Runs the code with fewer steps, in a new process without the strict modes of the tests."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    pages = [ROOT / "README.md", ROOT / "docs/reference/agents.md"]
+    blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     code = "\n".join(blocks).replace("500_000", "10_000")
     assert code.count("10_000") == 4
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=300)
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=tmp_path, timeout=300)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_reference_contains_every_public_name_once():
