@@ -122,6 +122,17 @@ def test_unknown_and_empty_metrics_are_refused(tmp_path):
         draw_metrics(read_groups([path]), [])
 
 
+def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
+    """Matplotlib reads dollar signs as formulas and hides labels that start with an underscore."""
+    figures, to_png = [], plots._to_png
+    monkeypatch.setattr(plots, "_to_png", lambda figure: figures.append(figure) or to_png(figure))
+    env, metric = "_my$env^$:Make", "loss/$x^$"
+    draw_metrics(read_groups([write_run(tmp_path / "a", [1.0], env=env, metrics={metric: [1.0]})]), [metric])
+    (figure,) = figures
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{env}: 1 run"]
+    assert (figure.get_suptitle(), figure.axes[0].get_ylabel()) == (env, metric)
+
+
 def test_a_plot_has_a_panel_per_metric_and_a_line_per_setting(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "_to_png", lambda figure: figures.append(figure) or b"")

@@ -52,18 +52,20 @@ def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETUR
     figure = _new_figure(width, 3.6 * num_rows + 0.7 + 0.2 * -(-len(labels) // legend_columns))
     axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for panel, metric in zip(axes, metrics, strict=False):
-        for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-            _draw_curve(panel, make_curve(group, metric, x), label, number)
-        panel.set(xlabel=_X_LABELS[x], ylabel=_NAMES.get(metric, metric))
+        for number, group in enumerate(groups):
+            _draw_curve(panel, make_curve(group, metric, x), number)
+        panel.set_xlabel(_X_LABELS[x])
+        panel.set_ylabel(_NAMES.get(metric, metric), parse_math=False)
         if x == "steps":
             panel.xaxis.set_major_formatter(lambda value, _: format_steps(value))
         panel.set_xlim(left=0)
         panel.grid(alpha=0.3)
     for panel in axes[len(metrics) :]:
         panel.remove()
-    figure.suptitle(", ".join(envs) if len(envs) == 1 else None)
-    figure.legend(
-        *axes[0].get_legend_handles_labels(),
+    figure.suptitle(", ".join(envs) if len(envs) == 1 else None, parse_math=False)
+    legend = figure.legend(
+        axes[0].lines,
+        labels,
         loc="outside lower center",
         ncols=legend_columns,
         title="mean, band: 1 standard deviation over runs (of one run: over episodes)",
@@ -71,6 +73,8 @@ def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETUR
         fontsize="small",
         frameon=False,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name may contain dollar signs
     return _to_png(figure)
 
 
@@ -79,11 +83,11 @@ def _legend_label(label: str, num_runs: int) -> str:
     return textwrap.fill(f"{label}: {num_runs} run{'s' * (num_runs != 1)}", 80)
 
 
-def _draw_curve(panel: Any, curve: Curve, label: str, number: int) -> None:
+def _draw_curve(panel: Any, curve: Curve, number: int) -> None:
     """Draws a line and its band. Ten colours are easy to tell apart, so the next ten lines are dashed."""
     color, style = f"C{number % 10}", ("-", "--", ":", "-.")[number // 10 % 4]
     marker = "o" if curve.x[0] == curve.x[-1] else None  # a point does not make a line
-    panel.plot(curve.x, curve.mean, style, color=color, marker=marker, label=label)
+    panel.plot(curve.x, curve.mean, style, color=color, marker=marker)
     low, high = curve.mean - curve.spread, curve.mean + curve.spread
     panel.fill_between(curve.x, low, high, alpha=0.2, color=color, linewidth=0)
 
