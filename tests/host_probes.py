@@ -5,7 +5,7 @@ import collections
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from jppo.actors import env_runner
 
@@ -215,3 +215,39 @@ class InfoMasked(Counting):
         assert action == 1 + (self.time + self.seed) % 4, "illegal action"
         obs, _, terminated, truncated, info = super().step(action)
         return obs, 1.0, terminated, truncated, info
+
+
+class MaskedVector(VectorEnv):
+    """n environments with random masks and 50 steps per episode. An illegal action ends it with the reward -1."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+    single_observation_space = spaces.Dict(x=spaces.Box(0.0, 1.0, (2,)), action_mask=spaces.MultiBinary(8))
+    single_action_space = spaces.Discrete(8)
+    illegal, steps = 0, 0  # of all instances in this process
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+
+    def reset(self, *, seed=None, options=None):
+        if options is None:
+            self.rng, self.time = np.random.default_rng(seed), np.zeros(self.num_envs, int)
+        else:
+            self.time[options["reset_mask"]] = 0
+        return self.see(), {}
+
+    def see(self):
+        draws = self.rng.random((self.num_envs, 10), np.float32)
+        self.legal = draws[:, 2:] < 0.3
+        self.legal[np.arange(self.num_envs), draws[:, 2:].argmax(axis=1)] = True
+        return {"x": draws[:, :2], "action_mask": self.legal.astype(np.int8)}
+
+    def step(self, actions):
+        legal = self.legal[np.arange(self.num_envs), actions]
+        MaskedVector.illegal += int((~legal).sum())
+        MaskedVector.steps += self.num_envs
+        self.time += 1
+        return self.see(), np.where(legal, 1.0, -1.0), ~legal, self.time >= 50, {}
+
+
+def masked_vector(num_envs):
+    return MaskedVector(num_envs)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import SMALL, quick_jit
-from probes import Counting
+from gymnasium import spaces
+from probes import Counting, DictCounting, Probe
 
 import jppo
 
@@ -15,6 +16,13 @@ class OnePerStep(Counting):
 
     def reward(self, state, action):
         return jnp.ones(())
+
+
+class ThreeActions(Counting):
+    """Counting with another number of actions."""
+
+    def action_space(self, params=None):
+        return spaces.Discrete(3)
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +48,25 @@ def test_episodes_longer_than_max_steps_are_reported_as_unfinished(trained):
 def test_the_seed_selects_the_episodes(trained):
     lengths = [jppo.evaluate(*trained, num_episodes=40, seed=seed, sampled=True).lengths.tolist() for seed in (1, 1, 2)]
     assert lengths[0] == lengths[1] != lengths[2]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            Probe(),
+            r"Probe has other observations than the policy: ObsSpec\(shape=\(1,\).*trained for ObsSpec\(shape=\(3,\)",
+        ),
+        (DictCounting(), "DictCounting has other observations than the policy: {'cue'"),
+        (ThreeActions(), r"ThreeActions has other actions than the policy: ActionSpec\(.*num_actions=3"),
+    ],
+)
+def test_the_spaces_of_environment_and_policy_must_be_equal(trained, env, message):
+    with pytest.raises(ValueError, match=message):
+        jppo.evaluate(env, trained[1])
+
+
+def test_a_feed_forward_policy_takes_no_state(trained):
+    for function in (trained[1].act, trained[1].value):
+        with pytest.raises(ValueError, match=r"this policy is not recurrent: call (act|value)"):
+            function(np.zeros(3), np.zeros(1))

@@ -7,7 +7,7 @@ import pytest
 from checks import SMALL
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from host_probes import Compound, Counting, InfoMasked
+from host_probes import Compound, Counting, InfoMasked, MaskedVector, masked_vector
 from probes import Masked
 
 import jppo
@@ -242,12 +242,37 @@ def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
 
 
 def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions():
-    result = jppo.train(Masked(), config=SMALL(), total_steps=32, progress="none")
+    result = jppo.train(Masked(), config=SMALL(), total_steps=96, progress="none")
+    np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)
     np.testing.assert_array_equal(jppo.evaluate(result, num_episodes=3).returns, 5.0)
     with pytest.raises(
         ValueError, match="Masked: action_mask marks no legal action in episode 0 at step 3; every mask"
     ):
         jppo.evaluate(device_masked(empty_at=3), result.policy, num_episodes=3)
+
+
+@pytest.mark.slow
+def test_a_million_steps_on_the_device_contain_no_illegal_action():
+    config = SMALL(num_envs=1000, num_steps=40, num_minibatches=4)
+    result = jppo.train(Masked(), config=config, total_steps=1_000_000, progress="none")
+    assert result.summary["steps"] == 1_000_000
+    np.testing.assert_array_equal(result.metrics["episode/length_mean"], 5.0)  # an illegal action ends the episode
+    np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_a_million_steps_on_the_host_contain_no_illegal_action(num_actors, monkeypatch):
+    monkeypatch.setattr(MaskedVector, "illegal", 0)
+    monkeypatch.setattr(MaskedVector, "steps", 0)
+    config = SMALL(num_envs=500, num_steps=80, num_minibatches=4)
+    result = jppo.train(masked_vector, total_steps=1_000_000, **QUICK | {"config": config, "num_actors": num_actors})
+    assert result.summary["steps"] == 1_000_000
+    np.testing.assert_array_equal(result.metrics["episode/length_mean"], 50.0)  # an illegal action ends the episode
+    np.testing.assert_array_equal(result.metrics["episode/return_mean"], 50.0)
+    if not num_actors:
+        assert MaskedVector.steps >= 1_000_000
+        assert MaskedVector.illegal == 0
 
 
 class MaskedWalk(host.Sound):

@@ -12,8 +12,11 @@ from probes import Masked, Probe
 
 import jppo
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.spaces import to_env_action
+from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
+from jppo.ppo.network_check import check_network
+from jppo.ppo.policy import act, make_policy
+from jppo.ppo.types import PolicyState
 
 NVEC = (3, 2, 5)
 SAMPLES = 20_000
@@ -214,16 +217,69 @@ def test_check_env_draws_valid_nested_actions():
         assert not [check for check in report.checks if check.status == "fail"], report
 
 
-def test_100_000_steps_with_masks_contain_no_illegal_action():
-    config = jppo.PPOConfig(num_envs=256, num_steps=40, num_minibatches=4, hidden_sizes=(8,))
-    result = jppo.train(Masked(), config=config, total_steps=102_400, progress="none")
-    np.testing.assert_array_equal(result.metrics["episode/length_mean"], 5.0)
-    np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)
-
-
 def test_a_mask_without_legal_actions_ends_the_run_with_the_step():
     env = Masked()
     env.empty_at = 3
     with pytest.raises(jppo.NoLegalAction, match=r"environment 0 at step 3 of update 1's rollout") as error:
         jppo.train(env, config=SMALL, total_steps=320, progress="none")
     assert error.value.update == 1
+
+
+class Flat:
+    """A network without parameters that returns the distribution of a function of the batch size."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def init(self, key, obs):
+        return jnp.zeros(())
+
+    def apply(self, params, obs):
+        batch = len(jax.tree.leaves(obs)[0])
+        return self.make(batch), jnp.zeros(batch) + params
+
+
+BUTTONS = ActionSpec((2,), "int32", nvec=(4, 2))
+ONE = ObsSpec((1,), "float32")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_categories_that_a_component_does_not_have_are_never_taken(nested):
+    def make(batch):
+        buttons = MultiCategorical(jnp.zeros((batch, 2, 4)))
+        return Joint((Joint({"buttons": buttons}), Categorical(jnp.zeros((batch, 3))))) if nested else buttons
+
+    spec = ({"buttons": BUTTONS}, ActionSpec((), "int32", num_actions=3)) if nested else BUTTONS
+    network = Flat(make)
+    check_network(network, ONE, spec)
+    policy = make_policy(network, ONE, spec)
+    state = PolicyState(params=jnp.zeros(()), obs_stats=())
+    sample = act(policy, state, jnp.zeros((200, 1)), jax.random.key(0)).action
+    buttons = sample[0]["buttons"] if nested else sample
+    assert (buttons.max(axis=0) == jnp.asarray([3, 1])).all()
+    entropy = policy.step(state, jnp.zeros((1, 1)))[0].entropy()
+    np.testing.assert_allclose(entropy, np.log(4 * 2 * (3 if nested else 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (lambda batch: Categorical(jnp.zeros((batch, 4))), "the network has 4 logits; the environment has 3 actions"),
+        (
+            lambda batch: MultiCategorical(jnp.zeros((batch, 2, 5))),
+            r"has logits \[2, 5\]; the MultiDiscrete action needs",
+        ),
+    ],
+)
+def test_the_leaves_of_a_joint_must_have_the_categories_of_the_action(leaf, message):
+    spec = {"a": BUTTONS if "2, 5" in message else ActionSpec((), "int32", num_actions=3)}
+    with pytest.raises(ValueError, match=message):
+        check_network(Flat(lambda batch: Joint({"a": leaf(batch)})), ONE, spec)
+
+
+@pytest.mark.parametrize("option", ["actor_obs", "critic_obs"])
+def test_an_own_network_does_not_take_names_of_observation_leaves(option):
+    config = SMALL.replace(**{option: ("time",)})
+    network = Flat(lambda batch: Categorical(jnp.zeros((batch, 6))))
+    with pytest.raises(ValueError, match=r"actor_obs and critic_obs describe jppo's own network; .* in Flat.apply"):
+        jppo.make_anakin(Masked(), config, network=network)

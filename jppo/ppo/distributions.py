@@ -9,9 +9,11 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jppo.envs.masks import unflatten_categories
+from jppo.envs.spaces import ActionSpec
 from jppo.ppo.kernels import categorical
 from jppo.ppo.types import Array, PyTree
 
@@ -55,7 +57,8 @@ class Categorical(struct.PyTreeNode):
 class MultiCategorical(struct.PyTreeNode):
     """Independent categorical distributions of the K components of an action, with `logits` [..., K, M].
 
-    M is the largest number of categories; the logits of missing categories are -inf (see `from_flat`).
+    M is the largest number of categories. A policy gives categories that a component does not have the probability 0;
+    `from_flat` sets their logits to -inf.
 
     log p(a) = sum_k log p_k(a_k)
     """
@@ -82,6 +85,11 @@ class MultiCategorical(struct.PyTreeNode):
     def mode(self) -> Array:
         """Returns the most likely category of each component, [..., K] i32."""
         return Categorical(self.logits).mode()
+
+    def limit(self, nvec: tuple[int, ...]) -> "MultiCategorical":
+        """Returns the distribution with probability 0 for categories that a component does not have."""
+        exists = np.arange(max(nvec))[None] < np.array(nvec)[:, None]  # [K, M]
+        return self.mask(jnp.broadcast_to(exists, self.logits.shape))
 
     def mask(self, legal: Array) -> "MultiCategorical":
         """Returns the distribution with probability 0 for categories that are not legal, [..., K, M] bool."""
@@ -115,6 +123,11 @@ class Joint(struct.PyTreeNode):
         leaves, structure = self._flatten()
         return jax.tree.unflatten(structure, [leaf.mode() for leaf in leaves])
 
+    def pairs(self, action_spec: PyTree) -> list[tuple[Any, PyTree]]:
+        """Returns each leaf with its part of the action space."""
+        leaves, structure = self._flatten()
+        return list(zip(leaves, structure.flatten_up_to(action_spec), strict=True))
+
     def _flatten(self) -> tuple[list[Any], Any]:
         return jax.tree.flatten(self.leaves, is_leaf=lambda node: hasattr(node, "log_prob"))
 
@@ -146,3 +159,14 @@ class DiagGaussian(struct.PyTreeNode):
     def mode(self) -> Array:
         """Returns the means [..., A] f32."""
         return self.mean
+
+
+def limit_categories(distribution: Any, action_spec: PyTree) -> Any:
+    """Returns a distribution in which the padding of a MultiCategorical's logits has probability 0."""
+    if isinstance(distribution, Joint):
+        limited = [limit_categories(part, spec) for part, spec in distribution.pairs(action_spec)]
+        return Joint(jax.tree.unflatten(distribution._flatten()[1], limited))
+    uneven = isinstance(action_spec, ActionSpec) and len(set(action_spec.nvec)) > 1
+    return (
+        distribution.limit(action_spec.nvec) if uneven and isinstance(distribution, MultiCategorical) else distribution
+    )

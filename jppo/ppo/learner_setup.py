@@ -50,6 +50,11 @@ def build_learner(
     Raises:
       ValueError: an invalid network or optimizer, or a number of devices that is not available or does not fit.
     """
+    if network is not None and (config.actor_obs or config.critic_obs):
+        raise ValueError(
+            "actor_obs and critic_obs describe jppo's own network; leave them out and select the observation leaves in "
+            f"{type(network).__name__}.apply"
+        )
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
     params = check_network(network, env.obs_spec, env.action_spec)
     check_optimizer(optimizer, params)

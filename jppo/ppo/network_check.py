@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jppo.envs.masks import check_mask_spec, has_mask, legal_categories
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
 from jppo.errors import describe_error
+from jppo.ppo.distributions import Joint
 from jppo.ppo.policy import is_recurrent, prepare_obs, sample_actions
 from jppo.ppo.types import Array, PyTree
 
@@ -108,18 +109,24 @@ def _check_outputs(distribution: Any, value: Any, batch: int, action_spec: PyTre
             f"the network's distribution gives actions of shape {actual} with log_prob {log_prob.shape} for a "
             f"batch of {batch}; this environment needs {expected} and ({batch},)"
         )
+    _check_logits(distribution, action_spec)
+
+
+def _check_logits(distribution: Any, spec: PyTree) -> None:
+    """Raises ValueError if a distribution has logits, and their number differs from that of the categories."""
+    if isinstance(distribution, Joint):
+        for part, part_spec in distribution.pairs(spec):
+            _check_logits(part, part_spec)
     shape = getattr(getattr(distribution, "logits", None), "shape", None)
-    if isinstance(action_spec, ActionSpec) and action_spec.nvec and shape is not None:
-        wanted = (len(action_spec.nvec), max(action_spec.nvec))
-        if shape[-2:] != wanted:
-            raise ValueError(
-                f"the network has logits {list(shape[-2:])}; the MultiDiscrete action needs {list(wanted)} (see "
-                "jppo.MultiCategorical.from_flat)"
-            )
-    logits = getattr(distribution, "logits", None)
-    num_actions = action_spec.num_actions if isinstance(action_spec, ActionSpec) else 0
-    if num_actions and logits is not None and logits.shape[-1] != num_actions:
-        raise ValueError(f"the network has {logits.shape[-1]} logits; the environment has {num_actions} actions")
+    if shape is None or not isinstance(spec, ActionSpec):
+        return
+    if spec.nvec and shape[-2:] != (wanted := (len(spec.nvec), max(spec.nvec))):
+        raise ValueError(
+            f"the network has logits {list(shape[-2:])}; the MultiDiscrete action needs {list(wanted)} (see "
+            "jppo.MultiCategorical.from_flat)"
+        )
+    if spec.num_actions and shape[-1] != spec.num_actions:
+        raise ValueError(f"the network has {shape[-1]} logits; the environment has {spec.num_actions} actions")
 
 
 def _shape_list(tree: PyTree) -> Any:

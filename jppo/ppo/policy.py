@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from jppo.envs.masks import has_mask, legal_categories, without_mask
 from jppo.envs.spaces import ACTION_MASK, ObsSpec, to_env_action
+from jppo.ppo.distributions import limit_categories
 from jppo.ppo.kernels.initial_weights import make_init
-from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentNetwork
+from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentActorCritic, RecurrentNetwork
 from jppo.ppo.normalization import normalize
 from jppo.ppo.types import Array, PolicyState, PyTree
 
@@ -101,6 +102,8 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
       params: the parameters' shapes as `check_network` returns them. Avoids tracing the network's `init` again.
     """
 
+    own = isinstance(network, ActorCritic | RecurrentActorCritic)  # their logits are padded already
+
     def features_of(state: PolicyState, obs: PyTree) -> PyTree:
         features = prepare_obs(obs_spec, obs)
         return features if state.obs_stats == () else jax.tree.map(normalize, features, state.obs_stats)
@@ -109,6 +112,8 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
         chex.assert_rank(value, 1)
         if has_mask(obs_spec):
             distribution = distribution.mask(legal_categories(action_spec, obs[ACTION_MASK]))
+        elif not own:
+            distribution = limit_categories(distribution, action_spec)
         return jax.tree.map(_to_float32, distribution), value.astype(jnp.float32)
 
     def step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:

@@ -14,7 +14,7 @@ from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK
+from jppo.envs.spaces import ACTION_MASK, ObsSpec
 from jppo.errors import EMPTY_MASK
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, reset_carry
@@ -81,8 +81,8 @@ def evaluate(
         episode, so that the result may have fewer than num_episodes.
 
     Raises:
-      ValueError: num_episodes is outside 1 to 1,000,000, env_or_run or policy is something else, or an action_mask
-        marks no legal action.
+      ValueError: num_episodes is outside 1 to 1,000,000, env_or_run or policy is something else, the environment and
+        the policy have different spaces, or an action_mask marks no legal action.
     """
     if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
@@ -96,12 +96,14 @@ def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, Train
     """Returns the environment and the policy that the arguments of a function name, see `evaluate`.
 
     Raises:
-      ValueError: an argument is something else.
+      ValueError: an argument is something else, or the environment and the policy have different spaces.
     """
     if policy is None:
         return _open_run("env_or_run", env_or_run, function)
     policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy, function)[1]
-    return _open_env(env_or_run), policy
+    env = _open_env(env_or_run)
+    _check_spaces(env, policy)
+    return env, policy
 
 
 def _open_run(name: str, run: Any, function: str) -> tuple[Any, TrainedPolicy]:
@@ -127,6 +129,25 @@ def _open_env(env: Any) -> Any:
     if choose_backend(env) == "device":
         return make_env(env)
     return make_host_env(env)
+
+
+def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
+    """Raises ValueError if an environment's spaces differ from those of the policy in structure, shapes or categories.
+
+    Bounds and dtypes of numbers may differ: the policy acts within its own bounds.
+    """
+
+    def essence(spec: Any) -> tuple[Any, ...]:
+        if isinstance(spec, ObsSpec):
+            return spec.shape, spec.num_categories, spec.start, spec.dtype == "uint8"
+        return spec.shape, spec.num_actions, spec.nvec, spec.start if not spec.is_box else 0
+
+    for kind, own, other in (
+        ("observations", policy.obs_spec, env.obs_spec),
+        ("actions", policy.action_spec, env.action_spec),
+    ):
+        if jax.tree.map(essence, own) != jax.tree.map(essence, other):
+            raise ValueError(f"{env.name} has other {kind} than the policy: {other}; the policy was trained for {own}")
 
 
 def _evaluate_device(

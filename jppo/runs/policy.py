@@ -100,8 +100,14 @@ class TrainedPolicy:
 
         Args:
           state: of a recurrent policy, see `act`.
+
+        Raises:
+          ValueError: the observation does not have the environment's structure or shape, or the policy is not recurrent
+            and a state was passed.
         """
         batch, single = as_batch(self.obs_spec, obs)
+        if not self.policy.is_recurrent and state is not None:
+            raise ValueError("this policy is not recurrent: call value(obs) without state")
         carry = self.policy.initial_carry(len(jax.tree.leaves(batch)[0])) if state is None else state
         values = np.asarray(self._value(self.state, batch, carry))
         return values[0] if single else values
