@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("jppo", "tests", "examples", "docs", "README.md", "CONTRIBUTING.md", "pyproject.toml")
+COPIED = ("jppo", "tests", "examples", "docs", "README.md", "CONTRIBUTING.md", "mkdocs.yml", "pyproject.toml")
 FAULTS = Path(__file__).with_suffix(".toml")
 TIME_LIMIT = 900.0  # seconds per fault; a hanging test counts as caught
 
