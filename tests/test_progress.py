@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from jppo.runs.plots import format_steps
 from jppo.training.progress import (
     BarReporter,
     DisplayStream,
@@ -35,6 +36,14 @@ from jppo.training.progress import (
 )
 def test_format_status(step, speed, recent, line):
     assert format_status(step, 5_000_000, speed, recent) == line
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (999.6, "1k"), (1_234, "1.23k"), (999_499, "999k"), (999_600, "1M"), (10**9, "1G")],
+)
+def test_format_steps(number, text):
+    assert format_steps(number) == text
 
 
 @pytest.mark.parametrize("mean", [None, math.nan, 1.25])

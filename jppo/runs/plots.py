@@ -216,8 +216,8 @@ def _to_png(figure: Any) -> bytes:
 
 
 def format_steps(number: float) -> str:
-    """Returns a number of steps with three significant digits, for example 583k or 1.53M."""
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
-        if number >= limit:
+    """Returns a number of steps with three significant digits, for example 583k, 1.53M or 1G."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * limit:  # which rounds to the limit
             return f"{number / limit:.3g}{unit}"
     return f"{number:.0f}"
