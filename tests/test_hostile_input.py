@@ -24,10 +24,7 @@ from jppo.cli.main import main
 # (command or Python expression, part of its error message)
 CASES = [
     # Command line
-    (
-        "jppo fly",
-        "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, plot, play, export, envs",
-    ),
+    ("jppo fly", "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval,"),
     ("jppo train", "Missing from jppo train"),
     ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1?"),
     ("jppo train CartPole-v1 --num-envs 0", "num_envs = 0 must be a whole number of at least 1"),
@@ -118,6 +115,17 @@ CASES = [
     ("jppo eval FOREIGN", "FOREIGN/config.json is damaged: it has no backend, config, env, hyperparams"),
     ("jppo eval UNFINISHED", "UNFINISHED has no policy: its run did not finish"),
     ("jppo plot DAMAGED", "DAMAGED/metrics.jsonl is damaged: line 1 does not contain the metrics of an update"),
+    ("jppo plot RUN --metric loss/valu", "RUN has no metric 'loss/valu'; did you mean loss/value?"),
+    ("jppo plot RUN --x hours", "invalid choice"),
+    ("jppo runs nowhere", "there is no folder nowhere"),
+    ("jppo compare", "no run directory; name at least two"),
+    ("jppo compare RUN TORN", "TORN/config.json is damaged: Unterminated string"),
+    ("jppo compare RUN FOREIGN", "FOREIGN/config.json is damaged: it has no backend, config, env, hyperparams"),
+    ("jppo compare RUN DAMAGED", "DAMAGED/metrics.jsonl is damaged"),
+    ("jppo report RUN DAMAGED", "DAMAGED/metrics.jsonl is damaged"),
+    ("jppo report RUN --output report.pdf", "output report.pdf must end in .html"),
+    ("jppo report RUN --output no/such/report.html", "cannot be written: there is no directory no/such"),
+    ("jppo completion csh", "invalid choice"),
     ("jppo plot RUN --output picture.docx", "output picture.docx must end in .png"),
     ("jppo play nowhere", "nowhere is not a run directory: it has no config.json"),
     (
