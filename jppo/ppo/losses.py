@@ -1,7 +1,7 @@
 """PPO's objective and its terms, each over a batch of samples [B]."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import jax
@@ -15,6 +15,7 @@ _EPS = 1e-8
 # obs [B, *obs], or a pytree of them -> distribution, value [B]
 Apply = Callable[[PyTree], tuple[Any, Array]]
 # (apply, batch, hyperparams, config, key) -> scalar, metrics
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 Loss = Callable[[Apply, Batch, Hyperparams, PPOConfig, Array], tuple[Array, Metrics]]
 
 
@@ -31,7 +32,7 @@ class LossModule(NamedTuple):
     devices: average what depends on the rollout with jax.lax.pmean."""
 
 
-def mean_over_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
+def mean_over_rows(loss: _Function) -> _Function:
     """Declares that a loss function, and each of its metrics, is a mean of terms that each depend on one row only.
 
     The learner may then compute the gradient of a large minibatch as the mean over equal microbatches, which is faster

@@ -1,0 +1,34 @@
+"""Tests that the package contains its types, and that its version has one source."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jppo
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_package_contains_its_types_and_its_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["package-data"]["jppo"] == ["py.typed"]
+    assert (ROOT / "jppo/py.typed").exists()
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jppo.__version__"}
+    assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == jppo.__version__
+
+
+@pytest.mark.slow
+def test_program_of_a_user_passes_a_strict_type_checker(tmp_path):
+    program = tmp_path / "program.py"  # outside the project, whose settings of mypy are less strict
+    wrong = "\njppo.train('CartPole-v1', total_steps='many')\nresult.policy.action\n"
+    program.write_text((ROOT / "tests/typed_program.py").read_text() + wrong)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(program)]
+    env = os.environ | {"MYPYPATH": str(ROOT)}
+    checked = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300)
+    errors = re.findall(r"error: .* \[([\w-]+)\]$", checked.stdout, re.MULTILINE)
+    assert errors == ["arg-type", "attr-defined"], checked.stdout
