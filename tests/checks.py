@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import jppo
+from jppo.training import device_loop
 
 SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=(8,))
 # Compiles three times faster, to slower programs: fewer optimizations of LLVM, and XLA's older fusions.
@@ -39,6 +40,20 @@ def check_two_updates(env, config):
             assert np.isfinite(metric).all() or name == "value/explained_variance", name
     assert metrics["grad/norm"].max() > 0.0
     return agent, metrics
+
+
+def share_chunks(patch):
+    """Makes on-device runs of the same environment and config share the compiled program."""
+    compile_chunk, programs = device_loop.compile_chunk, {}
+
+    def compile_once(agent, hyperparams, flags=None):
+        structure = jax.tree.structure((hyperparams, flags))
+        key = agent.env.name, agent.config, agent.sharding.mesh.size, structure
+        if key not in programs:
+            programs[key] = compile_chunk(agent, hyperparams, flags)
+        return programs[key]
+
+    patch.setattr(device_loop, "compile_chunk", compile_once)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, group
+from checks import SMALL, group, share_chunks
 from host_probes import Guessing, share_programs
 from probes import NO_LIMIT, ObsActionReward
 
@@ -32,18 +32,9 @@ class Cued(ObsActionReward):
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs():
-    """Compiles one program for all runs with the same config."""
-    compile_chunk, programs = device_loop.compile_chunk, {}
-
-    def compile_once(agent, hyperparams):
-        key = agent.env.name, agent.config, agent.sharding.mesh.size, jax.tree.structure(hyperparams)
-        if key not in programs:
-            programs[key] = compile_chunk(agent, hyperparams)
-        return programs[key]
-
     with pytest.MonkeyPatch.context() as patch:
         share_programs(patch)
-        patch.setattr(device_loop, "compile_chunk", compile_once)
+        share_chunks(patch)
         yield
 
 

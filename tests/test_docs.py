@@ -24,7 +24,8 @@ ROOT = Path(__file__).parent.parent
 def test_metrics_page_defines_exactly_the_logged_metrics():
     config = jppo.PPOConfig(num_envs=4, num_steps=16)
     result = jppo.train(lenient_env("CartPole-v1"), total_steps=64, config=config)
-    ray = jppo.train("CartPole-v1", total_steps=64, config=config, backend="ray", num_actors=0)
+    run = jppo.RunConfig(eval_every=1, eval_episodes=1)
+    ray = jppo.train("CartPole-v1", total_steps=64, config=config, backend="ray", num_actors=0, run=run)
     assert set(result.metrics) < set(ray.metrics)
     named = re.findall(r"^\| `([a-z_/]+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(ray.metrics)

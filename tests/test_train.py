@@ -156,7 +156,7 @@ def test_metrics_have_the_documented_values(run):
 
 def test_run_directory_content(run):
     names = {".lock", "config.json", "metrics.jsonl", "summary.json", "policy_state.npz", "tensorboard", "checkpoints"}
-    assert {path.name for path in run.run_dir.iterdir()} == names
+    assert {path.name for path in run.run_dir.iterdir()} == names | {"best_policy.npz"}
     saved = json.loads((run.run_dir / "config.json").read_text())
     assert saved["env"] == "Cued"
     assert saved["environment"] == "custom"

@@ -127,11 +127,14 @@ class TrainedRun:
     trust_env: bool = False
     """Import the module that the run's config.json names, if its environment is a module:name. It may run any code. Use --env for a module in the current directory."""  # noqa: E501
 
+    best: bool = False
+    """Use the best policy of the run instead of the newest one: by evaluation if the run had any (--eval-every), otherwise by the recent return at its checkpoints."""  # noqa: E501
+
     def load(self) -> Any:
         """Returns the run. Raises ValueError, see `load_run`."""
         from jppo.runs.load import load_run
 
-        return load_run(self.run_dir, env=self.env, trust_env=self.trust_env)
+        return load_run(self.run_dir, env=self.env, trust_env=self.trust_env, best=self.best)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

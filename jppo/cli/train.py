@@ -5,11 +5,13 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalPath, PreParse, RunArguments, WholeNumber
 from jppo.config.checks import names_module
-from jppo.config.run import RunConfig
+from jppo.config.run import EVAL_EPISODES, SAVED_FIELDS, RunConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,14 @@ class Train(RunArguments):
     """Print the summary as one line of JSON on standard output, and everything else on standard error."""
     log_every: WholeNumber = 1
     """Number of updates whose means form one line of metrics.jsonl."""
+    eval_every: WholeNumber = 0
+    """Number of updates between two evaluations of the policy on whole episodes (metrics eval/*). 0: no evaluation."""
+    eval_episodes: WholeNumber = EVAL_EPISODES
+    """Number of episodes of an evaluation."""
+    eval_sampled: bool = False
+    """Evaluations sample actions instead of taking the most likely ones."""
+    stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """End the run when the mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes."""  # noqa: E501
     force: bool = False
     """Start the run even if it needs more memory than is free."""
     wandb: bool = False
@@ -68,6 +78,7 @@ class Train(RunArguments):
             "ray": settings.ray,
             "deterministic": settings.run.deterministic,
             "log_every": settings.run.log_every,
+            **{name: getattr(settings.run, name) for name in SAVED_FIELDS},
             "num_devices": previous.get("num_devices"),
         }
         return dataclasses.replace(self, **{name: value for name, value in values.items() if value is not None})
@@ -90,6 +101,10 @@ class Train(RunArguments):
                     checkpoint_seconds=self.checkpoint_seconds,
                     max_checkpoints=self.max_checkpoints,
                     log_every=self.log_every,
+                    eval_every=self.eval_every,
+                    eval_episodes=self.eval_episodes,
+                    eval_sampled=self.eval_sampled,
+                    stop_at_return=self.stop_at_return,
                     force=self.force,
                     wandb=self.wandb,
                     deterministic=self.deterministic,

@@ -1,13 +1,19 @@
-"""Settings of a run that do not change what it computes: run directory, checkpoints and loggers."""
+"""Settings of a run that do not change its updates: files, logging, evaluation and early stopping."""
 
 import dataclasses
+import math
+import numbers
 
 from jppo.config.checks import check_bool, check_int, check_non_negative
+
+EVAL_EPISODES = 16  # default
+SAVED_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return")
+"""Fields that config.json contains if they are set, so that a resumed run uses them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How a run is saved and logged."""
+    """How a run is saved, logged, evaluated and ended."""
 
     resume: bool = False
     """Require that the run directory already contains a run, and resume it."""
@@ -23,12 +29,27 @@ class RunConfig:
     """Number of updates whose means form one line of metrics.jsonl and one entry of the metrics. Default: 1."""
     force: bool = False
     """Start a run even if it needs more memory than is free according to the compiler."""
+    eval_every: int | None = None
+    """Number of updates between two evaluations of the policy on whole episodes. Default: 0, no evaluation."""
+    eval_episodes: int | None = None
+    """Number of episodes of an evaluation. Default: 16."""
+    eval_sampled: bool | None = None
+    """Evaluations sample actions instead of taking the most likely ones. Default: False."""
+    stop_at_return: float | None = None
+    """End the run when the mean return reaches this value: the mean of an evaluation if eval_every is set, otherwise of
+    about the last 100 episodes. Default: no such end."""
 
     def __post_init__(self) -> None:
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
         check_int("max_checkpoints", self.max_checkpoints)
         check_int("log_every", 1 if self.log_every is None else self.log_every)
+        check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
+        check_int("eval_episodes", 1 if self.eval_episodes is None else self.eval_episodes)
+        value = 0.0 if self.stop_at_return is None else self.stop_at_return
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+            raise ValueError(f"stop_at_return = {value!r} must be a number")
         for name in ("resume", "wandb", "force"):
             check_bool(name, getattr(self, name))
-        if self.deterministic is not None:
-            check_bool("deterministic", self.deterministic)
+        for name in ("deterministic", "eval_sampled"):
+            if getattr(self, name) is not None:
+                check_bool(name, getattr(self, name))

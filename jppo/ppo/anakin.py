@@ -26,6 +26,7 @@ from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, Rollout, TrainState
 
+RECENT_EPISODES = 100  # number of episodes of the recent mean return
 CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
 
 
@@ -61,6 +62,39 @@ class Anakin(NamedTuple):
     config: PPOConfig
     num_updates: int
     sharding: AnakinSharding
+
+
+class ReturnTarget(struct.PyTreeNode, kw_only=True):
+    """The returns of the recent episodes, and the mean return at which training stops.
+
+    The recent episodes are those of the last updates that together have at least `RECENT_EPISODES`, W below.
+    """
+
+    finite: Array  # [] bool, whether all updates so far were finite
+    reached: Array  # [] bool
+    value: Array  # [] f32, the return to reach
+    counts: Array  # [W] f32, episodes of the last updates in which an episode ended, newest first; 0: no such update
+    means: Array  # [W] f32, their mean returns
+    total: Array  # [] f32, episodes so far
+
+    def after(self, metrics: Metrics, min_episodes: int) -> "ReturnTarget":
+        """Returns the record after an update. It cannot reach the target before `min_episodes` episodes have ended."""
+        count, mean = metrics["episode/count"], metrics["episode/return_mean"]
+        ended = count > 0.0
+        counts = jnp.where(ended, jnp.roll(self.counts, 1).at[0].set(count), self.counts)
+        means = jnp.where(ended, jnp.roll(self.means, 1).at[0].set(mean), self.means)
+        weights = jnp.where(jnp.cumsum(counts) - counts < RECENT_EPISODES, counts, 0.0)
+        total = self.total + count
+        reached = (total >= min_episodes) & (jnp.sum(weights * means) >= self.value * jnp.sum(weights))
+        return self.replace(finite=metrics["finite"], reached=reached, counts=counts, means=means, total=total)
+
+
+def min_episodes(config: PPOConfig) -> int:
+    """Returns the number of episodes that must end before a mean return counts.
+
+    The first episodes that end are shorter than the average, so this is at least one episode per environment.
+    """
+    return max(RECENT_EPISODES, config.num_envs)
 
 
 def make_anakin(
@@ -155,32 +189,37 @@ def _state_prefix(train: Any, collect: Any) -> Any:
     return AnakinState(train=train, collect=collect)
 
 
-def run_chunk(agent: Anakin, state: AnakinState, finite: Array, length: Array) -> tuple[AnakinState, Array, Metrics]:
-    """Runs `length` updates, or fewer: stops after an update that diverges, and runs none if `finite` is False.
+def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> tuple[AnakinState, Any, Metrics]:
+    """Runs `length` updates, or fewer: stops after an update that diverges or reaches a target.
 
     The length is an argument, not a shape, so that one compiled program serves every chunk.
 
     Args:
-      finite: [] bool, the result of the chunk before.
+      flags: [] bool, whether all updates so far were finite, or a `ReturnTarget`; the result of the chunk before.
       length: [] i32, at most CHUNK_CAPACITY.
 
     Returns:
-      the state, whether all updates were finite, and metrics in the first rows of buffers [CHUNK_CAPACITY].
+      the state, the flags, and metrics in the first rows of buffers [CHUNK_CAPACITY]. With a target, the metric
+      "reached" marks the update that reached it.
     """
     step = jax.jit(agent.step)  # traced once for both uses
+    has_target = isinstance(flags, ReturnTarget)
     shapes = jax.eval_shape(step, state)[1]
+    shapes |= {"reached": shapes["finite"]} if has_target else {}
     buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
 
-    def should_continue(loop: tuple[Array, Array, AnakinState, Metrics]) -> Array:
-        done, finite, _, _ = loop
-        return jnp.logical_and(done < length, finite)
+    def should_continue(loop: tuple[Array, Any, AnakinState, Metrics]) -> Array:
+        done, flags, _, _ = loop
+        return jnp.logical_and(done < length, flags.finite & ~flags.reached if has_target else flags)
 
-    def body(loop: tuple[Array, Array, AnakinState, Metrics]) -> tuple[Array, Array, AnakinState, Metrics]:
-        done, _, state, buffers = loop
+    def body(loop: tuple[Array, Any, AnakinState, Metrics]) -> tuple[Array, Any, AnakinState, Metrics]:
+        done, flags, state, buffers = loop
         state, metrics = step(state)
+        flags = flags.after(metrics, min_episodes(agent.config)) if has_target else metrics["finite"]
+        metrics |= {"reached": flags.reached} if has_target else {}
         buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
-        return done + 1, metrics["finite"], state, buffers
+        return done + 1, flags, state, buffers
 
-    start = (jnp.zeros((), jnp.int32), finite, state, buffers)
-    _, finite, state, buffers = jax.lax.while_loop(should_continue, body, start)
-    return state, finite, buffers
+    start = (jnp.zeros((), jnp.int32), flags, state, buffers)
+    _, flags, state, buffers = jax.lax.while_loop(should_continue, body, start)
+    return state, flags, buffers

@@ -1,5 +1,7 @@
 """Evaluates a policy over whole episodes."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,6 +26,7 @@ from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy, row_without_legal_action
 
 _MAX_EPISODES = 1_000_000
+MAX_STEPS = 100_000  # default maximum length of an evaluated episode
 _HOST_ENVS = 16  # environments that run side by side on the host
 
 
@@ -60,7 +63,7 @@ def evaluate(
     num_episodes: int = 100,
     seed: int = 0,
     sampled: bool = False,
-    max_steps: int = 100_000,
+    max_steps: int = MAX_STEPS,
 ) -> Evaluation:
     """Plays `num_episodes` whole episodes, each from its own reset, so that short episodes are not over-represented.
 
@@ -88,8 +91,12 @@ def evaluate(
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
     env, policy = open_policy(env_or_run, policy, "jppo.evaluate")
     if isinstance(env, HostEnvironment):
-        return _evaluate_host(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
-    return _evaluate_device(env, policy.policy, policy.state, num_episodes, seed, sampled, max_steps)
+        return make_host_player(env, policy.policy, sampled)(policy.state, num_episodes, seed, max_steps)
+    keys = jax.random.split(derive_key(jax.random.key(seed), "evaluation"), num_episodes)
+    play = jit(make_player(env, policy.policy, sampled, max_steps))
+    *episodes, stuck = map(np.asarray, play(policy.state, keys))
+    check_legal_actions(env.name, stuck)
+    return Evaluation(*episodes)
 
 
 def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, TrainedPolicy]:
@@ -150,16 +157,13 @@ def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
             raise ValueError(f"{env.name} has other {kind} than the policy: {other}; the policy was trained for {own}")
 
 
-def _evaluate_device(
-    env: Environment,
-    policy: Policy,
-    state: PolicyState,
-    num_episodes: int,
-    seed: int,
-    sampled: bool,
-    max_steps: int,
-) -> Evaluation:
-    """Plays all episodes in parallel in one program."""
+def make_player(
+    env: Environment, policy: Policy, sampled: bool, max_steps: int = MAX_STEPS
+) -> Callable[[PolicyState, Array], tuple[Array, Array, Array, Array]]:
+    """Returns a pure function that plays one episode per key [E] in parallel.
+
+    It returns the fields of `Evaluation`, and the step [E] i32 at which no action was legal, or -1.
+    """
 
     def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array, Array]:
         def step(loop: _Loop) -> _Loop:
@@ -182,7 +186,7 @@ def _evaluate_device(
             )
 
         obs, env_state = jax.vmap(lambda key: env.reset(jax.random.fold_in(key, 0)))(episode_keys)
-        zeros = jnp.zeros(num_episodes)
+        zeros = jnp.zeros(len(episode_keys))
         start = _Loop(
             env_state=env_state,
             obs=obs,
@@ -190,8 +194,8 @@ def _evaluate_device(
             lengths=zeros.astype(jnp.int32),
             done=zeros > 0.0,
             step=jnp.zeros((), jnp.int32),
-            carry=policy.initial_carry(num_episodes),
-            stuck=jnp.full(num_episodes, -1, jnp.int32),
+            carry=policy.initial_carry(len(episode_keys)),
+            stuck=jnp.full(len(episode_keys), -1, jnp.int32),
         )
 
         def continues(loop: _Loop) -> Array:
@@ -200,33 +204,46 @@ def _evaluate_device(
         end = jax.lax.while_loop(continues, step, start)
         return end.returns, end.lengths, end.done, end.stuck
 
-    episode_keys = jax.random.split(derive_key(jax.random.key(seed), "evaluation"), num_episodes)
-    *episodes, stuck = map(np.asarray, jit(play)(state, episode_keys))
+    return play
+
+
+def check_legal_actions(env_name: str, stuck: np.ndarray) -> None:
+    """Raises ValueError if an episode had a step without a legal action.
+
+    Args:
+      stuck: [E] i32, the result of `make_player`.
+    """
     if (stuck >= 0).any():
         episode = int(np.argmax(stuck))
-        raise_no_legal_action(env.name, f"episode {episode}", int(stuck[episode]))
-    return Evaluation(*episodes)
+        raise_no_legal_action(env_name, f"episode {episode}", int(stuck[episode]))
 
 
-def _evaluate_host(
-    env: HostEnvironment,
-    policy: Policy,
-    state: PolicyState,
-    num_episodes: int,
-    seed: int,
-    sampled: bool,
-    max_steps: int,
-) -> Evaluation:
-    """Evaluates on the host. Each environment plays a fixed number of episodes, one after the other, and stops after an
-    episode that max_steps cuts."""
+def make_host_player(env: HostEnvironment, policy: Policy, sampled: bool) -> Callable[..., Evaluation]:
+    """Returns a function that plays episodes on the host: (state, num_episodes, seed, max_steps) -> Evaluation.
+
+    Each environment plays a fixed number of episodes, one after the other, and stops after an episode that max_steps
+    cuts.
+    """
 
     def select_action(state: PolicyState, obs: PyTree, key: Array, carry: PyTree, done: Array) -> tuple[PyTree, PyTree]:
         chosen = act(policy, state, obs, key if sampled else None, reset_carry(policy, carry, done))
         return chosen.env_action, chosen.carry
 
+    return functools.partial(_play_on_host, env, policy, jit(select_action))
+
+
+def _play_on_host(
+    env: HostEnvironment,
+    policy: Policy,
+    select: Callable[..., Any],
+    state: PolicyState,
+    num_episodes: int,
+    seed: int,
+    max_steps: int = MAX_STEPS,
+) -> Evaluation:
     num_envs = min(num_episodes, _HOST_ENVS)
     share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
-    key, select = derive_key(jax.random.key(seed), "evaluation"), jit(select_action)
+    key = derive_key(jax.random.key(seed), "evaluation")
     envs, carry, ended = env.make(_seeds(seed, num_envs)), policy.initial_carry(num_envs), np.zeros(num_envs, bool)
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0

@@ -36,21 +36,21 @@ class LoadedRun(NamedTuple):
 
 
 def load_policy(
-    run_dir: str | Path, *, network: Network | None = None, env: Any = None, trust_env: bool = False
+    run_dir: str | Path, *, network: Network | None = None, env: Any = None, trust_env: bool = False, best: bool = False
 ) -> TrainedPolicy:
     """Loads the final policy of a run or, if the run did not finish, the policy of its newest checkpoint.
 
     Args:
-      network, env, trust_env: see `load_run`.
+      network, env, trust_env, best: see `load_run`.
 
     Raises:
       ValueError: see `load_run`.
     """
-    return load_run(run_dir, network=network, env=env, trust_env=trust_env).policy
+    return load_run(run_dir, network=network, env=env, trust_env=trust_env, best=best).policy
 
 
 def load_run(
-    run_dir: str | Path, *, network: Network | None = None, env: Any = None, trust_env: bool = False
+    run_dir: str | Path, *, network: Network | None = None, env: Any = None, trust_env: bool = False, best: bool = False
 ) -> LoadedRun:
     """Rebuilds the agent of a run from config.json and loads its policy, or that of its newest checkpoint.
 
@@ -58,6 +58,7 @@ def load_run(
       network: the network of the run, if it is the user's own object.
       env: the environment of the run as for `jppo.train`, if it is the user's own. "module:name" imports that module.
       trust_env: if config.json names the environment as module:name, import that module, which may run any code.
+      best: load the best policy so far instead of the newest one (docs/evaluation.md).
 
     Raises:
       ValueError: the directory contains no run, no policy and no checkpoint, or damaged files; or the run's own network
@@ -81,7 +82,7 @@ def load_run(
     else:
         agent = make_anakin(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
-    return LoadedRun(agent, _policy_state(run_dir, settings, like), settings)
+    return LoadedRun(agent, _policy_state(run_dir, like, best), settings)
 
 
 def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) -> str:
@@ -104,7 +105,9 @@ def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) ->
     return name
 
 
-def _policy_state(run_dir: Path, settings: dict[str, Any], like: Any) -> PolicyState:
+def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
+    if best:
+        return runs.load_policy_state(run_dir, like, best=True)
     damage: ValueError | None = None
     if runs.has_policy(run_dir):
         try:

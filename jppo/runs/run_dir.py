@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from jppo.runs.files import read_json, write_atomically
 from jppo.runs.leaves import copy_leaves, restore_leaves
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
-POLICY = "policy_state.npz"
+POLICY, BEST = "policy_state.npz", "best_policy.npz"
 _BLOCK = 4096  # rows of metrics per block
 # a damaged archive raises many types
 _NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, struct.error)
@@ -159,11 +159,35 @@ def _or_nan(value: Any) -> Any:
     return value if isinstance(value, int | float) and not abs(value) >= 2**63 else math.nan
 
 
-def save_policy(run_dir: Path, policy: PolicyState) -> None:
-    """Writes the policy atomically as an .npz file with one array per leaf. Raises OSError."""
+class Best(NamedTuple):
+    """Which policy of a run is the best so far."""
+
+    update: int
+    score: float  # mean return
+    measure: str  # how the score was measured
+
+
+def save_policy(run_dir: Path, policy: PolicyState, best: Best | None = None) -> None:
+    """Writes the final policy, or the best one, atomically as an .npz file with one array per leaf. Raises OSError."""
     file = io.BytesIO()
-    np.savez(file, **copy_leaves(policy))
-    write_atomically(run_dir / POLICY, file.getvalue())
+    np.savez(file, allow_pickle=False, **copy_leaves(policy), **({} if best is None else best._asdict()))
+    write_atomically(run_dir / (POLICY if best is None else BEST), file.getvalue())
+
+
+def read_best(run_dir: Path) -> Best | None:
+    """Returns the description of a run's best policy, or None.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    path = run_dir / BEST
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return Best(int(file["update"]), float(file["score"]), str(file["measure"]))
+    except _NPZ_ERRORS as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def has_policy(run_dir: Path) -> bool:
@@ -171,8 +195,8 @@ def has_policy(run_dir: Path) -> bool:
     return (run_dir / POLICY).exists()
 
 
-def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
-    """Loads the final policy of a run.
+def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicyState:
+    """Loads the final policy of a run, or the best one.
 
     Args:
       like: a policy of the same structure, shapes and dtypes: arrays or `jax.ShapeDtypeStruct`s.
@@ -180,8 +204,10 @@ def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
     Raises:
       ValueError: the run has no policy, the file is damaged, or it does not fit `like`.
     """
-    path = run_dir / POLICY
-    if not has_policy(run_dir):
+    path = run_dir / (BEST if best else POLICY)
+    if best and not path.exists():
+        raise ValueError(f"{run_dir} has no best policy yet; omit best=True (--best) to load the newest one")
+    if not best and not has_policy(run_dir):
         raise ValueError(f"{run_dir} has no policy: its run did not finish")
     like = on_one_device(like)
     dtypes = {jax.tree_util.keystr(key): leaf.dtype for key, leaf in jax.tree_util.tree_leaves_with_path(like)}
@@ -190,7 +216,9 @@ def load_policy_state(run_dir: Path, like: Any) -> PolicyState:
             if (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} has another checksum")
         with np.load(path, allow_pickle=False) as file:
-            leaves = {name: _with_dtype(file[name], dtypes.get(name)) for name in file.files}
+            leaves = {
+                name: _with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in Best._fields
+            }
         return restore_leaves(leaves, like, "", path)
     except _NPZ_ERRORS as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error

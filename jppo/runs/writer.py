@@ -13,14 +13,14 @@ from typing import Any
 
 from jppo.ppo.types import PolicyState
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
-from jppo.runs.run_dir import POLICY, rows_until, save_policy
+from jppo.runs.run_dir import BEST, POLICY, Best, rows_until, save_policy
 
 _METRICS, _LOCK = "metrics.jsonl", ".lock"
 _FLUSH_SECONDS = 10.0  # between two flushes of the TensorBoard file
 
 
 class RunWriter:
-    """Writes a run's directory: config.json, metrics.jsonl, TensorBoard events, policy_state.npz and summary.json."""
+    """Writes a run's directory: config.json, metrics.jsonl, TensorBoard events, the policies and summary.json."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class RunWriter:
         self._new_parents = [parent for parent in path.parents if not parent.exists()]
         self.path, self._config, self._resume, self._message = path, config, resume, message
         self._lost_rows = False  # whether lines of metrics.jsonl could not be written
+        self._lost_best = False  # whether the best policy could not be written
         self._events: _TensorBoard | None = None
         self._wandb: Any = None
         with _as_value_error(path):
@@ -103,6 +104,16 @@ class RunWriter:
         if self._wandb:
             self._wandb.log(means, step=step)
 
+    def save_best(self, policy: PolicyState, best: Best) -> None:
+        """Writes the best policy so far."""
+        try:
+            save_policy(self.path, policy, best)
+            self._lost_best = False
+        except OSError as error:
+            if not self._lost_best:
+                self._warn(BEST, error, "the one before stays")
+            self._lost_best = True
+
     def _append(self, lines: bytes) -> None:
         """Writes whole lines. Raises OSError, also if the file was deleted; the file is then as before."""
         path = self.path / _METRICS
@@ -122,7 +133,7 @@ class RunWriter:
         Returns:
           the names of the files that could not be written completely; the summary has them as "failed_writes".
         """
-        failed = [_METRICS] if self._lost_rows else []
+        failed = [name for name, lost in ((_METRICS, self._lost_rows), (BEST, self._lost_best)) if lost]
         with contextlib.suppress(OSError):  # the other files report it
             if not (self.path / "config.json").exists():  # deleted during the run, but needed to load the policy
                 self.path.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
@@ -13,12 +14,13 @@ from jppo.devices.jit import jit
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.ppo import anakin
-from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
-from jppo.ppo.types import Array, Metrics, PolicyState
+from jppo.ppo.anakin import RECENT_EPISODES, Anakin, AnakinState, ReturnTarget, run_chunk
+from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
+from jppo.training.history import RecentEpisodes
 from jppo.training.interrupts import end_at_sigterm
 from jppo.training.logger import Logger, LoopResult
-from jppo.training.monitor import Monitor
+from jppo.training.monitor import SOLVED, Monitor
 
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
@@ -36,7 +38,7 @@ class ChunkLoop:
         self,
         chunk: Any,
         state: Any,
-        finite: Array,
+        flags: Any,
         num_updates: int,
         log: Any,
         shared: bool = False,
@@ -47,19 +49,27 @@ class ChunkLoop:
         Args:
           chunk: the compiled `run_chunk` of one agent, or of a population of R runs.
           state: the initial state; chunks donate its buffers.
-          finite: whether all updates so far were finite, [] or [R] bool, on the program's devices.
+          flags: whether all updates so far were finite, [] or [R] bool, or a `ReturnTarget`, on the program's devices.
           num_updates: number of updates to run.
-          log: `log.add(columns, seconds)` receives metrics [updates] or [R, updates] and returns whether to continue.
+          log: `log.add` receives metrics [updates] or [R, updates] and returns whether to continue, see `Logger.add`.
           shared: whether several processes run the program together. They then agree on each chunk before its launch.
           checkpoints: receives the state between two chunks. The chunk after a checkpoint is not launched ahead.
           monitor: handles events after certain updates, at which chunks end.
         """
-        self.state, self._finite, self.chunk = state, finite, chunk
+        self.state, self._flags, self.chunk = state, flags, chunk
         self._num_updates, self._log, self._shared = num_updates, log, shared
-        self._checkpoints, self._monitor = checkpoints, monitor
+        self._checkpoints, self.monitor = checkpoints, monitor or Monitor(log)
+
+    @property
+    def policy_state(self) -> PolicyState:
+        """The current policy."""
+        policy: PolicyState = self.state.train.policy
+        return policy
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
-        """Trains until the last update, a stop request or a NaN."""
+        """Trains until the last update, a stop request, an event that ends the run, or a NaN."""
+        if self.monitor.is_solved():  # before a resume, with a higher target
+            return SOLVED
         start = time.perf_counter() - self._log.seconds
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
@@ -69,19 +79,20 @@ class ChunkLoop:
             due = remaining > 0 and self._is_checkpoint_due(update)
             if due and pending is None:
                 self.save()
-            held = due or (self._monitor is not None and self._monitor.holds(update))
-            if remaining and (pending is None or (pace < _SLOW_UPDATE and not self._shared and not held)):
+            ahead = pace < _SLOW_UPDATE and not (self._shared or due or self.monitor.holds(update))
+            if remaining and (pending is None or ahead):
                 length = min(length, remaining, anakin.CHUNK_CAPACITY, self._updates_until_event(update))
                 length, stop = self._agree(length, stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
                     launched += length
+                    self.monitor.start(first + launched, self.policy_state)
             if pending is not None:
                 chunk_start = self._log.seconds
                 if not self._fetch(*pending, start, stop_requested):
                     return LoopResult("diverged")
-                if self._monitor is not None and self._monitor.ended is not None:
-                    return self._monitor.ended
+                if self.monitor.ended is not None:
+                    return self.monitor.ended
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
             if following is None and pending is None:
@@ -91,6 +102,7 @@ class ChunkLoop:
     def save(self) -> None:
         """Saves a checkpoint after the last logged update. No chunk may be running."""
         if self._checkpoints is not None:
+            self.monitor.save_best(self.policy_state)
             self._log.save(self._checkpoints, self.state, {})
 
     def _is_checkpoint_due(self, update: int) -> bool:
@@ -107,11 +119,11 @@ class ChunkLoop:
         """Returns the number of updates until the next update at which a chunk must end."""
         every = 0 if self._checkpoints is None else self._checkpoints.every_updates
         length = every - update % every if every else anakin.CHUNK_CAPACITY
-        return length if self._monitor is None else min(length, self._monitor.next_event(update) - update)
+        return min(length, self.monitor.updates_until_event(update))
 
     def launch(self, length: int) -> Metrics:
         """Starts `length` updates, at most CHUNK_CAPACITY, and returns their metrics without waiting for them."""
-        self.state, self._finite, buffers = self.chunk(self.state, self._finite, np.int32(length))
+        self.state, self._flags, buffers = self.chunk(self.state, self._flags, np.int32(length))
         return buffers
 
     def _agree(self, length: int, stop: bool) -> tuple[int, bool]:
@@ -129,7 +141,8 @@ class ChunkLoop:
         """
         finished: Any = buffers["finite"]
         polls, cpu_seconds = 0, time.process_time()
-        while not finished.is_ready():  # a blocking wait would delay Ctrl-C
+        update = self._log.updates + length
+        while not (finished.is_ready() and self.monitor.is_ready(update)):  # a blocking wait would delay Ctrl-C
             time.sleep(POLL_SECONDS)
             self._log.reporter.tick()
             if self._abandons_first_update and not self._log.updates and stop_requested():
@@ -138,9 +151,14 @@ class ChunkLoop:
             if polls % _STALL_POLLS == 0:
                 cpu_seconds = _check_not_stalled(cpu_seconds)
         columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
-        if self._monitor is None or not self._monitor.is_due(self._log.updates + length):
-            return self._log.add(columns, time.perf_counter() - start)
-        return self._log.add(columns, time.perf_counter() - start, functools.partial(self._monitor.finish, self))
+        now = time.perf_counter() - start
+        reached = columns.pop("reached", np.zeros(1, bool))
+        if reached.any():  # the program has run no later updates
+            self.monitor.ended = SOLVED
+            columns = {name: column[: np.argmax(reached) + 1] for name, column in columns.items()}
+        if self.monitor.is_due(self._log.updates + len(columns["finite"])):
+            return bool(self._log.add(columns, now, functools.partial(self.monitor.finish, self)))
+        return bool(self._log.add(columns, now))
 
 
 def _check_not_stalled(before: float) -> float:
@@ -167,11 +185,40 @@ def init_state(agent: Anakin, seed: int, hyperparams: Hyperparams) -> AnakinStat
     return state
 
 
-def compile_chunk(agent: Anakin, hyperparams: Hyperparams) -> Any:
-    """Returns the compiled `run_chunk` of an agent, without allocating its state."""
-    finite = jax.ShapeDtypeStruct((), bool, sharding=agent.sharding.train)
+def compile_chunk(agent: Anakin, hyperparams: Hyperparams, flags: Any = None) -> Any:
+    """Returns the compiled `run_chunk` of an agent, without allocating its state.
+
+    Args:
+      flags: the flags of the run; None for those of a run without a target.
+    """
+    flags = jax.ShapeDtypeStruct((), bool, sharding=agent.sharding.train) if flags is None else flags
     chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-    return chunk.lower(state_shapes(agent, hyperparams), finite, np.int32(0)).compile()
+    return chunk.lower(state_shapes(agent, hyperparams), flags, np.int32(0)).compile()
+
+
+def make_flags(agent: Anakin, target: float | None, recent: RecentEpisodes) -> Any:
+    """Returns the flags of a run's first chunk on the devices.
+
+    Args:
+      target: recent return at which training stops, or None.
+      recent: the episodes before a resume.
+    """
+    flags: Any = np.ones((), bool)
+    if target is not None:
+        rows = [(count, mean) for count, mean, _ in reversed(recent.updates)][:RECENT_EPISODES]
+        counts, means = np.zeros((2, RECENT_EPISODES), np.float32)
+        counts[: len(rows)], means[: len(rows)] = np.array(rows, np.float32).reshape(-1, 2).T
+        flags = ReturnTarget(
+            finite=flags,
+            reached=jnp.zeros((), bool),
+            value=jnp.float32(target),
+            counts=jnp.asarray(counts),
+            means=jnp.asarray(means),
+            total=jnp.float32(recent.total),
+        )
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, agent.sharding.train, lambda index: np.asarray(x[index])), flags
+    )
 
 
 def state_shapes(agent: Anakin, hyperparams: Hyperparams) -> AnakinState:
@@ -211,7 +258,8 @@ class DeviceLoop(ChunkLoop):
         """
         start = time.perf_counter()
         with end_at_sigterm():
-            compiled = compile_chunk(agent, hyperparams)
+            flags = make_flags(agent, None if monitor is None else monitor.target, log.recent)
+            compiled = compile_chunk(agent, hyperparams, flags)
             if not force:
                 config = agent.config
                 sizes = f"num_envs = {config.num_envs:,} or num_steps = {config.num_steps:,}"
@@ -223,17 +271,11 @@ class DeviceLoop(ChunkLoop):
                 hyperparams = state.train.hyperparams if checkpoints.keeps_hyperparams else train.hyperparams
                 train = state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams)
                 state = state.replace(train=train)  # a resumed run may be longer
-            finite = jax.make_array_from_callback((), agent.sharding.train, lambda _: np.ones((), bool))
             jax.block_until_ready(state)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
-        super().__init__(compiled, state, finite, remaining, log, shared, checkpoints, monitor)
+        super().__init__(compiled, state, flags, remaining, log, shared, checkpoints, monitor)
         self.compile_seconds = time.perf_counter() - start
         log.info(f"compiled in {self.compile_seconds:.1f} s")
-
-    @property
-    def policy_state(self) -> PolicyState:
-        """The current policy."""
-        return self.state.train.policy
 
     def summary(self) -> dict[str, Any]:
         """Returns the entries of summary.json that only this mode has."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from jppo.ppo.anakin import RECENT_EPISODES
+
 _CAPACITY = 1 << 16  # updates
 _MAX_BLOCKS = 256  # limits the memory for blocks of a single update
-_RECENT_EPISODES = 100
 
 
 class RecentEpisodes:
@@ -26,7 +27,7 @@ class RecentEpisodes:
         self.total += int(count)
         self._count += count
         self._updates.append((count, mean, std))
-        while self._count - self._updates[0][0] >= _RECENT_EPISODES:
+        while self._count - self._updates[0][0] >= RECENT_EPISODES:
             self._count -= self._updates.popleft()[0]
 
     def copy(self, total: int) -> "RecentEpisodes":
@@ -35,9 +36,14 @@ class RecentEpisodes:
         copied._updates, copied._count, copied.total = self._updates.copy(), self._count, total
         return copied
 
+    @property
+    def updates(self) -> list[tuple[float, float, float]]:
+        """The number of episodes, the mean and the standard deviation of each update, oldest first."""
+        return list(self._updates)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the content as JSON."""
-        return {"updates": list(self._updates), "total": self.total}
+        return {"updates": self.updates, "total": self.total}
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores the result of `to_json`."""

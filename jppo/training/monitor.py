@@ -1,52 +1,147 @@
-"""What happens between two updates of a run: the call of the user's callback."""
+"""What happens between two updates of a run: evaluation, the user's callback, and the choice of the best policy."""
 
+import math
 from typing import Any
 
 import jax
 
+from jppo.config.run import RunConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed
+from jppo.ppo.types import PolicyState
+from jppo.runs.run_dir import Best
 from jppo.training.callback import Callback, CallbackEvent
-from jppo.training.logger import Logger, LoopResult
+from jppo.training.evaluator import Evaluated, Evaluator
+from jppo.training.logger import LoopResult
 
 _CONTINUE, _STOPPED, _FAILED = 0, 1, 2  # codes that the processes exchange after a callback
+SOLVED = LoopResult("solved")
 
 
 class Monitor:
-    """Calls the callback of a run. The loops of both modes use it.
+    """Evaluates the policy, calls the callback and keeps the best policy of a run. The loops of both modes use it.
 
     Attributes:
       ended: the reason to end the run, or None.
+      target: recent return at which the loop ends the run, or None.
+      best: update and return of the best policy so far, or None.
     """
 
-    def __init__(self, log: Logger, callback: Callback | None, callback_every: int) -> None:
-        self.ended: LoopResult | None = None
-        self._log, self._callback = log, callback
+    def __init__(
+        self,
+        log: Any,
+        run: RunConfig = RunConfig(),
+        *,
+        min_episodes: int = 0,
+        evaluate: Evaluator | None = None,
+        callback: Callback | None = None,
+        callback_every: int = 1,
+        best: Best | None = None,
+    ) -> None:
+        """
+        Args:
+          log: the `Logger` of the run.
+          min_episodes: number of episodes that must end before the recent return counts; 0: it never counts.
+          evaluate: evaluates the policy every `run.eval_every` updates.
+          best: the best policy before a resume.
+        """
+        self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, callback
+        self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
         self._callback_every = callback_every if callback is not None else 0
+        self.target = None if evaluate is not None else run.stop_at_return
+        self._eval_target = math.inf if evaluate is None or run.stop_at_return is None else run.stop_at_return
+        self._running: dict[int, Evaluated | Exception] = {}  # by update
+        self._measure = "recent return" if evaluate is None else "evaluation"
+        self.best = best if best is not None and best.measure == self._measure else None
+        self._best_policy: PolicyState | None = None  # not written yet
+        self.ended: LoopResult | None = None
 
-    def next_event(self, update: int) -> int:
-        """Returns the next update after `update` that is due for `finish`; 2**31 if there is none."""
-        every = self._callback_every
-        return update + every - update % every if every else 2**31
+    def updates_until_event(self, update: int) -> int:
+        """Returns how many updates after `update` the next call of `finish` is due; 2**31 if there is none."""
+        periods = (every for every in (self._callback_every, self._eval_every) if every)
+        return min((every - update % every for every in periods), default=2**31)
 
     def is_due(self, update: int) -> bool:
         """Returns whether `finish` must be called after `update` updates."""
-        return self.next_event(update - 1) == update
+        return _divides(self._callback_every, update) or _divides(self._eval_every, update)
 
     def holds(self, update: int) -> bool:
         """Returns whether no update after `update` may start before `finish` was called."""
-        return bool(self._callback_every) and update % self._callback_every == 0
+        return _divides(self._callback_every, update) or (
+            self._eval_target < math.inf and _divides(self._eval_every, update)
+        )
+
+    def start(self, update: int, policy_state: PolicyState) -> None:
+        """Starts the evaluation after `update` updates, if it is due."""
+        if self._evaluate is not None and _divides(self._eval_every, update):
+            try:
+                self._running[update] = self._evaluate(policy_state, update)
+            except Exception as error:  # of a Gymnasium environment; `finish` ends the run with it
+                self._running[update] = error
+
+    def is_ready(self, update: int) -> bool:
+        """Returns whether the result of the evaluation after `update` updates can be read without waiting."""
+        result = self._running.get(update) if self._running else None
+        return not isinstance(result, Evaluated) or all(x.is_ready() for x in result.metrics.values())
 
     def finish(self, loop: Any) -> dict[str, float]:
-        """Handles the event after the last update of the log, and returns metrics to add to those of the update.
+        """Handles the events after the last update of the log, and returns metrics to add to those of the update.
 
         Args:
           loop: the training loop; its attribute `state` is the state after this update.
         """
-        metrics: dict[str, float] = {}
-        if self.holds(self._log.updates):
+        update, metrics = self._log.updates, dict[str, float]()
+        if (result := self._running.pop(update, None)) is not None:
+            try:
+                metrics = self._read_evaluation(result)
+            except Exception as error:
+                self.ended = LoopResult("failed", error)
+                return metrics
+        if _divides(self._callback_every, update):
             metrics |= self._call_back(loop, metrics)
         return metrics
+
+    def _read_evaluation(self, result: Evaluated | Exception) -> dict[str, float]:
+        """Returns the metrics of an evaluation. Raises its error."""
+        if isinstance(result, Exception):
+            raise result
+        metrics = {f"eval/{name}": float(value) for name, value in result.metrics.items()}
+        result.check()
+        mean = metrics["eval/return_mean"]
+        self._log.reporter.evaluated(self._log.steps, mean)
+        self._offer(mean, result.policy_state)
+        self.ended = SOLVED if mean >= self._eval_target else None
+        return metrics
+
+    def is_solved(self) -> bool:
+        """Returns whether the recent return has reached the target."""
+        return self.target is not None and self._recent_return >= self.target
+
+    def save_best(self, policy_state: PolicyState | None = None) -> None:
+        """Writes the best policy to the run directory, if it is not written yet.
+
+        Args:
+          policy_state: the newest policy, which becomes the best one if its recent return is the highest. With
+            evaluations, only evaluated policies count.
+        """
+        if self._evaluate is None and self._min_episodes and policy_state is not None:
+            self._offer(self._recent_return, policy_state)
+        if self._best_policy is not None and self.best is not None:
+            if self._log.writer is not None:
+                self._log.writer.save_best(self._best_policy, self.best)
+            self._best_policy = None
+
+    @property
+    def _recent_return(self) -> float:
+        """Mean return of about the last 100 episodes; NaN before enough episodes have ended."""
+        recent = self._log.recent
+        return recent.mean if recent.total >= self._min_episodes else math.nan
+
+    def _offer(self, score: float, policy_state: PolicyState) -> None:
+        """Makes a policy the best one if its score is the highest; a NaN is not."""
+        if score > (-math.inf if self.best is None else self.best.score):
+            self.best = Best(self._log.updates, score, self._measure)
+            self._best_policy = policy_state
 
     def _call_back(self, loop: Any, metrics: dict[str, float]) -> dict[str, float]:
         """Calls the callback and returns the numbers that it logs."""
@@ -74,3 +169,7 @@ class Monitor:
         elif max(codes) == _STOPPED:
             self.ended = LoopResult("stopped", reason=event.stop_reason or "stopped by another process")
         return event.logged
+
+
+def _divides(every: int, update: int) -> bool:
+    return bool(every) and update % every == 0

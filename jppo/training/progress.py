@@ -37,6 +37,9 @@ class Reporter:
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
         """Updates were logged. `recent_return` is the mean of the last 100 episodes, NaN before the first."""
 
+    def evaluated(self, env_steps: int, return_mean: float) -> None:
+        """The policy after `env_steps` steps was evaluated."""
+
     def close(self) -> None:
         """The run has ended."""
 
@@ -79,7 +82,7 @@ class BarReporter(Reporter):
         self._total = total_steps
         self._returns = Sparkline() if console.encoding.startswith("utf") else None
         self._task = self._progress.add_task("training", total=total_steps, status="compiling")
-        self._drawn = 0.0
+        self._drawn, self._evaluation = 0.0, math.nan
 
     def start(self) -> None:
         self._progress.start()
@@ -93,12 +96,15 @@ class BarReporter(Reporter):
             self._progress.refresh()
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        status = format_short_status(env_steps, self._total, steps_per_second, recent_return)
+        status = format_short_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation)
         if self._returns is not None:
             self._returns.add(recent_return)
             status += f" {self._returns}"
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
+
+    def evaluated(self, env_steps: int, return_mean: float) -> None:
+        self._evaluation = return_mean
 
     def close(self) -> None:
         self._progress.stop()
@@ -137,6 +143,7 @@ class LineReporter(Reporter):
 
     def __init__(self, stream: TextIO, total_steps: int) -> None:
         self._stream, self._total, self._last = stream, total_steps, -math.inf
+        self._evaluation = math.nan
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -144,7 +151,10 @@ class LineReporter(Reporter):
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
         if time.monotonic() - self._last >= _LINE_SECONDS or env_steps >= self._total:
             self._last = time.monotonic()
-            self.message(format_status(env_steps, self._total, steps_per_second, recent_return))
+            self.message(format_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation))
+
+    def evaluated(self, env_steps: int, return_mean: float) -> None:
+        self._evaluation = return_mean
 
 
 def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
@@ -213,22 +223,30 @@ def silence(stream: TextIO) -> None:
         os.close(null)
 
 
-def format_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
-    """Returns the steps so far, the speed, the remaining time and the recent return in one line."""
-    return f"{env_steps:,}/{total_steps:,} steps{_format_rest(env_steps, total_steps, steps_per_second, recent_return)}"
+def format_status(
+    env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float = math.nan
+) -> str:
+    """Returns the steps so far, the speed, the remaining time, the recent return and the last evaluation in a line."""
+    rest = _format_rest(env_steps, total_steps, steps_per_second, recent_return, evaluation)
+    return f"{env_steps:,}/{total_steps:,} steps{rest}"
 
 
-def format_short_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
+def format_short_status(
+    env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float = math.nan
+) -> str:
     """Returns the same as `format_status` in less space."""
-    steps = f"{format_steps(env_steps)}/{format_steps(total_steps)}"
-    return f"{steps} steps{_format_rest(env_steps, total_steps, steps_per_second, recent_return)}"
+    rest = _format_rest(env_steps, total_steps, steps_per_second, recent_return, evaluation)
+    return f"{format_steps(env_steps)}/{format_steps(total_steps)} steps{rest}"
 
 
-def _format_rest(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
+def _format_rest(
+    env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float
+) -> str:
     remaining = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
     speed, left = format_steps(steps_per_second), _format_duration(remaining)
     returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    return f"  {speed} steps/s  {left} left  {returns}"
+    evaluated = "" if math.isnan(evaluation) else f"  eval {evaluation:.1f}"
+    return f"  {speed} steps/s  {left} left  {returns}{evaluated}"
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

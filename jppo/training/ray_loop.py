@@ -22,7 +22,7 @@ from jppo.ppo.types import PolicyState, TrainState
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
 from jppo.training.logger import Logger, LoopResult
-from jppo.training.monitor import Monitor
+from jppo.training.monitor import SOLVED, Monitor
 
 _LOG_SECONDS = 0.4  # between two writes of metrics
 _WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
@@ -65,7 +65,7 @@ class RayLoop:
         start, key = time.perf_counter(), jax.random.key(seed)
         self._agent, self._log, self._config = agent, log, config
         self._rows: list[dict[str, Any]] = []
-        self._hyperparams, self._monitor = hyperparams, monitor
+        self._hyperparams, self.monitor = hyperparams, monitor or Monitor(log)
         self.state: TrainState = agent.init(key, hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
@@ -118,6 +118,7 @@ class RayLoop:
     def save(self) -> None:
         """Starts to write a checkpoint of the state after the last logged update. All processes must call this."""
         if self._checkpoints is not None:
+            self.monitor.save_best(self.state.policy)
             streams = self._streams
             if jax.process_count() > 1:
                 streams = multihost_utils.process_allgather(streams, tiled=True)
@@ -146,6 +147,8 @@ class RayLoop:
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
         behind, update_seconds = bool(self._behaviour), math.inf
+        if self.monitor.is_solved():  # before a resume, with a higher target
+            return SOLVED
         self._launch(self._behaviour or jax.device_get(self.state.policy), first - 1)
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
@@ -164,10 +167,9 @@ class RayLoop:
             self._await_update(metrics["finite"], update_seconds)
             learnt = time.perf_counter()
             update_seconds = learnt - placed
-            launch = not lag and number < num_updates and metrics["finite"]
-            monitor = self._monitor if self._monitor is not None and self._monitor.is_due(number) else None
-            held = monitor is not None and monitor.holds(number)
-            if launch and not held:
+            finite = bool(metrics["finite"])
+            launches, held = not lag and number < num_updates and finite, self.monitor.holds(number)
+            if launches and not held:
                 self._launch(jax.device_get(self.state.policy), number)
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             times = {
@@ -177,19 +179,31 @@ class RayLoop:
             }
             lagging = bool(lag) and (behind or number > first)
             self._rows.append(metrics | times | self._actor_metrics(fragments, lagging))
-            save = number < num_updates and self._is_checkpoint_due(number)
-            due = save or number == num_updates or time.perf_counter() - self._written >= _LOG_SECONDS
-            if (due or monitor is not None or not metrics["finite"]) and not self._flush(monitor):
-                return LoopResult("diverged")
-            if monitor is not None and monitor.ended is not None:
-                return monitor.ended
-            if held:  # a callback may have changed the state
-                self._hyperparams = jax.device_get(self.state.hyperparams)
-            if launch and held:
+            if (ended := self._end_update(number, finite)) is not None:
+                return ended
+            if launches and held:
                 self._launch(jax.device_get(self.state.policy), number)
-            if save:
-                self.save()
         return LoopResult("finished")
+
+    def _end_update(self, number: int, finite: bool) -> LoopResult | None:
+        """Logs the updates, handles events and saves a checkpoint, each if it is due.
+
+        Returns:
+          the reason to end the run after update `number`, or None.
+        """
+        last, monitor, before = number == self._agent.num_updates, self.monitor, self.state
+        save = not last and self._is_checkpoint_due(number)
+        event = finite and monitor.is_due(number)
+        if event:
+            monitor.start(number, self.state.policy)
+        due = save or last or event or not finite or monitor.target is not None
+        if (due or time.perf_counter() - self._written >= _LOG_SECONDS) and not self._flush(event):
+            return LoopResult("diverged")
+        if self.state is not before:  # a callback may have changed the hyperparameters
+            self._hyperparams = jax.device_get(self.state.hyperparams)
+        if save:
+            self.save()
+        return monitor.ended or (SOLVED if monitor.is_solved() else None)
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint after this update. The first process decides for all."""
@@ -242,17 +256,17 @@ class RayLoop:
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
         return counts | times | {"actors/policy_lag": float(behind)}
 
-    def _flush(self, monitor: Monitor | None = None) -> bool:
+    def _flush(self, event: bool = False) -> bool:
         """Logs the updates since the last call. Returns False if one diverged.
 
         Args:
-          monitor: has an event after the last update.
+          event: whether the monitor has an event after the last update.
         """
         if not self._rows:
             return True
         columns = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
         self._rows, self._written = [], time.perf_counter()
-        finish = None if monitor is None else functools.partial(monitor.finish, self)
+        finish = functools.partial(self.monitor.finish, self) if event else None
         return self._log.add(columns, self._written - self._start, finish)
 
 

@@ -16,7 +16,7 @@ from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, raise_on_all_processes
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
-from jppo.ppo.anakin import Anakin, AnakinState
+from jppo.ppo.anakin import Anakin, AnakinState, min_episodes
 from jppo.ppo.networks import hint
 from jppo.ppo.types import TrainState
 from jppo.runs import run_dir as runs
@@ -27,9 +27,10 @@ from jppo.runs.load import read_summary
 from jppo.runs.plots import draw_metrics
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
-from jppo.training.device_loop import DeviceLoop, init_state
+from jppo.training.device_loop import DeviceLoop, init_state, state_shapes
+from jppo.training.evaluator import Evaluator, make_device_evaluator, make_host_evaluator
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
-from jppo.training.interrupts import stop_on_interrupt
+from jppo.training.interrupts import end_at_sigterm, stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
@@ -126,16 +127,17 @@ def _finished_result(
 ) -> Result | None:
     """Returns the result of a run that is already finished; None if there are updates left to train.
 
-    A run that ended early continues if it is longer now. A finished run repeats its last updates if writes failed or
-    its last checkpoint is damaged.
+    A run that ended early continues if total_steps or stop_at_return changed. A finished run repeats its last updates
+    if writes failed or its last checkpoint is damaged.
     """
     run_dir, agent = settings.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
     summary = read_summary(run_dir)
-    if summary.get("status") not in ("finished", "stopped") or "failed_writes" in summary:
+    if summary.get("status") not in ("finished", "stopped", "solved") or "failed_writes" in summary:
         return None
     checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))
-    ended_early = summary["status"] != "finished" and previous["total_steps"] == prepared.total_steps
+    same = all(previous.get(name) == prepared.config_json.get(name) for name in ("total_steps", "stop_at_return"))
+    ended_early = same and summary["status"] != "finished"
     last = summary.get("updates", 0) if ended_early else agent.num_updates
     if checkpoint is None or checkpoint.update < last:
         return None
@@ -160,25 +162,25 @@ class _Files:
     def __init__(
         self, settings: RunSettings, prepared: PreparedRun, previous: dict[str, Any] | None, hooks: RunHooks | None
     ) -> None:
-        self._run_dir = settings.run_dir
+        self.run_dir = settings.run_dir
         self._run, self._config_json, self._previous = settings.run, prepared.config_json, previous
         self._num_updates, self.hooks = prepared.agent.num_updates, hooks
 
     def open_writer(self, reporter: Reporter) -> RunWriter | None:
         """Opens the writer in the first process."""
-        if self._run_dir is None or jax.process_index():
+        if self.run_dir is None or jax.process_index():
             return None
-        return RunWriter(self._run_dir, self._config_json, self._run.wandb, bool(self._previous), _warn_with(reporter))
+        return RunWriter(self.run_dir, self._config_json, self._run.wandb, bool(self._previous), _warn_with(reporter))
 
     def open_checkpoints(self, log: Logger) -> Checkpoints | None:
         """Opens the checkpoints and, if a run is resumed, restores the log up to the newest one.
 
         All processes of a run read and write the checkpoints, so the run directory must be on a shared disk.
         """
-        if self._run_dir is None:
+        if self.run_dir is None:
             return None
         arguments = (
-            self._run_dir,
+            self.run_dir,
             self._run.checkpoint_seconds,
             self._run.max_checkpoints,
             _warn_with(log.reporter),
@@ -194,9 +196,9 @@ class _Files:
             )
         if (start := checkpoints.start) is not None:
             log.info(f"resuming from {start.path}, after {start.update:,} updates")
-            log.restore(self._run_dir, start)
+            log.restore(self.run_dir, start)
         elif self._previous is not None:
-            log.info(f"{self._run_dir} has no checkpoint; starting from the beginning")
+            log.info(f"{self.run_dir} has no checkpoint; starting from the beginning")
         return checkpoints
 
 
@@ -225,7 +227,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                 if writer is not None and (text := _describe_large_metrics(prepared)):
                     reporter.message(text)
                 checkpoints = files.open_checkpoints(log)
-                loop = make_loop(prepared, log, checkpoints)
+                loop = make_loop(prepared, log, checkpoints, files.run_dir)
                 log.truncate_after()
                 if stop_requested():
                     raise KeyboardInterrupt
@@ -270,9 +272,38 @@ def _describe_large_metrics(prepared: PreparedRun) -> str:
     return f"metrics.jsonl will have about {size / 1e9:,.1f} GB; a higher log_every makes it smaller"
 
 
-def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None = None) -> "DeviceLoop | RayLoop":
+def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> Monitor:
+    """Returns the monitor of a run. Compiles its evaluation."""
+    agent, run = prepared.agent, prepared.run
+    evaluate: Evaluator | None = None
+    if run.eval_every and isinstance(agent, Anakin):
+        with end_at_sigterm():
+            shapes = state_shapes(agent, prepared.hyperparams).train.policy
+            evaluate = make_device_evaluator(agent, shapes, run, prepared.seed)
+    elif run.eval_every:
+        evaluate = make_host_evaluator(agent, run, prepared.seed)
+    best = None
+    if run_dir is not None:
+        try:
+            best = runs.read_best(run_dir)
+        except ValueError as error:
+            log.info(f"WARNING: {error}; the run selects a new best policy")
+    return Monitor(
+        log,
+        run,
+        min_episodes=min_episodes(agent.config),
+        evaluate=evaluate,
+        callback=prepared.callback,
+        callback_every=prepared.callback_every,
+        best=best,
+    )
+
+
+def make_loop(
+    prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None = None, run_dir: Path | None = None
+) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
-    monitor = None if prepared.callback is None else Monitor(log, prepared.callback, prepared.callback_every)
+    monitor = _make_monitor(prepared, log, run_dir)
     agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
     if isinstance(agent, Anakin):
         return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
@@ -287,10 +318,11 @@ def _save_result(
     """Writes the last checkpoint, the policy and the summary."""
     if ended.status != "diverged":
         loop.save()
+    loop.monitor.save_best()
     if checkpoints is not None:
         checkpoints.close()
     log.finish()
-    agent, writer, recent = prepared.agent, log.writer, log.recent
+    agent, writer, recent, best = prepared.agent, log.writer, log.recent, loop.monitor.best
     policy_state = jax.device_put(jax.device_get(loop.policy_state), jax.local_devices()[0])
     summary = {
         "env": agent.env.name,
@@ -308,6 +340,7 @@ def _save_result(
         "device": jax.devices()[0].device_kind,
         **loop.summary(),
         **({} if checkpoints is None else {"checkpoint": checkpoints.update}),
+        **({} if best is None else {"best_update": best.update, "best_return": best.score}),
         **process_count(),
         "versions": runs.versions(),
         "policy_sha256": fingerprint(policy_state),

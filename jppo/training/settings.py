@@ -13,7 +13,7 @@ from jppo.config.overrides import resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
-from jppo.config.run import RunConfig
+from jppo.config.run import SAVED_FIELDS, RunConfig
 from jppo.devices.determinism import check_determinism
 from jppo.devices.mesh import max_usable_devices
 from jppo.envs import make_env
@@ -123,6 +123,7 @@ def prepare_run(
         optional |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
     if (log_every := settings.run.log_every or 1) > 1:
         optional["log_every"] = log_every
+    optional |= {name: value for name in SAVED_FIELDS if (value := getattr(settings.run, name)) is not None}
     if settings.callback is not None:
         optional["callback_every"] = settings.callback_every
     return PreparedRun(
@@ -215,6 +216,7 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
     elif actors and ray is not None and ray.num_actors is None and ray.envs_per_actor is None:
         ray = dataclasses.replace(ray, num_actors=actors.get("num_actors"))
     run_defaults = {"deterministic": previous.get("deterministic", False), "log_every": previous.get("log_every", 1)}
+    run_defaults |= {name: previous.get(name) for name in SAVED_FIELDS}
     run_defaults = {name: value for name, value in run_defaults.items() if getattr(settings.run, name) is None}
     values: dict[str, Any] = {"total_steps": previous["total_steps"], "seed": previous["seed"]}
     if settings.preset == "auto":

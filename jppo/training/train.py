@@ -64,7 +64,7 @@ def train(
       run_dir: directory for config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json.
         If it contains a run, that run is resumed from its newest checkpoint: missing arguments come from the previous
         run, and the others must be equal to the previous run's. Default: nothing is saved.
-      run: settings of checkpoints and loggers, see `jppo.RunConfig`.
+      run: settings of checkpoints, logging, evaluation and early stopping, see `jppo.RunConfig`.
       progress: "auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
         `jppo.Reporter`.
       callback: a function of a `jppo.CallbackEvent`, which may change the state, stop the run or log numbers
