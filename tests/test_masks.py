@@ -1,7 +1,11 @@
 """Tests masks in the info of Gymnasium environments, states without legal actions, and masks in jppo.check_env."""
 
+import functools
+
 import broken_host_envs as host
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import SMALL
@@ -13,10 +17,12 @@ from probes import Masked
 import jppo
 from jppo.actors import numpy_policy
 from jppo.actors.actor import make_actor_error
+from jppo.benchmark.timing import step_environments
 from jppo.cli.arguments import EXIT_CODES
 from jppo.cli.main import main
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.spaces import ObsSpec
+from jppo.envs.masks import nearest_legal
+from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.runs.render import play_gif
 
 QUICK = {"config": SMALL(num_minibatches=2), "learning_rate": 1e-3, "num_actors": 0, "progress": "none"}
@@ -155,6 +161,31 @@ def test_masks_in_the_info_that_are_not_supported_are_reported_in_one_line():
         jppo.make_host_env(as_vector)
 
 
+@pytest.mark.parametrize(
+    ("spec", "mask", "action", "chosen"),
+    [
+        (ActionSpec((), "int32", num_actions=3, start=5), [[0, 1, 0], [1, 0, 1]], [7, 6], [6, 7]),
+        (
+            ActionSpec((2,), "int32", nvec=(3, 2), start=(1, 0)),
+            [[0, 1, 0, 1, 0], [1, 0, 1, 0, 1]],
+            [[1, 1], [2, 0]],
+            [[2, 0], [3, 1]],
+        ),
+        (
+            ActionSpec((2, 2), "int32", nvec=(3, 2, 1, 4)),
+            [[0, 0, 1, 1, 0, 1, 0, 1, 0, 0]],
+            [[[0, 1], [0, 2]]],
+            [[[2, 0], [0, 1]]],
+        ),
+    ],
+)
+def test_an_illegal_action_is_replaced_by_the_next_legal_one(spec, mask, action, chosen):
+    for module in (np, jnp):
+        found = nearest_legal(spec, module.asarray(mask), module.asarray(action, spec.dtype))
+        assert found.dtype == spec.dtype
+        np.testing.assert_array_equal(found, chosen)
+
+
 def test_taxi_has_a_mask():
     made = jppo.make_host_env("Taxi-v4")
     envs = made.make([0, 1])
@@ -225,6 +256,16 @@ def test_a_mask_without_legal_actions_is_reported_by_the_command_line(capsys):
 def test_a_mask_without_legal_actions_is_reported_by_bench():
     with pytest.raises(ValueError, match="Masked: action_mask marks no legal action in environment 0 at step"):
         jppo.bench(device_masked(empty_at=3), config=SMALL(), seconds=0.1)
+
+
+@pytest.mark.slow
+def test_bench_takes_legal_actions_only():
+    result = jppo.bench(InfoMasked, config=SMALL(), num_actors=0, seconds=0.1)  # step raises for illegal actions
+    assert result.env == "InfoMasked"
+    agent = jppo.make_anakin(Masked(), SMALL())
+    start = jax.jit(agent.init)(jax.random.key(0)).collect
+    end = jax.jit(functools.partial(step_environments, agent))(start, jax.random.key(1))
+    np.testing.assert_array_equal(end.episode.returns, end.episode.lengths)  # -1 for an illegal action
 
 
 def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):

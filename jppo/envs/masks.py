@@ -70,10 +70,10 @@ def nearest_legal(spec: ActionSpec, mask: AnyArray, action: AnyArray) -> AnyArra
     lead = action.shape[: action.ndim - len(spec.shape)]
     legal = legal_categories(spec, mask, len(lead))
     xp: Any = jnp if isinstance(legal, jax.Array) else np
-    start = np.asarray(spec.start, spec.dtype)
-    category = action.reshape(*lead, -1) - start if spec.nvec else action - start
-    sizes = np.asarray(spec.nvec)[:, None] if spec.nvec else spec.num_actions
-    distance = (np.arange(legal.shape[-1]) - category[..., None]) % sizes
+    start, sizes = np.asarray(spec.start, spec.dtype), np.asarray(spec.nvec or spec.num_actions)
+    start, sizes = (np.broadcast_to(x, legal.shape[:-1]) for x in (start, sizes))
+    category = action.reshape(legal.shape[:-1]) - start
+    distance = (np.broadcast_to(np.arange(legal.shape[-1]), legal.shape) - category[..., None]) % sizes[..., None]
     category = xp.argmin(xp.where(legal, distance, legal.shape[-1]), axis=-1)
     return (category.astype(spec.dtype) + start).reshape(action.shape)
 
