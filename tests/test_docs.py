@@ -92,6 +92,18 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_migration_pages_name_existing_settings():
+    """The second column names arguments of `jppo.train` and fields of its records."""
+    records = (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig, jppo.RunConfig)
+    names = {field.name for record in records for field in dataclasses.fields(record)}
+    names |= set(inspect.signature(jppo.train).parameters)
+    for page in (ROOT / "docs/migration").glob("*.md"):
+        rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+        named = {name for row in rows for name in re.findall(r"`(\w+)(?:=[^`]*)?`", row[1])}
+        assert len(named) > 15 or page.name == "README.md", page
+        assert named <= names | {"action_mask", "env_steps", "stop", "update"}, page
+
+
 def test_reference_contains_every_public_name_once():
     pages = (ROOT / "docs/reference").glob("*.md")
     named = [name for page in pages for name in re.findall(r"^::: jppo\.(\w+)$", page.read_text(), re.MULTILINE)]
