@@ -20,6 +20,7 @@ from jppo.sweeps import pbt_trainer
 from jppo.sweeps.pbt import FACTORS, choose_sources, exchange, perturb
 from jppo.sweeps.population import to_host
 from jppo.sweeps.store import load_sweep
+from jppo.training.history import RecentEpisodes
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, normalize_obs=True, normalize_reward=True)
@@ -200,6 +201,28 @@ def test_the_sweep_replaces_bad_runs_and_records_it(trained):
     assert best.runs == (max(result.runs, key=lambda run: run.score),)
     assert best.settings == {"learning_rate": best.runs[0].metrics["hyperparams/learning_rate"][-1]}
     assert best.score > 0.7, "the best run has learned"
+
+
+def history(result, number, until):
+    """Returns (count, mean, std) of the episodes in each update of a run and, before it was replaced, of its source."""
+    run = result.run(number)
+    columns = (run.metrics[f"episode/{name}"] for name in ("count", "return_mean", "return_std"))
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    copies = [copy for copy in run.copies if copy[0] < until]
+    if not copies:
+        return rows[:until]
+    update, source = copies[-1]
+    return history(result, source, update) + rows[update:until]
+
+
+def test_a_copy_has_the_recent_returns_of_its_source(trained):
+    result, _ = trained
+    for run in result.runs:
+        recent = RecentEpisodes()
+        for row in history(result, run.number, UPDATES):
+            recent.add(*row)
+        assert run.return_mean == recent.mean
+        assert run.episodes == np.nansum(run.metrics["episode/count"]), "episodes of the source are counted"
 
 
 def test_files_contain_the_history(trained):
