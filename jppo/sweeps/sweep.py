@@ -103,24 +103,32 @@ def sweep(
     if pbt is not None:
         check_pbt(pbt, groups, values)
     store = SweepStore(sweep_dir, groups, values)
+    _train_missing_runs(groups, store, progress)
+    return store.result()
+
+
+def _train_missing_runs(
+    groups: list[ProgramGroup], store: SweepStore, progress: str | Callable[[int], Reporter]
+) -> None:
+    """Trains the runs that the store does not contain, and adds their results to it."""
     remaining = [group._replace(runs=runs) for group in groups if (runs := store.missing_runs(group))]
     planned_steps = max(1, sum(group.planned_steps for group in remaining))
     reporter = make_reporter(progress(planned_steps) if callable(progress) else progress, planned_steps)
     sweep_progress = SweepProgress(reporter)
+    limit = groups[0].max_parallel_runs
+    remedy = "use fewer runs" if groups[0].pbt else "set max_parallel_runs" + (f" below {limit}" if limit else "")
     try:
         reporter.start()
-        remedy = f"lower max_parallel_runs = {max_parallel_runs}"
         with stop_on_interrupt(reporter) as stop_requested, explain_out_of_memory(remedy):
             _announce(remaining, len(store), reporter)
             for group in remaining:
                 arguments = group, sweep_progress, stop_requested, functools.partial(store.add, group)
-                if pbt is not None:
+                if group.pbt is not None:
                     PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
                 else:
                     GroupTrainer(*arguments).train()
     finally:
         reporter.close()
-    return store.result()
 
 
 def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) -> None:
