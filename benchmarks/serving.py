@@ -21,16 +21,16 @@ _PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax")
 def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
     """Compiles `train(argument)` with `jit`, then runs it once per line of standard input.
 
-    Prints a line of JSON after compilation and after each run ({"seconds"}), and one at the end of the input
-    ({"peak_rss_mb", "program_mb", "versions"}).
+    Prints a line of JSON after compilation and after each run ({"seconds", "cpu_seconds"}, the latter of all threads),
+    and one at the end of the input ({"peak_rss_mb", "program_mb", "versions"}).
     """
     start = time.perf_counter()
     compiled = jit(train).lower(argument).compile()
     _say({"seconds": time.perf_counter() - start})
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         jax.block_until_ready(compiled(argument))
-        _say({"seconds": time.perf_counter() - start})
+        _say({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu})
     memory = compiled.memory_analysis()
     unit = 2**20 if platform.system() == "Darwin" else 2**10
     _say(

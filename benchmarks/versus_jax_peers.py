@@ -111,6 +111,7 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
         "peak_rss_mb": {name: end["peak_rss_mb"] for name, end in ends.items()},
         "program_mb": {name: end["program_mb"] for name, end in ends.items()},
         "seconds": times,
+        "cpu_seconds": {name: worker.cpu_seconds[1:] for name, worker in workers.items()},
         "cores_busy_before_rounds": busy,
         "versions_of": {name: end["versions"] for name, end in ends.items()},
     }

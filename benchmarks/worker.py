@@ -26,13 +26,16 @@ class Worker:
             env=_ALONE | (env or {}),
         )
         self.compile_seconds = float(self._read()["seconds"])
+        self.cpu_seconds: list[float] = []  # of each run
 
     def train(self) -> float:
         """Trains once and returns the seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return float(self._read()["seconds"])
+        answer = self._read()
+        self.cpu_seconds.append(float(answer.get("cpu_seconds", "nan")))
+        return float(answer["seconds"])
 
     def close(self) -> dict[str, Any]:
         """Ends the process and returns its last message."""

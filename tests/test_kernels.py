@@ -10,7 +10,7 @@ import optax
 import pytest
 from checks import quick_jit
 from gymnax.environments import spaces
-from probes import BoxTimeLimit, ObsActionReward
+from probes import BoxTimeLimit, Counting, ObsActionReward
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
@@ -50,8 +50,10 @@ def after_two_updates(env, config, params=None):
         (ObsActionReward(), {"normalize_obs": True}),
         (BoxTimeLimit(), {"kl_control": "adapt"}),
         (SmallImage(), {"network": "cnn", "hidden_sizes": (8,)}),
+        (Counting(), {"recurrent": "gru", "recurrent_size": 5, "sequence_length": 8}),
+        (Counting(), {"recurrent": "lstm", "recurrent_size": 6}),
     ],
-    ids=["categorical", "gaussian", "images"],
+    ids=["categorical", "gaussian", "images", "gru", "lstm"],
 )
 def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
     """Starts from the same parameters, because the plain form draws other initial weights."""

@@ -102,7 +102,7 @@ class Recurrent(nn.Module):
             carry, outputs = step(gates, carry, recurrent, bias)
             return outputs, carry
         chex.assert_equal_shape_prefix([gates, reset], 2)
-        carry, outputs = scan_cell(step, gates, carry, reset, recurrent, bias)
+        carry, outputs = scan_cell(self.cell, step, gates, carry, reset, recurrent, bias)
         return outputs, carry
 
 
