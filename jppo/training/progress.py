@@ -234,9 +234,10 @@ def format_status(
 def format_short_status(
     env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float = math.nan
 ) -> str:
-    """Returns the same as `format_status` in less space."""
+    """Returns the same as `format_status` in less space; an evaluation takes the place of the unit of the steps."""
     rest = _format_rest(env_steps, total_steps, steps_per_second, recent_return, evaluation)
-    return f"{format_steps(env_steps)}/{format_steps(total_steps)} steps{rest}"
+    status = f"{format_steps(env_steps)}/{format_steps(total_steps)} steps{rest}"
+    return status if math.isnan(evaluation) else status.replace(" steps", "")
 
 
 def _format_rest(
