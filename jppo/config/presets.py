@@ -78,6 +78,13 @@ PRESETS = {
             )
         ),
     ),
+    "taxi": Preset(
+        PPOConfig(num_envs=16, num_steps=128, normalize_reward=True, clip_value=False),
+        Hyperparams(learning_rate=1e-3),
+        200_000,
+        "jppo: for Taxi with its action mask",
+        ("Taxi-v4",),
+    ),
     "gymnax-minatar": Preset(
         PPOConfig(
             num_envs=64,
