@@ -827,6 +827,16 @@ def test_files_in_the_current_directory_do_not_hide_packages():
     assert ended.stdout.startswith("usage: jppo envs")
 
 
+def test_a_platform_that_jax_lacks_is_named():
+    environment = os.environ | {"PYTHONPATH": str(Path(jppo.__file__).parents[1]), "JAX_PLATFORMS": "cuda"}
+    command = [sys.executable, "-m", "jppo", "train", "CartPole-v1", "--num-devices", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=DEADLINE, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(
+        "jppo: JAX_PLATFORMS=cuda names a platform that JAX does not have here; unset it, or see `jppo doctor`\n"
+    )
+
+
 @pytest.mark.slow
 def test_the_current_directory_is_last_on_the_path_of_actors(tmp_path):
     Path("msgpack.py").write_text("raise ImportError('foreign code')")

@@ -124,6 +124,13 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"jppo: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        if not platforms or Path(traceback.extract_tb(error.__traceback__)[-1].filename).name != "xla_bridge.py":
+            raise
+        problem = f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here"
+        print(f"jppo: {problem}; unset it, or see `jppo doctor`", file=sys.stderr)
+        return EXIT_USAGE
     except OSError as error:
         if error.filename is not None:  # an error of a file, not of the output
             raise
