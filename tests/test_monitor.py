@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import SMALL, group, share_chunks
-from host_probes import Guessing, share_programs
+from host_probes import Counting, Guessing, share_programs
 from lenient import lenient, lenient_env
+from PIL import Image
 from probes import NO_LIMIT, Probe
 
 import jppo
@@ -290,6 +291,7 @@ def test_run_without_a_best_policy_is_reported(tmp_path):
         ({"eval_every": -1}, "eval_every = -1 must be a whole number of at least 0"),
         ({"eval_episodes": 0}, "eval_episodes = 0 must be a whole number of at least 1"),
         ({"eval_sampled": 1}, "eval_sampled = 1 must be True or False"),
+        ({"video": "yes"}, "video = 'yes' must be True or False"),
         ({"stop_at_return": "high"}, "stop_at_return = 'high' must be a number"),
         ({"stop_at_return": float("nan")}, "stop_at_return = nan must be a number"),
     ],
@@ -318,3 +320,41 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     with lenient():
         assert main(["eval", run, "--best", "--episodes", "2"]) == 0
     assert "2 episodes" in capsys.readouterr().out
+
+
+def test_video_of_the_final_policy(tmp_path):
+    result = jppo.train(
+        Counting,
+        config=CONFIG,
+        total_steps=BATCH,
+        num_actors=0,
+        run_dir=tmp_path / "run",
+        run=jppo.RunConfig(video=True),
+        progress=(reporter := Recorder()),
+    )
+    with Image.open(tmp_path / "run/video.gif") as image:
+        assert image.n_frames in (1, 2, 3, 4)
+    assert f"wrote {tmp_path}/run/video.gif: " in reporter.messages[-1]
+    assert result.summary["status"] == "finished"
+
+
+def test_environment_that_cannot_be_drawn_is_reported_before_training(tmp_path):
+    train(total=1, run_dir=tmp_path / "run", video=True, progress=(reporter := Recorder()))
+    assert "no video: Lever cannot be drawn" in reporter.messages[0]
+    assert not (tmp_path / "run/video.gif").exists()
+
+
+def test_video_needs_a_run_directory():
+    with pytest.raises(ValueError, match="video needs a run_dir"):
+        train(video=True)
+
+
+@pytest.mark.parametrize("name", ["callback", "eval_every", "stop_at_return", "video"])
+def test_sweeps_name_the_function_that_supports_the_setting(name):
+    with pytest.raises(TypeError, match=rf"sweep\(\) has no argument '{name}'; only jppo.train supports it"):
+        jppo.sweep("CartPole-v1", **{name: 1})
+
+
+def test_sweep_command_names_the_command_that_supports_the_option(capsys):
+    assert main(["sweep", "CartPole-v1", "--eval-every", "3"]) == 2
+    assert "unknown option --eval-every; only `jppo train` supports it" in capsys.readouterr().err

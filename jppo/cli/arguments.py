@@ -13,6 +13,7 @@ from jppo.config.checks import did_you_mean, find_similar
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
+from jppo.config.run import SAVED_FIELDS
 
 EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
@@ -38,6 +39,7 @@ _HINTS = {  # options of other programs
         ("anneal_learning_rate", "no_anneal_learning_rate"),
         "write --learning-rate 2.5e-4:0 for a linear decrease to 0, and a number for a constant learning rate",
     ),
+    **dict.fromkeys(SAVED_FIELDS, "only `jppo train` supports it"),
 }
 
 

@@ -47,6 +47,8 @@ class Train(RunArguments):
     """Evaluations sample actions instead of taking the most likely ones."""
     stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """End the run when the mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes."""  # noqa: E501
+    video: bool = False
+    """Write an episode of the final policy to video.gif in the run directory."""
     force: bool = False
     """Start the run even if it needs more memory than is free."""
     wandb: bool = False
@@ -105,6 +107,7 @@ class Train(RunArguments):
                     eval_episodes=self.eval_episodes,
                     eval_sampled=self.eval_sampled,
                     stop_at_return=self.stop_at_return,
+                    video=self.video,
                     force=self.force,
                     wandb=self.wandb,
                     deterministic=self.deterministic,

@@ -9,7 +9,7 @@ from jppo.config.checks import find_similar
 from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
-from jppo.config.run import RunConfig
+from jppo.config.run import SAVED_FIELDS, RunConfig
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
@@ -17,6 +17,7 @@ _HINTS = {
     "batch_size": "a batch has num_envs*num_steps samples: set one of these",
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
 } | REMOVED_FIELDS
+_HINTS |= dict.fromkeys((*SAVED_FIELDS, "callback", "callback_every"), "only jppo.train supports it")
 R = TypeVar("R")
 
 

@@ -7,7 +7,7 @@ import numbers
 from jppo.config.checks import check_bool, check_int, check_non_negative
 
 EVAL_EPISODES = 16  # default
-SAVED_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return")
+SAVED_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return", "video")
 """Fields that config.json contains if they are set, so that a resumed run uses them."""
 
 
@@ -38,6 +38,8 @@ class RunConfig:
     stop_at_return: float | None = None
     """End the run when the mean return reaches this value: the mean of an evaluation if eval_every is set, otherwise of
     about the last 100 episodes. Default: no such end."""
+    video: bool | None = None
+    """Write an episode of the final policy to video.gif in the run directory. Default: False."""
 
     def __post_init__(self) -> None:
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
@@ -50,6 +52,6 @@ class RunConfig:
             raise ValueError(f"stop_at_return = {value!r} must be a number")
         for name in ("resume", "wandb", "force"):
             check_bool(name, getattr(self, name))
-        for name in ("deterministic", "eval_sampled"):
+        for name in ("deterministic", "eval_sampled", "video"):
             if getattr(self, name) is not None:
                 check_bool(name, getattr(self, name))

@@ -67,8 +67,8 @@ def play_gif(
       ValueError: the environment cannot be drawn, the output cannot be written, or an action_mask marks no legal
         action.
     """
-    if isinstance(env, Environment) and env.name not in DRAWABLE:
-        raise ValueError(f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}")
+    if isinstance(env, Environment):
+        check_drawable(env)
     check_output(output, ".gif")
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
@@ -84,6 +84,22 @@ def play_gif(
     except OSError as error:
         raise ValueError(f"output {output} cannot be written: {error.strerror or error}") from error
     return Playback(len(rewards), float(np.sum(rewards)), finished)
+
+
+def check_drawable(env: Environment | HostEnvironment) -> None:
+    """Raises ValueError if an environment cannot be drawn. Makes and closes a host environment."""
+    if isinstance(env, HostEnvironment):
+        _choose_display()
+        env.make([0], render=True).close()
+    elif env.name not in DRAWABLE:
+        raise ValueError(f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}")
+
+
+def _choose_display() -> None:
+    """Sets the environment variables with which SDL and MuJoCo draw without a screen."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def _episode(
@@ -172,9 +188,7 @@ def _host_episode(
         chosen = act(policy.policy, policy.state, obs, key if sampled else None, carry)
         return chosen.env_action, chosen.carry
 
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("MUJOCO_GL", "egl")
+    _choose_display()
     select, envs = jit(select_action), env.make([seed], render=True)
     frames: list[Any] = []
     rewards: list[float] = []

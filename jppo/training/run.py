@@ -118,8 +118,16 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
         return result
     files = _Files(settings, prepared, previous, hooks)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
+    has_video = bool(prepared.run.video) and not number
+    if has_video:
+        from jppo.training.video import can_write_video, write_video  # drawing needs host modules
+
+        has_video = can_write_video(prepared.agent.env, _warn_with(reporter))
     with explain_out_of_memory(f"lower {sizes}"):
-        return _train(prepared, files, reporter)
+        result = _train(prepared, files, reporter)
+    if has_video and result.run_dir is not None and result.summary["status"] != "interrupted":
+        write_video(result.agent.env, result.policy, result.run_dir, reporter.message, _warn_with(reporter))
+    return result
 
 
 def _finished_result(

@@ -194,7 +194,7 @@ def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
       ValueError: there is no run to resume, or config.json is damaged.
     """
     if settings.run_dir is None:
-        for name in ("resume", "wandb"):
+        for name in ("resume", "wandb", "video"):
             if getattr(settings.run, name):
                 raise ValueError(f"{name} needs a run_dir")
         return None
