@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import SMALL, group, share_chunks
+from flax import struct
+from gymnax.environments.environment import EnvParams
 from host_probes import Guessing, share_programs
-from probes import NO_LIMIT, ObsActionReward
+from probes import NO_LIMIT, ObsActionReward, ProbeState
 
 import jppo
 from jppo.runs.leaves import copy_leaves
@@ -187,6 +189,46 @@ def test_exception_ends_the_run_with_everything_saved(run, tmp_path):
     assert json.loads(lines[-1])["my/number"] == 1.0
     resumed = run(lambda event: None, callback_every=4, run_dir=tmp_path / "run")
     assert resumed.summary["status"] == "finished"
+
+
+@struct.dataclass
+class ScaledParams(EnvParams):
+    scale: float = 1.0
+
+
+@struct.dataclass
+class ScaledState(ProbeState):
+    scale: float
+
+
+class Scaled(Cued):
+    """Its rewards have a scale that is a leaf of the state; an episode starts with the scale of the one before."""
+
+    default_params = ScaledParams(max_steps_in_episode=5)
+
+    def reset_env(self, key, params):
+        obs, state = super().reset_env(key, params)
+        return obs, ScaledState(time=state.time, cue=state.cue, scale=params.scale)
+
+    def step(self, key, state, action, params):
+        return super().step(key, state, action, params.replace(scale=state.scale))
+
+    def reward(self, state, action):
+        return state.scale
+
+
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_parameters_in_the_state_of_environments_survive_resets(num_devices):
+    def change(event):
+        env_state = event.state.collect.env_state
+        scale = env_state.scale + jnp.arange(1.0, 9.0)
+        event.state = event.state.replace(collect=event.state.collect.replace(env_state=env_state.replace(scale=scale)))
+
+    result = train(change, Scaled(), callback_every=6, num_devices=num_devices, total=18)
+    assert result.state.collect.env_state.scale.tolist() == [4.0, 7.0, 10.0, 13.0, 16.0, 19.0, 22.0, 25.0]
+    returns = result.metrics["episode/return_mean"]
+    assert returns[4] == 5.0
+    assert returns[[9, 11]] == pytest.approx(5.0 * 5.5)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,12 @@ def only_the_bonus_explores(scores):
     assert bonus > 0.5
 
 
+def needs_the_curriculum(returns):
+    plain, curriculum = returns
+    assert plain < 0.7
+    assert curriculum > 0.9
+
+
 def halves(result):
     assert sorted({run.status for run in result.runs}) == ["finished", "stopped"]
     assert result.best().settings["learning_rate"] >= 1e-3
@@ -170,6 +176,7 @@ CLAIMS = {
     "simple_policy_optimization": ({}, both_balance, "SPO: mean return"),
     "auxiliary_loss": ({}, predicts_better, "prediction error"),
     "vtrace": ({}, learns_late, "mean return"),
+    "curriculum": ({}, needs_the_curriculum, "with a curriculum:"),
     "random_network_distillation": ({"total_steps": 600_000}, only_the_bonus_explores, "with RND: mean return"),
     "vmapped_seeds": ({"total_steps": 60_000, "num_seeds": 2}, rates_matter, "learning rate   mean return   per seed"),
 }
