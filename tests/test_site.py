@@ -63,7 +63,7 @@ class Site(http.server.SimpleHTTPRequestHandler):
 def site(tmp_path):
     """Builds the site and returns its folder."""
     folder = tmp_path / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, timeout=120)
     return folder
 
