@@ -364,7 +364,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports on-device"),
         (["plan", "CartPole-v1", "--num-devices", "3"], "jppo: num_devices = 3 must divide 4"),
         (["train", "Taxi-v4", "--num-actors", "-1"], "num_actors = -1 must be a whole number"),
-        (["train", "Taxi-v4", "--num-actors", "3"], "jppo: num_envs = 64 cannot be spread evenly over num_actors = 3"),
+        (["train", "Taxi-v4", "--num-actors", "3"], "jppo: num_envs = 16 cannot be spread evenly over num_actors = 3"),
         (["train", "Taxi-v4", "--envs-per-actor", "0"], "envs_per_actor = 0 must be a whole number of at least 1"),
         (["train", "Taxi-v4", "--policy-lag", "2"], "--policy-lag"),
         (["train", "Taxi-v4", "--actor-timeout", "0"], "actor_timeout = 0.0 must be more than 0 seconds"),

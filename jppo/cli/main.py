@@ -119,17 +119,10 @@ def main(argv: list[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except (ValueError, InvalidValue) as error:
-        if not _is_raised_by_jppo(error):
+    except (ValueError, InvalidValue, RuntimeError, AssertionError) as error:
+        if (mistake := _find_mistake(error)) is None:
             raise
-        print(f"jppo: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except (RuntimeError, AssertionError) as error:
-        platforms = os.environ.get("JAX_PLATFORMS")
-        if not platforms or Path(traceback.extract_tb(error.__traceback__)[-1].filename).name != "xla_bridge.py":
-            raise
-        problem = f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here"
-        print(f"jppo: {problem}; unset it, or see `jppo doctor`", file=sys.stderr)
+        print(f"jppo: {mistake}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
         if error.filename is not None:  # an error of a file, not of the output
@@ -198,10 +191,15 @@ def _help_text() -> str:
     return "\n".join([_USAGE, "", title, "", "commands:", *rows, "", end])
 
 
-def _is_raised_by_jppo(error: Exception) -> bool:
-    """Returns False for an error of an environment or a library, which needs its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+def _find_mistake(error: Exception) -> str | None:
+    """Returns the user's mistake; None for an error of jppo, an environment or a library, which needs its traceback."""
+    file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if platforms and file.name == "xla_bridge.py":
+        return f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here; unset it, or see `jppo doctor`"
+    if isinstance(error, ValueError | InvalidValue) and file.is_relative_to(Path(__file__).parents[1]):
+        return str(error)
+    return None
 
 
 def configure_jax(command: Any) -> None:
