@@ -53,6 +53,12 @@ def describe_empty_mask(env_name: str, index: int, num_envs: int, update: int) -
     )
 
 
+def end_of_process(what: str, error: BaseException) -> RuntimeError:
+    """Returns an ordinary error for an exception that would end the process, like SystemExit, raised by user code."""
+    call = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raise {type(error).__name__}"
+    return RuntimeError(f"{what} called {call}")
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or ''."""
     return (str(error).strip().splitlines() or [""])[0]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +190,13 @@ def test_exception_ends_the_run_with_everything_saved(run, tmp_path):
     assert json.loads(lines[-1])["my/number"] == 1.0
     resumed = run(lambda event: None, callback_every=4, run_dir=tmp_path / "run")
     assert resumed.summary["status"] == "finished"
+
+
+def test_exit_in_a_callback_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"^the callback called sys\.exit\(0\)$") as error:
+        train(lambda event: sys.exit(0), total=2, callback_every=2, run_dir=tmp_path / "run")
+    assert error.value.result.summary["status"] == "failed"
+    assert (tmp_path / "run/policy_state.npz").is_file()
 
 
 @struct.dataclass

@@ -827,6 +827,42 @@ def test_files_in_the_current_directory_do_not_hide_packages():
     assert ended.stdout.startswith("usage: jppo envs")
 
 
+LEAVING = """
+import sys
+import gymnasium
+import jppo
+def on_device():
+    sys.exit(0)
+class Drawn(gymnasium.Wrapper):
+    def render(self):
+        sys.exit(0)
+def on_host(render_mode=None):
+    return Drawn(gymnasium.make("CartPole-v1", render_mode=render_mode))
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "check-env", "bench"])
+def test_an_environment_that_ends_the_process_is_an_error(command, monkeypatch):
+    Path("leaving.py").write_text(LEAVING)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    code, _, err = call(command, "leaving:on_device", "--backend", "device")
+    assert code != 0
+    assert "sys.exit(0)" in err
+
+
+def test_an_environment_that_ends_the_process_when_it_is_drawn_is_an_error(monkeypatch):
+    Path("leaving.py").write_text(LEAVING)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    import leaving
+
+    envs = jppo.make_host_env(leaving.on_host).make([0], render=True)
+    with pytest.raises(ValueError, match=r"cannot be drawn here: the environment called sys\.exit\(0\)"):
+        envs.render()
+    envs.close()
+
+
 def test_a_platform_that_jax_lacks_is_named():
     environment = os.environ | {"PYTHONPATH": str(Path(jppo.__file__).parents[1]), "JAX_PLATFORMS": "cuda"}
     command = [sys.executable, "-m", "jppo", "train", "CartPole-v1", "--num-devices", "1"]

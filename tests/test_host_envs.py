@@ -432,9 +432,9 @@ def test_errors_of_environments_are_raised_unchanged():
 
 
 class Exiting(Counting):
-    def __init__(self, where, at=0):
+    def __init__(self, where, at=0, error=SystemExit):
         super().__init__()
-        self.where, self.calls_left = where, at
+        self.where, self.calls_left, self.error = where, at, error
         self.exit_in("making")
 
     def reset(self, **kwargs):
@@ -448,7 +448,7 @@ class Exiting(Counting):
     def exit_in(self, where):
         if where == self.where:
             if not self.calls_left:
-                sys.exit(0)
+                raise self.error(0)
             self.calls_left -= 1
 
 
@@ -456,6 +456,11 @@ class Exiting(Counting):
 def test_exits_of_environments_are_errors(where):
     with pytest.raises(RuntimeError, match=r"^the environment called sys\.exit\(0\)$"):
         make_host_env(functools.partial(Exiting, where))
+
+
+def test_exceptions_that_end_the_process_are_errors():
+    with pytest.raises(RuntimeError, match=r"^the environment called raise GeneratorExit$"):
+        make_host_env(functools.partial(Exiting, "reset", error=GeneratorExit))
 
 
 @pytest.mark.parametrize("num_actors", [0, 1])

@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             configure_jax(command)
             if isinstance(command, Train):
                 _import_training()
-        code: int = command.run()
+        code = _run(command)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -131,6 +131,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _run(command: Any) -> int:
+    """Runs a command and returns its exit code. sys.exit, for example in an environment, is an error."""
+    try:
+        code: int = command.run()
+    except SystemExit as error:
+        print(f"jppo: sys.exit({error.code!r}) ended the command; the environment may call it", file=sys.stderr)
+        return EXIT_FAILED
+    return code
 
 
 def _open_closed_streams() -> None:

@@ -21,6 +21,7 @@ from jppo.envs.info_mask import InfoMask, has_info_mask
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.modules import import_module_of, unknown_environment
 from jppo.envs.spaces import ACTION_MASK, PyTree
+from jppo.errors import end_of_process
 
 ENVPOOL = "envpool:"
 
@@ -52,14 +53,16 @@ class HostEnvironment(NamedTuple):
 
 
 def _forbid_exit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function that calls an environment, so that sys.exit in it raises RuntimeError."""
+    """Decorates a function that calls an environment. sys.exit in it, and the like, raise RuntimeError."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except SystemExit as error:
-            raise RuntimeError(f"the environment called sys.exit({error.code!r})") from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise end_of_process("the environment", error) from error
 
     return wrapper
 
@@ -103,7 +106,7 @@ class HostEnvs:
     def render(self) -> np.ndarray:
         """Returns a picture of the first environment, [height, width, 3] u8. Raises ValueError if drawing fails."""
         try:
-            return self._vector.render()[0]
+            return _forbid_exit(self._vector.render)()[0]
         except Exception as error:  # from any graphics library
             hint = " (MUJOCO_GL=egl or osmesa may help)" if "mujoco" in type(error).__module__ else ""
             raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error

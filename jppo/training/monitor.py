@@ -7,7 +7,7 @@ import jax
 
 from jppo.config.run import RunConfig
 from jppo.devices.mesh import allgather_ints
-from jppo.errors import HostFailed
+from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import Best
 from jppo.training.callback import Callback, CallbackEvent
@@ -158,6 +158,8 @@ class Monitor:
             self._callback(event)
         except Exception as failure:
             error = failure  # raised when the run is saved
+        except BaseException as failure:
+            error = end_of_process("the callback", failure)
         else:
             loop.state = event.state
         code = _FAILED if error is not None else _CONTINUE if event.stop_reason is None else _STOPPED
