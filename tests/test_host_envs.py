@@ -458,6 +458,24 @@ def test_exits_of_environments_are_errors(where):
         make_host_env(functools.partial(Exiting, where))
 
 
+class OldReset(Counting):
+    def reset(self):
+        return super().reset()
+
+
+class WithoutOptions(Counting):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize(("env", "missing"), [(OldReset, "seed"), (WithoutOptions, "options")])
+def test_a_reset_of_old_versions_of_gym_is_named(env, missing):
+    with pytest.raises(
+        ValueError, match=rf"^{env.__name__}: reset has no parameter {missing}; def reset\(self, \*, seed"
+    ):
+        make_host_env(env)
+
+
 def test_exceptions_that_end_the_process_are_errors():
     with pytest.raises(RuntimeError, match=r"^the environment called raise GeneratorExit$"):
         make_host_env(functools.partial(Exiting, "reset", error=GeneratorExit))

@@ -138,6 +138,8 @@ def _run(command: Any) -> int:
     try:
         code: int = command.run()
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich exits if the reader has closed the pipe
+            return 0
         print(f"jppo: sys.exit({error.code!r}) ended the command; the environment may call it", file=sys.stderr)
         return EXIT_FAILED
     return code

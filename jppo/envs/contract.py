@@ -27,6 +27,22 @@ class BrokenContractError(ValueError):
         return "; ".join(filter(None, map(str, self.args)))
 
 
+def call_reset(env: Any, seed: int) -> Any:
+    """Returns what `reset` returns. Calls it like Gymnasium's vector environments.
+
+    Raises:
+      BrokenContractError: reset has no parameter seed or options, as in old versions of Gym.
+    """
+    try:
+        return env.reset(seed=seed, options=None)
+    except TypeError as error:
+        missing = [name for name in ("seed", "options") if f"unexpected keyword argument '{name}'" in str(error)]
+        if not missing:
+            raise
+        remedy = "def reset(self, *, seed=None, options=None)"
+        raise BrokenContractError(f"reset has no parameter {missing[0]}", remedy) from error
+
+
 def read_reset(returned: Any) -> PyTree:
     """Returns the observation of `reset`. Raises BrokenContractError unless it returned (obs, info dict)."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
@@ -64,7 +80,7 @@ def probe_env(name: str, env: Any) -> None:
     env.action_space.seed(0)
     when = "reset"
     try:
-        obs = read_reset(env.reset(seed=0))
+        obs = read_reset(call_reset(env, 0))
         observations.see(obs)
         when = "step"
         action = _legal_sample(env.action_space, obs)

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.contract import BrokenContractError
+from jppo.envs.contract import BrokenContractError, call_reset
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, PyTree
 
 _CHECK = "masks"  # the check of `jppo check-env` that reports problems
@@ -62,7 +62,10 @@ def has_info_mask(env: gymnasium.Env) -> bool:
     space = env.observation_space
     if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
         return False
-    returned: Any = env.reset(seed=0)  # it may be invalid, which probe_env reports
+    try:
+        returned: Any = call_reset(env, 0)  # it may be invalid, which probe_env reports
+    except BrokenContractError:
+        return False
     is_valid = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
     return is_valid and ACTION_MASK in returned[1]
 

@@ -25,7 +25,7 @@ from jppo.envs.checks.trajectory import (
     num_steps_of,
     stack_trace,
 )
-from jppo.envs.contract import BrokenContractError, read_reset, read_step
+from jppo.envs.contract import BrokenContractError, call_reset, read_reset, read_step
 from jppo.envs.gymnasium import make_source, open_host_env
 from jppo.envs.info_mask import InfoMask
 from jppo.envs.observations import Observations
@@ -119,13 +119,7 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
 def _reset(env: Any, seed: int | None = None) -> PyTree:
     """Returns an observation."""
     with report_exceptions("runs", "reset"):
-        try:
-            return read_reset(env.reset() if seed is None else env.reset(seed=seed))
-        except TypeError as error:
-            if "seed" not in str(error):
-                raise
-            remedy = "def reset(self, *, seed=None, options=None)"
-            raise BrokenContractError("reset has no parameter seed", remedy) from error
+        return read_reset(env.reset() if seed is None else call_reset(env, seed))
 
 
 def _play_all(envs: list[Any], seed: int, actions: PyTree, observations: Observations, masks: Masks) -> Trace:
