@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from jppo.errors import TrainingDiverged
 from jppo.runs.curves import read_groups
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import read_metrics
+from jppo.sweeps.results import SweepResult
 from jppo.training import train as driver
 
 DEADLINE = 120  # time limit for other processes in seconds
@@ -466,6 +468,19 @@ def test_sweep(tmp_path):
     assert summary["runs"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0, "not_started": 0}
     settings = {"learning_rate", "hidden_sizes", "num_envs", "num_steps", "num_minibatches", "normalize_obs"}
     assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
+
+
+@pytest.mark.parametrize("options", [(), ("--sweep-dir", "my sweep")])
+def test_an_interrupted_sweep_prints_the_command_that_continues_it(monkeypatch, options):
+    def interrupted(*args, sweep_dir, **kwargs):
+        Path(sweep_dir).mkdir(parents=True)
+        return SweepResult([], [], Path(sweep_dir).absolute(), not_started=2)
+
+    monkeypatch.setattr("jppo.sweeps.sweep.sweep", interrupted)
+    code, out, _ = call("sweep", "CartPole-v1", "--learning-rate", "1e-3", "1e-4", *options)
+    assert code == 130
+    command = "next: jppo sweep CartPole-v1 --learning-rate 1e-3 1e-4 --sweep-dir "
+    assert re.search(re.escape(command) + ("'my sweep'$" if options else r"runs/sweeps/[\d-]+$"), out)
 
 
 def test_sweep_with_population_based_training(tmp_path):

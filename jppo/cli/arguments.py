@@ -147,6 +147,7 @@ class PreParse:
     preset: str
     run_dir: Path | None  # of --run-dir or --resume
     has_num_envs: bool
+    words: tuple[str, ...]  # all of them
 
     @property
     def chosen_preset(self) -> Preset:
@@ -169,6 +170,7 @@ def pre_parse(argv: list[str]) -> PreParse:
         preset=known.preset or "auto",
         run_dir=Path(run_dir) if run_dir else None,
         has_num_envs=known.num_envs is not None,
+        words=tuple(argv),
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,6 +93,7 @@ class Sweep:
     json: bool = False
     """Print the best setting of each environment as one line of JSON on standard output, and everything else on standard error."""  # noqa: E501
     settings: Annotated[Settings, Inline] = dataclasses.field(default_factory=Settings)  # type: ignore[valid-type]
+    words: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # the command line
 
     def adjusted(self, given: PreParse) -> "Sweep":
         """Returns the command. Raises ValueError for a setting without a value or an option that needs --pbt."""
@@ -100,14 +102,14 @@ class Sweep:
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
                 raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
-        return self
+        return dataclasses.replace(self, words=given.words)
 
     def run(self) -> int:
         from jppo.runs.files import jsonable
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
-        from jppo.training.progress import DisplayStream, make_reporter
+        from jppo.training.progress import DisplayStream, make_reporter, short_path
 
         if not self.envs:
             raise ValueError("no environment; name at least one, for example: jppo sweep CartPole-v1")
@@ -132,6 +134,9 @@ class Sweep:
             result.write_run_dirs()
         if not self.quiet:
             print_settings(result, stream)
+            if result.status == "interrupted" and result.sweep_dir is not None:
+                where = [] if self.sweep_dir else ["--sweep-dir", str(short_path(result.sweep_dir))]
+                print("next:", shlex.join(["jppo", "sweep", *self.words, *where]), sep="\n  ", file=stream)
         if self.json:
             print(json.dumps(jsonable(result.summary())))
         return EXIT_CODES.get(result.status, 0)

@@ -253,7 +253,7 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         Console(file=stream).print(table)
     if result.not_started:
         print(f"{result.not_started} runs were not started", file=stream)
-    if result.sweep_dir is not None:
+    if result.sweep_dir is not None and result.runs:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
         print(f"saved in {result.sweep_dir}: {files}", file=stream)
 

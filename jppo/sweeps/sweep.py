@@ -22,7 +22,7 @@ from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
 from jppo.training.interrupts import stop_on_interrupt
-from jppo.training.progress import Reporter, make_reporter
+from jppo.training.progress import Reporter, make_reporter, short_path
 from jppo.training.settings import RunSettings
 
 
@@ -70,7 +70,9 @@ def sweep(
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
         combination of PPOConfig fields is a separate program.
 
-    Ctrl-C stops the sweep early and returns the results so far; a second Ctrl-C raises KeyboardInterrupt.
+    Ctrl-C stops the sweep early and returns the results so far; a second Ctrl-C raises KeyboardInterrupt. The next call
+    with the same arguments and the same sweep_dir keeps finished runs and starts unfinished ones again from the
+    beginning; with pbt, it continues from checkpoints.
 
     Raises:
       ValueError: an argument is invalid; nothing has been trained.
@@ -127,6 +129,8 @@ def _train_missing_runs(
                     PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
                 else:
                     GroupTrainer(*arguments).train()
+            if stop_requested() and store.path is not None:
+                reporter.message(_describe_continuation(groups[0], store.path))
     finally:
         reporter.close()
 
@@ -138,6 +142,17 @@ def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) ->
     reporter.message(f"{runs} in {programs}{saved}")
     for group in groups if len(groups) > 1 else []:
         reporter.message(f"  {group.name}: {_count(len(group.runs), 'run')}")
+
+
+def _describe_continuation(group: ProgramGroup, sweep_dir: Path) -> str:
+    """Returns what the next call with the same directory does after an interrupted sweep."""
+    if group.pbt is not None:
+        rest = "unfinished populations continue from their checkpoints"
+    elif group.successive_halving:
+        rest = "programs with unfinished runs start again from the beginning"
+    else:
+        rest = "unfinished runs start again from the beginning"
+    return f"the same sweep with sweep_dir {short_path(sweep_dir)} keeps finished runs; {rest}"
 
 
 def _count(number: int, noun: str) -> str:
