@@ -65,7 +65,7 @@ _NETWORKS = {
 _MEMORY_ENVS = {  # label: environment, steps, target
     "MemoryChain-bsuite": ("MemoryChain-bsuite", 300_000, 0.95),
     "CartPole without velocities": (HiddenVelocities(), 1_500_000, 475.0),
-    "CartPole without velocities/ray": (HostHiddenVelocities, 1_500_000, 475.0),
+    "CartPole without velocities/host": (HostHiddenVelocities, 1_500_000, 475.0),
     "T-maze of length 20": (TMaze(), 1_000_000, 0.95),
 }
 _ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
@@ -98,11 +98,11 @@ def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, A
     """Trains and evaluates all seeds and returns the row of results."""
     name, *words = label.split("/")
     env = name if task.env is None else task.env
-    with_ray = "ray" in words
-    measured = (run_with_ray if with_ray else run_on_device)(env, task, num_seeds, total_steps)
+    backend = next((word for word in words if word in ("ray", "host")), "device")
+    measured = (run_on_device if backend == "device" else run_on_host)(env, task, num_seeds, total_steps)
     return {
         "env": name,
-        "backend": "ray" if with_ray else "device",
+        "backend": backend,
         "preset": task.preset,
         "network": words[-1] if task.settings else "",
         "seeds": num_seeds,
@@ -112,14 +112,9 @@ def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, A
     }
 
 
-def settings_of(task: Task) -> tuple[jppo.PPOConfig, jppo.Hyperparams]:
-    """Returns the config and the hyperparameters of a task."""
-    return task.settings or jppo.PRESETS[task.preset][:2]
-
-
 def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
     """Trains all seeds in one vmapped program."""
-    config, hyperparams = settings_of(task)
+    config, hyperparams = task.settings or jppo.PRESETS[task.preset][:2]
     agent = jppo.make_anakin(env, config, total_steps=total_steps)
     keys = jax.vmap(jax.random.key)(np.arange(num_seeds))
     start = time.perf_counter()
@@ -142,10 +137,11 @@ def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dic
     }
 
 
-def run_with_ray(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
-    """Trains one seed after the other, each with one actor per core."""
-    config, hyperparams = settings_of(task)
-    options = {"config": config, "hyperparams": hyperparams} if task.settings else {"preset": task.preset}
+def run_on_host(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
+    """Trains one seed after the other, each with one actor per core; without actors if the task has settings."""
+    options: dict[str, Any] = {"preset": task.preset}
+    if task.settings:
+        options = {"config": task.settings[0], "hyperparams": task.settings[1], "num_actors": 0}
     results = [
         jppo.train(env, backend="ray", total_steps=total_steps, seed=seed, **options) for seed in range(num_seeds)
     ]
@@ -198,18 +194,20 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 def memory_table(rows: dict[str, dict[str, Any]]) -> str:
     """Returns the rows of recurrent networks and of those without memory as a Markdown table."""
     lines = [
-        "| environment | steps | seeds | target | GRU | worst seed | MLP | best seed | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| environment | steps | seeds | target | GRU, greedy | worst seed | MLP, greedy | best seed | GRU, sampled | "
+        "MLP, sampled | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for label, (_, _, target) in _MEMORY_ENVS.items():
         if f"{label}/GRU" not in rows or f"{label}/MLP" not in rows:
             continue
         gru, mlp = rows[f"{label}/GRU"], rows[f"{label}/MLP"]
-        name = gru["env"] + (", Ray" if gru["backend"] == "ray" else "")
-        worst, best = min(gru["score"]["per_seed"]), max(mlp["score"]["per_seed"])
-        scores = f"{_plus_minus(gru['score'], 2)} | {worst:.2f} | {_plus_minus(mlp['score'], 2)} | {best:.2f}"
+        name = gru["env"] + (", Gymnasium" if gru["backend"] == "host" else "")
+        worst, best = min(gru["greedy"]["per_seed"]), max(mlp["greedy"]["per_seed"])
+        greedy = f"{_plus_minus(gru['greedy'], 2)} | {worst:.2f} | {_plus_minus(mlp['greedy'], 2)} | {best:.2f}"
+        sampled = f"{_plus_minus(gru['score'], 2)} | {_plus_minus(mlp['score'], 2)}"
         lines.append(
-            f"| {name} | {gru['steps']:,} | {gru['seeds']} | ≥ {target:g} | {scores} | "
+            f"| {name} | {gru['steps']:,} | {gru['seeds']} | ≥ {target:g} | {greedy} | {sampled} | "
             f"{gru['seconds']:.0f} / {mlp['seconds']:.0f} |"
         )
     return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in MEMORY])])
