@@ -818,6 +818,26 @@ def test_an_unfinished_run_has_the_policy_of_its_newest_checkpoint(copied):
         jppo.load_policy(copied, env=Cued())
 
 
+@pytest.mark.parametrize("damage", ["policy", "summary"])
+def test_a_finished_run_writes_missing_files_again(full, tmp_path, damage):
+    run = shutil.copytree(full.run_dir, tmp_path / "run")
+    if damage == "policy":
+        (run / "policy_state.npz").unlink()
+    else:
+        (run / "summary.json").write_text('{"status": "finished"}')
+    again = jppo.train(Cued(), run_dir=run)
+    assert again.summary["updates"] == UPDATES
+    assert json.loads((run / "summary.json").read_text())["steps"] == UPDATES * BATCH
+    assert_same(jppo.load_policy(run, env=Cued()).state, full.policy.state)
+
+
+def test_a_finished_run_without_metrics_is_refused(full, tmp_path):
+    run = shutil.copytree(full.run_dir, tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read \(No such file or directory\); use another"):
+        jppo.train(Cued(), run_dir=run)
+
+
 def test_a_custom_network_is_needed_to_load_the_policy(tmp_path):
     env = jppo.make_env(Cued())
     network = make_network(CONFIG, env.obs_spec, env.action_spec)

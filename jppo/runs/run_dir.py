@@ -109,10 +109,14 @@ def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]
 def rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yields the text and the content of each line of metrics.jsonl up to an update.
 
-    Skips damaged lines and repeated updates.
+    Skips damaged lines and repeated updates. Raises ValueError if the file cannot be read.
     """
-    last = 0
-    with open(run_dir / "metrics.jsonl", "rb") as lines:
+    last, path = 0, run_dir / "metrics.jsonl"
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); use another run_dir") from None
+    with file as lines:
         for line in lines:
             row = _parse_row(line)
             if row is not None and line.endswith(b"\n") and last < row["update"] <= update:

@@ -135,13 +135,15 @@ def _finished_result(
 ) -> Result | None:
     """Returns the result of a run that is already finished; None if there are updates left to train.
 
-    A run that ended early continues if total_steps or stop_at_return changed. A finished run repeats its last updates
-    if writes failed or its last checkpoint is damaged.
+    A run that ended early continues if total_steps or stop_at_return changed. A finished run writes its files again if
+    writes failed or files are missing, and repeats its last updates if its last checkpoint is damaged.
     """
     run_dir, agent = settings.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
     summary = read_summary(run_dir)
-    if summary.get("status") not in ("finished", "stopped", "solved") or "failed_writes" in summary:
+    is_whole = summary.keys() >= {"return_mean", "return_std", "steps_per_second", "compile_seconds", "updates"}
+    is_whole &= "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
+    if summary.get("status") not in ("finished", "stopped", "solved") or not is_whole:
         return None
     checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))
     same = all(previous.get(name) == prepared.config_json.get(name) for name in ("total_steps", "stop_at_return"))
