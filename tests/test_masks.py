@@ -414,7 +414,7 @@ def test_check_env_takes_legal_actions_only(env):
         (DeviceTwos(), "fail", "action_mask contains 2"),
         (SevenEntries(), "fail", "action_mask has shape (7,), 7 entries; the action space has 6 categories"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
 )
 def test_check_env_finds_an_invalid_mask(env, status, seen):
     report = jppo.check_env(env, steps=64, num_envs=2)
