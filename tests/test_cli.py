@@ -715,7 +715,8 @@ def test_a_custom_environment_from_training_to_gif(shell):
     assert code == 0, err
     summary = json.loads(out)
     assert summary == read_summary(Path("run"))
-    assert set(summary) == SUMMARY | {"num_actors", "envs_per_actor", "policy_lag", "lost_fragments", "restarts"}
+    actors = {"num_actors", "envs_per_actor", "policy_lag", "lost_fragments", "restarts"}
+    assert set(summary) == SUMMARY | actors | {"best_update", "best_return"}
     assert (summary["env"], summary["backend"], summary["status"]) == ("corridors:Corridor", "ray", "finished")
     assert (summary["num_actors"], summary["envs_per_actor"], summary["policy_lag"]) == (0, 8, 0)
     assert (summary["steps"], summary["updates"]) == (2048, 16)
@@ -751,8 +752,10 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
         code, out, err = call(*words)
         assert (code, out) == (2, "")
         assert "config.json names the environment sys:exit, which would import a module" in err
-    with pytest.raises(ValueError, match="trust_env=True in Python"):
+    with pytest.raises(ValueError, match=r"load_policy\(run_dir, trust_env=True\)"):
         jppo.export_policy(run, "a.npz")
+    with pytest.raises(RuntimeError, match="the environment called"):
+        jppo.export_policy(run, "a.npz", trust_env=True)
     with pytest.raises(RuntimeError, match="the environment called"):
         jppo.load_policy(run, trust_env=True)
     with pytest.raises(RuntimeError, match="the environment called"):
@@ -767,7 +770,12 @@ def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
     assert "run was trained in a custom environment, Counting; name it with --env module:name" in err
     code, out, err = call("eval", "run", "--episodes", "2", "--env", "probes:Counting")
     assert (code, err) == (0, "")
-    assert "greedy, 2 episodes" in out
+    assert "probes:Counting, greedy, 2 episodes" in out
+    with pytest.raises(ValueError, match=r"in Python, use jppo.load_policy\(run_dir, env=...\) or jppo.evaluate\("):
+        jppo.evaluate("run")
+    for env in (probes.Counting(), "probes:Counting"):
+        assert len(jppo.evaluate(env, "run", num_episodes=2).returns) == 2
+    assert jppo.export_policy("run", "a.npz", env=probes.Counting()).exists()
     code, _, err = call("eval", "run", "--env", "probes:Missing")
     assert (code, err) == (2, "jppo: probes:Missing: module probes has no Missing")
 

@@ -70,3 +70,11 @@ def test_a_feed_forward_policy_takes_no_state(trained):
     for function in (trained[1].act, trained[1].value):
         with pytest.raises(ValueError, match=r"this policy is not recurrent: call (act|value)"):
             function(np.zeros(3), np.zeros(1))
+
+
+@pytest.mark.parametrize("option", [{"seed": -1}, {"seed": "a"}, {"max_steps": 0}])
+def test_invalid_options_are_named(trained, option):
+    (name, value), *_ = option.items()
+    for function in (jppo.evaluate, jppo.play):
+        with pytest.raises(ValueError, match=f"{name} = {value!r} must be a whole number"):
+            function(*trained, **option)

@@ -28,10 +28,10 @@ class Eval(TrainedRun):
         result = evaluate(run.agent.env, run.policy, num_episodes=self.episodes, seed=self.seed, sampled=self.sampled)
         summary = result.summary()
         if self.json:
-            print(json.dumps({"env": run.settings["env"], "sampled": self.sampled} | summary))
+            print(json.dumps({"env": run.agent.env.name, "sampled": self.sampled} | summary))
             return 0
         print(
-            f"{run.settings['env']}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
+            f"{run.agent.env.name}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
             f"{summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
             f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), "
             f"length {summary['length_mean']:.1f}"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.config.checks import check_int
+from jppo.config.checks import check_int, check_seed, names_module
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment
@@ -22,8 +22,9 @@ from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
 from jppo.runs.display import html_table, show_record
-from jppo.runs.load import load_run
+from jppo.runs.load import load_run, needs_env
 from jppo.runs.policy import TrainedPolicy, row_without_legal_action
+from jppo.runs.run_dir import read_config
 
 _MAX_EPISODES = 1_000_000
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
@@ -74,21 +75,24 @@ def evaluate(
         jppo.evaluate("runs/first")                  # the same from its directory
         jppo.evaluate("CartPole-v1", result.policy)  # any environment with the same spaces
         jppo.evaluate("CartPole-v1", "runs/first")
+        jppo.evaluate(MyEnv, "runs/own")             # a run of a custom environment
 
     Args:
       env_or_run: without `policy`, a result of `jppo.train`, a run of a sweep or a run directory. With `policy`, an
         environment, as for `jppo.train`.
       policy: a `jppo.TrainedPolicy`, or a result, run of a sweep or run directory that contains one.
+      seed: seed of the environments and of the sampled actions.
       sampled: sample actions instead of taking the most likely ones.
       max_steps: episodes longer than this are cut and reported as unfinished. A host environment stops after such an
         episode, so that the result may have fewer than num_episodes.
 
     Raises:
-      ValueError: num_episodes is outside 1 to 1,000,000, env_or_run or policy is something else, the environment and
-        the policy have different spaces, or an action_mask marks no legal action.
+      ValueError: num_episodes is outside 1 to 1,000,000, seed or max_steps is invalid, env_or_run or policy is
+        something else, the environment and the policy have different spaces, or an action_mask marks no legal action.
     """
     if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
         raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
+    seed, max_steps = check_seed(seed), check_int("max_steps", max_steps)
     env, policy = open_policy(env_or_run, policy, "jppo.evaluate")
     if isinstance(env, HostEnvironment):
         return make_host_player(env, policy.policy, sampled)(policy.state, num_episodes, seed, max_steps)
@@ -107,16 +111,20 @@ def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, Train
     """
     if policy is None:
         return _open_run("env_or_run", env_or_run, function)
-    policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy, function)[1]
-    env = _open_env(env_or_run)
+    env = _open_env(env_or_run, policy)
+    policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy, function, env)[1]
     _check_spaces(env, policy)
     return env, policy
 
 
-def _open_run(name: str, run: Any, function: str) -> tuple[Any, TrainedPolicy]:
-    """Returns the environment and the policy of a result, a run of a sweep or a run directory."""
+def _open_run(name: str, run: Any, function: str, env: Any = None) -> tuple[Any, TrainedPolicy]:
+    """Returns the environment and the policy of a result, a run of a sweep or a run directory.
+
+    Args:
+      env: the environment of a run directory whose config.json does not describe one.
+    """
     if isinstance(run, str | Path):
-        run = load_run(run)
+        run = load_run(run, env=env if needs_env(Path(run)) else None)
     policy = getattr(run, "policy", None)
     if isinstance(policy, TrainedPolicy) and hasattr(run, "agent"):
         return run.agent.env, policy
@@ -128,12 +136,15 @@ def _open_run(name: str, run: Any, function: str) -> tuple[Any, TrainedPolicy]:
     )
 
 
-def _open_env(env: Any) -> Any:
+def _open_env(env: Any, policy: Any) -> Any:
+    """Returns an environment. A module:name has the backend of the policy's run directory."""
     if isinstance(env, Environment | HostEnvironment):
         return env
     if hasattr(env, "agent") and hasattr(env, "policy"):  # a result
         return env.agent.env
-    if choose_backend(env) == "device":
+    is_run_dir = names_module(env) and isinstance(policy, str | Path)
+    backend = read_config(Path(policy))["backend"] if is_run_dir else choose_backend(env)
+    if backend == "device":
         return make_env(env)
     return make_host_env(env)
 

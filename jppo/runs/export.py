@@ -36,7 +36,12 @@ _DIGEST_SIZE = 32
 
 
 def export_policy(
-    policy: TrainedPolicy | str | Path, path: str | Path, *, platforms: Sequence[str] = PLATFORMS
+    policy: TrainedPolicy | str | Path,
+    path: str | Path,
+    *,
+    platforms: Sequence[str] = PLATFORMS,
+    env: Any = None,
+    trust_env: bool = False,
 ) -> Path:
     """Writes a policy atomically as one file and returns its path.
 
@@ -44,6 +49,7 @@ def export_policy(
       policy: `result.policy`, or a run directory.
       path: its ending selects the format: .npz for `jppo.actors.numpy_policy.load`, .stablehlo for `load_exported`.
       platforms: platforms that a .stablehlo file can run on.
+      env, trust_env: of a run directory, see `jppo.load_policy`.
 
     Raises:
       ValueError: the ending is unknown, the path cannot be written, the run directory has no policy, or the network
@@ -54,7 +60,7 @@ def export_policy(
     if not isinstance(policy, TrainedPolicy):
         from jppo.runs.load import load_run  # gymnax takes seconds to import
 
-        policy = load_run(policy).policy
+        policy = load_run(policy, env=env, trust_env=trust_env).policy
     content = _as_npz(policy) if path.suffix.lower() == ".npz" else _as_stablehlo(policy, platforms)
     try:
         write_atomically(path, content)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jppo.config.checks import names_module
+from jppo.envs.backends import choose_backend
+from jppo.envs.base import Environment
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
@@ -73,8 +75,9 @@ def load_run(
     if env is None:
         env = _check_env_name(run_dir, settings, trust_env)
     config, _ = runs.config_of(settings, run_dir)
+    opened = not isinstance(env, str | Environment) and choose_backend(env) == "ray"
     agent: Any
-    if settings["backend"] == "ray":
+    if opened or (settings["backend"] == "ray" and not isinstance(env, Environment)):
         from jppo.actors.sebulba import make_sebulba  # an on-device run does not need the actors package
 
         agent = make_sebulba(env, config, network=network)
@@ -83,6 +86,12 @@ def load_run(
         agent = make_anakin(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
     return LoadedRun(agent, _policy_state(run_dir, like, best), settings)
+
+
+def needs_env(run_dir: Path) -> bool:
+    """Returns whether config.json of a run describes no environment that can be made without importing a module."""
+    settings = runs.read_config(run_dir)
+    return settings.get("environment") == "custom" or names_module(settings["env"])
 
 
 def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) -> str:
@@ -95,12 +104,13 @@ def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) ->
     if settings.get("environment") == "custom":
         raise ValueError(
             f"{run_dir} was trained in a custom environment, {name}; name it with --env module:name on the command "
-            "line, or with env=... in Python"
+            "line; in Python, use jppo.load_policy(run_dir, env=...) or jppo.evaluate(env, run_dir)"
         )
     if names_module(name) and not trust_env:
         raise ValueError(
             f"{run_dir}/config.json names the environment {name}, which would import a module; if you trust it, use "
-            f"--env {name} or --trust-env on the command line, or env={name!r} or trust_env=True in Python"
+            f"--env {name} or --trust-env on the command line; in Python, jppo.load_policy(run_dir, trust_env=True) or "
+            f"jppo.evaluate({name!r}, run_dir)"
         )
     return name
 

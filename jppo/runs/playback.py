@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jppo.config.checks import check_int, check_seed
 from jppo.runs.display import Picture
 from jppo.runs.evaluation import open_policy
 from jppo.runs.render import play_gif
@@ -26,6 +27,7 @@ def play(
     Raises:
       ValueError: the environment cannot be drawn, or an argument is invalid.
     """
+    seed, max_steps = check_seed(seed), check_int("max_steps", max_steps)
     env, policy = open_policy(env_or_run, policy, "jppo.play")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "play.gif"
