@@ -42,6 +42,37 @@ def test_invalid_settings_raise(function, arguments, message):
         function(lenient_env("CartPole-v1"), **arguments)
 
 
+@pytest.mark.parametrize("name", ["optimizer", "loss", "advantages"])
+@pytest.mark.parametrize("function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep])
+def test_names_instead_of_functions_raise(function, name):
+    with pytest.raises(ValueError, match=f"{name} = 'ppo' must be a function"):
+        function(lenient_env("CartPole-v1"), **{name: "ppo"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run": "x"}, "run = 'x' must be a jppo.RunConfig or a mapping of its fields"),
+        ({"run": {"resume": True}}, "resume needs a run_dir"),
+        ({"run": {"resme": True}}, "run has no field 'resme'; did you mean resume?"),
+        ({"ray": 2}, "ray = 2 must be a jppo.RayConfig or a mapping of its fields"),
+        ({"ray": {"num_actors": 2}}, "runs on the device, without actors"),
+    ],
+)
+def test_run_and_ray_are_records_or_mappings(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        jppo.train(lenient_env("CartPole-v1"), **arguments)
+
+
+def test_unknown_fields_raise_with_the_right_name():
+    for call in (jppo.Hyperparams, jppo.Hyperparams().replace):
+        with pytest.raises(TypeError, match=r"Hyperparams has no field 'lr'; did you mean learning_rate\?$"):
+            call(lr=0.1)
+    for call in (jppo.PPOConfig, jppo.PPOConfig().replace):
+        with pytest.raises(TypeError, match=r"PPOConfig has no field 'n_envs'; did you mean num_envs\?$"):
+            call(n_envs=1)
+
+
 @pytest.mark.parametrize(
     "function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep, jppo.tune.trainable, jppo.tune.population]
 )

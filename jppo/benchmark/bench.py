@@ -50,7 +50,7 @@ def bench(
     backend: str = "auto",
     num_devices: int | None = None,
     num_actors: int | None = None,
-    ray: RayConfig | None = None,
+    ray: RayConfig | Mapping[str, Any] | None = None,
     seconds: float = 2.0,
     message: Callable[[str], None] = lambda text: None,
     **overrides: Any,

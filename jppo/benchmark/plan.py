@@ -78,8 +78,9 @@ def plan(
       ValueError: an invalid argument, a Gymnasium environment, or a run that does not fit in memory.
     """
     check_overrides(plan, overrides)
-    if isinstance(env, str) and choose_backend(env) == "ray":
-        raise ValueError(f"{env} is a Gymnasium environment; plan supports on-device (JAX) environments only")
+    if choose_backend(env) == "ray":
+        name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+        raise ValueError(f"{name} is a Gymnasium environment; plan supports on-device (JAX) environments only")
     network, overrides = take_network(network, overrides)
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "loss": loss, "advantages": advantages}
     settings = RunSettings(

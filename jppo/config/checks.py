@@ -49,6 +49,12 @@ def check_bool(name: str, value: Any) -> None:
         raise ValueError(f"{name} = {value!r} must be True or False")
 
 
+def check_function(name: str, value: Any) -> None:
+    """Raises ValueError if the value cannot be called."""
+    if not callable(value):
+        raise ValueError(f"{name} = {value!r} must be a function")
+
+
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     """Raises ValueError if the value is not one of the choices."""
     if value not in (choices := tuple(choices)):

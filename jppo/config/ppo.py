@@ -5,11 +5,12 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
-from jppo.config.checks import check_bool, check_choice, check_int, nearest_divisors, to_float
+from jppo.config.checks import check_bool, check_choice, check_int, did_you_mean, nearest_divisors, to_float
 from jppo.config.schedules import Schedule, check_schedule, linear
 
+R = TypeVar("R")
 DEFAULT_STRATA = 8
 _LARGEST_SIZE = 2**31 - 1  # of a layer: JAX's sizes are int32
 REMOVED_FIELDS = {
@@ -19,6 +20,24 @@ REMOVED_FIELDS = {
 Hyperparam = float | Any  # a number or a schedule; Any, because losses and optimizers receive numbers only
 
 
+def _explain_unknown_fields(kind: type[R]) -> type[R]:
+    """Changes a dataclass so that an unknown field raises TypeError with the most similar name."""
+    init: Callable[..., None] = kind.__init__
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+    @functools.wraps(init)
+    def checked(self: R, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs.keys() - set(names):
+            if name in REMOVED_FIELDS:
+                raise TypeError(f"{kind.__name__} has no field {name} any more; {REMOVED_FIELDS[name]}")
+            raise TypeError(f"{kind.__name__} has no field {name!r}; {did_you_mean(name, names)}")
+        init(self, *args, **kwargs)
+
+    kind.__init__ = checked  # type: ignore[method-assign, assignment]
+    return kind
+
+
+@_explain_unknown_fields
 @dataclass(frozen=True)
 class PPOConfig:
     """The structure of a run. Changing a field compiles a new program.
@@ -161,19 +180,7 @@ class PPOConfig:
         return dataclasses.replace(self, **fields)
 
 
-def _explain_removed_fields(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def checked(self: PPOConfig, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() & REMOVED_FIELDS.keys():
-            raise TypeError(f"PPOConfig has no field {name} any more; {REMOVED_FIELDS[name]}")
-        init(self, *args, **kwargs)
-
-    return checked
-
-
-PPOConfig.__init__ = _explain_removed_fields(PPOConfig.__init__)  # type: ignore[method-assign]
-
-
+@_explain_unknown_fields
 @dataclass(frozen=True)
 class Hyperparams:
     """The numbers of a run. They are leaves of a pytree and can be arrays: under `vmap`, one value per run.

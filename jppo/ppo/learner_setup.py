@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jppo.config.checks import check_total_steps
+from jppo.config.checks import check_function, check_total_steps
 from jppo.config.ppo import PPOConfig
 from jppo.devices.mesh import AXIS, make_mesh
 from jppo.ppo.advantages import Advantages
@@ -48,8 +48,14 @@ def build_learner(
       num_devices: devices over which environments are sharded.
 
     Raises:
-      ValueError: an invalid network or optimizer, or a number of devices that is not available or does not fit.
+      ValueError: an invalid network, optimizer, loss or advantages, or a number of devices that is not available or
+        does not fit.
     """
+    check_function("optimizer", optimizer)
+    if loss is not None and not isinstance(loss, LossModule):
+        check_function("loss", loss)
+    if advantages is not None:
+        check_function("advantages", advantages)
     if network is not None and (config.actor_obs or config.critic_obs):
         raise ValueError(
             "actor_obs and critic_obs describe jppo's own network; leave them out and select the observation leaves in "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 import jax
 
 from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.overrides import resolve_settings, take_network
+from jppo.config.overrides import as_record, resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -231,12 +231,13 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
     )
 
 
-def combine_actors(num_actors: int | None, ray: RayConfig | None) -> RayConfig | None:
+def combine_actors(num_actors: int | None, ray: RayConfig | Mapping[str, Any] | None) -> RayConfig | None:
     """Returns `ray` with `num_actors` filled in; None if both are None.
 
     Raises:
-      ValueError: both name a number of actors, and they differ.
+      ValueError: both name a number of actors, and they differ; or `ray` is something else.
     """
+    ray = None if ray is None else as_record("ray", ray, RayConfig)
     if num_actors is None:
         return ray
     if ray is None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jppo.config.overrides import check_overrides
+from jppo.config.overrides import as_record, check_overrides
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
@@ -33,9 +33,9 @@ def train(
     backend: str = "auto",
     num_devices: int | None = None,
     num_actors: int | None = None,
-    ray: RayConfig | None = None,
+    ray: RayConfig | Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
-    run: RunConfig = RunConfig(),
+    run: RunConfig | Mapping[str, Any] = RunConfig(),
     progress: str | Reporter = "none",
     callback: Callback | None = None,
     callback_every: int = 1,
@@ -60,11 +60,12 @@ def train(
       num_devices: devices that share the environments. Default: all devices that the number of environments allows.
         The number changes the training time and the rounding of floating-point numbers.
       num_actors: number of Ray actors, short for `ray=jppo.RayConfig(num_actors=...)`.
-      ray: settings of the Ray actors.
+      ray: settings of the Ray actors, a `jppo.RayConfig` or a mapping of its fields.
       run_dir: directory for config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json.
         If it contains a run, that run is resumed from its newest checkpoint: missing arguments come from the previous
         run, and the others must be equal to the previous run's. Default: nothing is saved.
-      run: settings of checkpoints, logging, evaluation and early stopping, see `jppo.RunConfig`.
+      run: settings of checkpoints, logging, evaluation and early stopping, a `jppo.RunConfig` or a mapping of its
+        fields.
       progress: "auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
         `jppo.Reporter`.
       callback: a function of a `jppo.CallbackEvent`, which may change the state, stop the run or log numbers
@@ -102,7 +103,7 @@ def train(
         num_devices=num_devices,
         ray=combine_actors(num_actors, ray),
         run_dir=None if run_dir is None else Path(run_dir),
-        run=run,
+        run=as_record("run", run, RunConfig),
         callback=callback,
         callback_every=callback_every,
     )
