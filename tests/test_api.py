@@ -150,3 +150,9 @@ def test_presets_apply_to_all_versions():
     assert preset_for("Pendulum-v0") == "pendulum"
     assert preset_for("Pendulum") == "pendulum"
     assert preset_for("HalfCheetah-v4x") == "default"
+
+
+def test_presets_apply_to_ids_with_a_module():
+    preset_for = jppo.config.presets.preset_for
+    assert preset_for("envpool:HalfCheetah-v4") == preset_for("gymnasium_robotics:HalfCheetah-v4") == "mujoco"
+    assert preset_for("mine:Pendulum") == "default"  # a class

@@ -319,6 +319,7 @@ REFUSED = {
         Counting(),
         "Counting is an environment; pass a function that makes a new gymnasium environment",
     ),
+    "a made one": (gymnasium.make("CartPole-v1"), r"num_envs of them: lambda: gymnasium.make\('CartPole-v1'\)"),
     "None": (None, "NoneType is neither a name nor a function"),
     "no environment": (lambda: 3, "made a int; it must make a gymnasium.Env"),
     "a vector": (lambda: host_probes.same_step(2), "made a SyncVectorEnv; it must make a gymnasium.Env"),

@@ -57,3 +57,16 @@ def test_train_resume_and_evaluate_use_different_keys(tmp_path, derived, backend
     repeated = [key for key, count in derived.items() if count > 1]
     assert all(first.get(key) == 1 and trained[key] == 2 == derived[key] for key in repeated)
     assert len(repeated) < len(first)
+
+
+def test_actions_with_and_without_a_seed_use_different_keys(derived):
+    with lenient():
+        agent = jppo.make_anakin("CartPole-v1", CONFIG)
+        policy = jppo.TrainedPolicy(agent.policy, agent.init(jax.random.key(1)).train.policy)
+        jax.effects_barrier()
+        derived.clear()
+        obs = np.zeros(4, np.float32)
+        jppo.TrainedPolicy(agent.policy, policy.state).act(obs, sampled=True)
+        policy.act(obs, sampled=True, seed=0)
+        jax.effects_barrier()
+    assert len(derived) == sum(derived.values()) > 2

@@ -102,7 +102,11 @@ PRESETS = {
 
 
 def preset_for(env_name: str) -> str:
-    """Returns the name of an environment's preset. HalfCheetah-v4 has the preset of HalfCheetah-v5."""
+    """Returns the name of an environment's preset.
+
+    HalfCheetah-v4 and envpool:HalfCheetah-v4 have the preset of HalfCheetah-v5; mine:HalfCheetah, a class, does not.
+    """
+    env_name = re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
     for name, preset in PRESETS.items():
         if _without_version(env_name) in map(_without_version, preset.envs):
             return name

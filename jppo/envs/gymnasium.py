@@ -177,9 +177,13 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
     name = _name_of(env)
     if not isinstance(env, str) and not callable(env):
         what = "an environment" if isinstance(env, gymnasium.Env) else "neither a name nor a function"
+        spec = env.spec if isinstance(env, gymnasium.Env) else None
+        call = (
+            f"{type(getattr(env, 'unwrapped', env)).__name__}(...)" if spec is None else f"gymnasium.make({spec.id!r})"
+        )
         raise ValueError(
             f"{name} is {what}; pass a function that makes a new gymnasium environment, because a run needs "
-            f"num_envs of them: lambda: {name}(...)"
+            f"num_envs of them: lambda: {call}"
         )
     vector = _make_vector(env, [0])
     try:

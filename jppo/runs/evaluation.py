@@ -111,8 +111,11 @@ def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, Train
     """
     if policy is None:
         return _open_run("env_or_run", env_or_run, function)
+    if not isinstance(policy, str | Path | TrainedPolicy):
+        policy = _open_run("policy", policy, function)[1]
     env = _open_env(env_or_run, policy)
-    policy = policy if isinstance(policy, TrainedPolicy) else _open_run("policy", policy, function, env)[1]
+    if isinstance(policy, str | Path):
+        policy = _open_run("policy", policy, function, env)[1]
     _check_spaces(env, policy)
     return env, policy
 

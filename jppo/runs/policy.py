@@ -29,7 +29,7 @@ class TrainedPolicy:
     def __init__(self, policy: Policy, state: PolicyState) -> None:
         self.policy, self.state = policy, state
         self.obs_spec, self.action_spec = policy.obs_spec, policy.action_spec
-        self._key = derive_key(jax.random.key(0), "act")
+        self._key = derive_key(jax.random.key(0), "act without a seed")
 
         def select_action(
             state: PolicyState, obs: PyTree, key: Array, carry: PyTree, start: Array, sampled: bool
