@@ -485,7 +485,7 @@ def test_a_failure_during_the_start_loses_no_fragment(pretend):
 def test_before_the_first_rollout_one_restart_is_allowed(pretend):
     died = (0.5, DIED)
     fleet, pretended, _ = pretend(died, died, died, died)
-    with pytest.raises(ActorsFailed, match=r"failed 2 times in a row, the last time with: gone$"):
+    with pytest.raises(ActorsFailed, match=r"failed 2 times in a row, the last time with:\ngone$"):
         rollout(fleet, pretended)
 
 
