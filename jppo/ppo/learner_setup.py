@@ -51,7 +51,6 @@ def build_learner(
       ValueError: an invalid network, optimizer, loss or advantages, or a number of devices that is not available or
         does not fit.
     """
-    check_function("optimizer", optimizer)
     if loss is not None and not isinstance(loss, LossModule):
         check_function("loss", loss)
     if advantages is not None:

@@ -124,7 +124,7 @@ def _open_run(name: str, run: Any, function: str, env: Any = None) -> tuple[Any,
     """Returns the environment and the policy of a result, a run of a sweep or a run directory.
 
     Args:
-      env: the environment of a run directory whose config.json does not describe one.
+      env: the environment of a run directory, if its config.json describes none.
     """
     if isinstance(run, str | Path):
         run = load_run(run, env=env if needs_env(Path(run)) else None)

@@ -145,7 +145,7 @@ def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) ->
 
 
 def _describe_continuation(group: ProgramGroup, sweep_dir: Path) -> str:
-    """Returns what the next call with the same directory does after an interrupted sweep."""
+    """Returns a description of how the next call with the same directory continues an interrupted sweep."""
     if group.pbt is not None:
         rest = "unfinished populations continue from their checkpoints"
     elif group.successive_halving:
