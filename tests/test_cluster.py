@@ -54,6 +54,7 @@ class Removal(NullReporter):
             self.cluster.remove_node(next(iter(self.cluster.worker_nodes)), allow_graceful=False)
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_loss_of_a_node(cluster, tmp_path):
     removal = Removal(cluster)
     result = jppo.train(

@@ -31,6 +31,7 @@ def train_in_a_process(*words, cwd, flags=""):
     return json.loads(ended.stdout.splitlines()[-1]), json.loads((cwd / "config.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_two_processes_train_the_same_policy(tmp_path, mode):
     words = (*MODES[mode], *SIZES, "--deterministic", "--seed", "7")

@@ -78,6 +78,7 @@ def test_loss_functions_and_options_have_docstrings():
         assert re.search(rf'    {field.name}: .*\n    """', source), field.name
 
 
+@pytest.mark.slow
 def test_readme_code_runs(tmp_path):
     """Runs the code with fewer steps, in a new process without the strict modes of the tests."""
     pages = [ROOT / "README.md", ROOT / "docs/reference/agents.md"]

@@ -182,13 +182,8 @@ CLAIMS = {
 }
 
 
-# These take half a minute or more, or other tests cover the same mechanisms: those of hosts, tune, devices, planning,
-# sweeps, bench, checkpoints, populations and recurrence.
-SLOW = {
-    *("tune_populations", "ray_tune_sweep", "many_devices", "plan_a_run", "sweep", "bench_a_setting", "schedules"),
-    *("resume_a_run", "population_based_training", "several_hosts", "random_network_distillation"),
-    "custom_recurrent_equinox",
-}
+# The other examples are slow tests: they train for long, or other tests cover the same mechanisms.
+FAST = ("quickstart", "custom_environment", "curriculum")
 NEEDS = {"atari": ("ale_py", "cv2")}  # packages of an extra that the tests do not install
 
 
@@ -200,7 +195,7 @@ def test_every_example_is_tested_and_short():
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks and then executes another program
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray Train imports deprecated settings of Ray Data
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CLAIMS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CLAIMS])
 def test_example(name, as_shipped, capsys, monkeypatch, tmp_path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)

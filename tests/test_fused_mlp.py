@@ -41,6 +41,7 @@ def loss_of(network, obs):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows"), [("CartPole-v1", 200), ("Pendulum-v1", 64)])
 def test_kernel_equals_the_network(name, rows):
     network, params, obs = made(name, rows)

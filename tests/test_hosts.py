@@ -89,6 +89,7 @@ def outcomes(processes, name):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["device", "ray"])
 def test_a_run_in_two_processes_equals_a_run_in_one(processes, name):
     """Both runs have the same number of devices."""
@@ -127,6 +128,7 @@ def check_saved(run_dir, expected):
     assert json.loads((run_dir / "config.json").read_text())["num_processes"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["interrupted", "actors interrupted"])
 def test_ctrl_c_in_one_process_ends_both(processes, name):
     """The second process gets the signal. The first, which writes, ends after the same update."""
@@ -137,6 +139,7 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
     assert (processes[0] / name / "policy_state.npz").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "messages"),
     [
@@ -156,11 +159,13 @@ def test_invalid_arguments_end_both_processes_with_a_message(processes, name, me
         assert re.match(message, outcome["error"], re.DOTALL)
 
 
+@pytest.mark.slow
 def test_a_finished_run_returns_its_result_in_both_processes(processes):
     for outcome, again in zip(outcomes(processes, "device"), outcomes(processes, "device again"), strict=True):
         assert again["summary"]["policy_sha256"] == outcome["summary"]["policy_sha256"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_in_two_processes_equals_an_uninterrupted_run(processes):
     expected = train(dataclasses.replace(RATE, learning_rate=3e-3), **RUNS["device"])
     for number, outcome in enumerate(outcomes(processes, "resumed")):
@@ -169,6 +174,7 @@ def test_a_resumed_run_in_two_processes_equals_an_uninterrupted_run(processes):
     check_saved(processes[0] / "stopped", expected)
 
 
+@pytest.mark.slow
 def test_a_run_with_actors_in_two_processes_resumes(processes):
     first, second = (
         np.load(processes[0] / f"actors resumed-{n}.npz") for n, _ in enumerate(outcomes(processes, "actors resumed"))
@@ -182,6 +188,7 @@ def test_a_run_with_actors_in_two_processes_resumes(processes):
             np.testing.assert_array_equal(first[name], second[name], name)
 
 
+@pytest.mark.slow
 def test_the_result_is_saved_if_actors_of_another_process_fail(processes):
     outcomes(processes, "tired")
     summary = json.loads((processes[0] / "tired" / "summary.json").read_text())

@@ -120,6 +120,7 @@ def test_shares_uses_the_fewest_devices(runs, devices, expected):
     assert shares(runs, devices) == expected
 
 
+@pytest.mark.slow
 def test_program_shrinks_until_it_fits_into_memory(population_runs, monkeypatch):
     monkeypatch.setattr(population, "compile_population", functools.cache(compile_population))
     agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)

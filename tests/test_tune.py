@@ -192,6 +192,7 @@ def test_diverging_trial_fails(tmp_path, monkeypatch):
     assert not trial.checkpoints
 
 
+@pytest.mark.slow
 def test_restored_ray_trial_starts_new_environments(tmp_path, monkeypatch):
     """The trial has no actors. The state of a Gymnasium environment cannot be saved."""
     monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
@@ -245,6 +246,7 @@ def fit(trainable, path, space, callbacks=(), max_failures=0):
     ).fit()
 
 
+@pytest.mark.slow
 def test_killed_trial_ends_with_the_state_of_an_uninterrupted_trial(ray_of_two, tmp_path):
     trial = tune.trainable("CartPole-v1", total_steps=STEPS, config=CONFIG, checkpoint_updates=3)
     kill = KillOnce(update=5)
@@ -260,6 +262,7 @@ def test_killed_trial_ends_with_the_state_of_an_uninterrupted_trial(ray_of_two, 
         assert load_run(one).settings["seed"] == 1
 
 
+@pytest.mark.slow
 def test_actors_use_the_resources_of_their_trial(ray_of_two, tmp_path):
     """The trial reserves both CPUs; its own process makes the environment once, for the spaces."""
 
