@@ -1,5 +1,6 @@
 """Tests callbacks: their calls, their effects on the run, and resumed runs."""
 
+import copy
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from host_probes import Guessing, share_programs
 from probes import NO_LIMIT, ObsActionReward, ProbeState
 
 import jppo
+from jppo.runs.checkpoints import Checkpoints
 from jppo.runs.leaves import copy_leaves
 from jppo.training import device_loop
 from jppo.training.progress import NullReporter
@@ -127,6 +129,43 @@ def test_training_continues_with_a_changed_state(run):
     result = run(without_learning, callback_every=4)
     assert (result.metrics["learning_rate"][:4] > 0.0).all()
     assert (result.metrics["learning_rate"][4:] == 0.0).all()
+
+
+def test_arrays_of_a_callback_stay_valid():
+    rate = jnp.float32(0.0)
+
+    def set_rate(event):
+        learner = event.state.train
+        learner = learner.replace(hyperparams=learner.hyperparams.replace(learning_rate=rate))
+        event.state = event.state.replace(train=learner)
+
+    assert train(set_rate, callback_every=4).summary["status"] == "finished"
+    assert float(rate) == 0.0
+
+
+def test_invalid_change_in_place_ends_the_run_with_everything_saved(tmp_path):
+    def shrink(event):
+        event.state.train.policy.params["params"].clear()
+
+    with pytest.raises(ValueError, match="is nothing, but the run needs") as error:
+        train(shrink, callback_every=4, run_dir=tmp_path / "run")
+    assert error.value.result.summary["updates"] == 4
+    assert (tmp_path / "run/policy_state.npz").is_file()
+
+
+def test_checkpoint_contains_the_means_of_its_update(tmp_path, monkeypatch):
+    """A thread writes them while the next updates are logged."""
+    saved, save = [], Checkpoints.save
+
+    def record(self, update, seconds, counts, state, log):
+        saved.append((log, copy.deepcopy(log)))
+        save(self, update, seconds, counts, state, log)
+
+    monkeypatch.setattr(Checkpoints, "save", record)
+    monkeypatch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one update
+    train(print, callback_every=12, checkpoint_seconds=0, log_every=12, run_dir=tmp_path / "run")
+    assert len(saved) > 1
+    assert all(log == before for log, before in saved)
 
 
 def test_state_keeps_its_sharding_on_several_devices():
@@ -243,6 +282,7 @@ def test_parameters_in_the_state_of_environments_survive_resets(num_devices):
     ("given", "message"),
     [
         ({"callback_every": 0}, "callback_every = 0 must be a whole number of at least 1"),
+        ({"callback_every": 13}, "callback_every = 13 is more than the 12 updates of the run; lower it"),
         ({"callback": 3}, "callback = 3 must be a function of a jppo.CallbackEvent"),
     ],
 )

@@ -23,6 +23,7 @@ from jppo.runs.leaves import copy_leaves
 from jppo.training import device_loop
 from jppo.training import settings as run_settings
 from jppo.training.history import RecentEpisodes
+from jppo.training.monitor import Monitor
 from jppo.training.progress import LineReporter, NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=4, num_minibatches=2, normalize_obs=True)
@@ -129,6 +130,23 @@ def test_failing_environment_of_an_evaluation_ends_the_run_with_everything_saved
         train_host(**EVALS, run_dir=tmp_path / "run")
     assert error.value.result.summary["updates"] == 4
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+
+
+def test_failing_evaluation_on_the_device_saves_a_state_of_its_update(tmp_path, monkeypatch):
+    monkeypatch.setattr(Monitor, "_read_evaluation", fail_to_read)
+    with pytest.raises(ArithmeticError, match="mask") as error:
+        train(**EVALS, run_dir=tmp_path / "run")
+    result = error.value.result
+    assert int(result.state.train.update) == result.summary["updates"] == result.summary["checkpoint"]
+
+
+def fail_to_read(self, result):
+    raise ArithmeticError("mask")
+
+
+def test_evaluations_that_never_happen_are_refused():
+    with pytest.raises(ValueError, match="eval_every = 13 is more than the 12 updates of the run; lower it"):
+        train(eval_every=13)
 
 
 def test_return_target_equals_the_recent_episodes():

@@ -1,6 +1,7 @@
 """Tests of population-based training: exchanges, results, files, resume and errors."""
 
 import csv
+import dataclasses
 import functools
 import os
 import signal
@@ -271,6 +272,14 @@ def test_a_run_that_is_never_replaced_equals_the_run_without_exchanges(trained):
             jax.tree.map(np.testing.assert_array_equal, run.policy_state, expected.policy_state)
     assert untouched
     assert "hyperparams/learning_rate" not in plain.run(0).metrics
+
+
+def test_a_copy_that_diverges_at_once_has_no_values(trained):
+    run = next(run for run in trained[0].runs if run.copies)
+    update = run.copies[0][0]
+    metrics = {name: column[run.metrics["update"] <= update] for name, column in run.metrics.items()}
+    rows = jppo.SweepResult([dataclasses.replace(run, metrics=metrics)], trained[0].swept).copies
+    assert all(np.isnan(rows[-1][name]) for name in run.last_values)
 
 
 def test_an_interrupted_sweep_resumes_bit_exactly(trained, tmp_path, shared_program):

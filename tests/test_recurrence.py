@@ -223,6 +223,12 @@ def test_policy_acts_with_a_state():
     assert actions == distribution.mode().tolist()
     assert np.isfinite(jppo.evaluate(result, num_episodes=3, max_steps=20).returns).all()
 
+    wrong = np.zeros((1, 7), np.float32)
+    with pytest.raises(ValueError, match=r"arrays of shapes \[\(1, 7\)\]; for 1 observations, .* needs"):
+        policy.act(obs[0], wrong)
+    with pytest.raises(ValueError, match=r"for 6 observations"):
+        policy.value(obs, policy.act(obs[0])[1])
+
 
 def test_seeds_under_vmap_equal_single_runs():
     agent = jppo.make_anakin(Counting(), CONFIG, total_steps=2 * T * N)

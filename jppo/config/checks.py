@@ -108,5 +108,5 @@ def to_float(value: Any) -> float:
     """Returns a number or a scalar array as a float, and NaN for anything else."""
     try:
         return math.nan if isinstance(value, str | bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan

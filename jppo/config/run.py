@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 
-from jppo.config.checks import check_bool, check_int, check_non_negative
+from jppo.config.checks import check_bool, check_int, check_non_negative, to_float
 
 EVAL_EPISODES = 16  # default
 SAVED_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return", "video")
@@ -48,7 +48,7 @@ class RunConfig:
         check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
         check_int("eval_episodes", 1 if self.eval_episodes is None else self.eval_episodes)
         value = 0.0 if self.stop_at_return is None else self.stop_at_return
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(to_float(value)):
             raise ValueError(f"stop_at_return = {value!r} must be a number")
         for name in ("resume", "wandb", "force"):
             check_bool(name, getattr(self, name))

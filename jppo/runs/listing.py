@@ -28,7 +28,7 @@ class RunState(NamedTuple):
     env: str
     seed: int
     changes: dict[str, Any]  # settings that differ from the preset of the environment
-    status: str  # finished, diverged, interrupted, failed, running or killed
+    status: str  # that of `LoopResult`, running or killed
     steps: int
     total_steps: int
     return_mean: float  # over about the last 100 episodes; NaN if no episode ended

@@ -37,6 +37,9 @@ class TrainedPolicy:
             chosen = act(policy, state, obs, key if sampled else None, reset_carry(policy, carry, start))
             return chosen.env_action, chosen.carry
 
+        one = jax.eval_shape(lambda: policy.initial_carry(1))
+        self._carry_structure: Any = jax.tree.structure(one)
+        self._carry_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(one)]
         self._act = jit(select_action, static_argnames="sampled")
         self._value = jit(lambda state, obs, carry: policy.step(state, obs, carry)[1])
 
@@ -89,7 +92,7 @@ class TrainedPolicy:
             self._key, key = jax.random.split(self._key)
         else:
             key = derive_key(jax.random.key(seed), "act")
-        carry = self.policy.initial_carry(size) if state is None else state
+        carry = self._carry(state, size)
         start = as_starts(size, state, episode_start)
         actions, carry = self._act(self.state, batch, key, carry, start, sampled=sampled)
         actions = jax.tree.map(lambda leaf: np.asarray(leaf)[0] if single else np.asarray(leaf), actions)
@@ -108,9 +111,22 @@ class TrainedPolicy:
         batch, single = as_batch(self.obs_spec, obs)
         if not self.policy.is_recurrent and state is not None:
             raise ValueError("this policy is not recurrent: call value(obs) without state")
-        carry = self.policy.initial_carry(len(jax.tree.leaves(batch)[0])) if state is None else state
+        carry = self._carry(state, len(jax.tree.leaves(batch)[0]))
         values = np.asarray(self._value(self.state, batch, carry))
         return values[0] if single else values
+
+    def _carry(self, state: PyTree, size: int) -> PyTree:
+        """Returns the carry of `size` rows. Raises ValueError if the state of a caller has other shapes."""
+        if state is None:
+            return self.policy.initial_carry(size)
+        wanted = [(size, *shape) for shape in self._carry_shapes]
+        found = [np.shape(leaf) for leaf in jax.tree.leaves(state)]
+        if jax.tree.structure(state) != self._carry_structure or found != wanted:
+            raise ValueError(
+                f"state has arrays of shapes {found}; for {size} observations, this policy needs {wanted}, as the call "
+                "before returned them"
+            )
+        return state
 
 
 def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | bool = True) -> int | None:

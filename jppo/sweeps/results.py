@@ -145,7 +145,10 @@ class SweepResult:
         for run in self.runs:
             for update, source in run.copies or ():
                 after = np.searchsorted(run.metrics["update"], update, "right")
-                values = {x: float(run.metrics[f"hyperparams/{x}"][after]) for x in run.last_values}
+                is_known = after < len(run.metrics["update"])  # not if the run diverged in its next update
+                values = {
+                    x: float(run.metrics[f"hyperparams/{x}"][after]) if is_known else np.nan for x in run.last_values
+                }
                 rows.append({"env": run.env, "update": update, "run": run.number, "source": source} | values)
         return sorted(rows, key=lambda row: row["update"])
 

@@ -40,7 +40,7 @@ class CallbackEvent:
 
     @state.setter
     def state(self, state: PyTree) -> None:
-        self._state = _fit_state(self._state, state)
+        self._state = fit_state(self._state, state)
 
     def stop(self, reason: str = "stopped by the callback") -> None:
         """Ends the run after this update. summary.json contains the reason."""
@@ -57,11 +57,12 @@ class CallbackEvent:
         if name in self.metrics or name.startswith("eval/"):
             raise ValueError(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
         number = value.item() if getattr(value, "size", 0) == 1 else value
-        if not isinstance(number, int | float):
+        if not isinstance(number, int | float) or (isinstance(number, int) and number.bit_length() > _FLOAT_BITS):
             raise ValueError(f"the metric {name!r} must be a number, not {' '.join(repr(value).split())}")
         self.logged[name] = float(number)
 
 
+_FLOAT_BITS = 1023  # of integers that a float can represent
 Callback = Callable[[CallbackEvent], None]
 _SCALARS = {
     "a Python float": ("float32[]",),
@@ -69,7 +70,7 @@ _SCALARS = {
 }  # leaves that numbers may replace
 
 
-def _fit_state(old: PyTree, new: PyTree) -> PyTree:
+def fit_state(old: PyTree, new: PyTree) -> PyTree:
     """Returns a new state with the shardings of the old one.
 
     Raises:
@@ -87,9 +88,10 @@ def _fit_state(old: PyTree, new: PyTree) -> PyTree:
             )
         like, leaf = wanted[name], found[name]
         leaf = jnp.asarray(leaf, like.dtype) if is_number else leaf
-        leaf = jnp.copy(leaf) if id(leaf) in used else leaf  # the next update reuses the memory of each leaf
+        is_new = leaf is not like or id(leaf) in used
         used.add(id(leaf))
-        fitted.append(leaf if leaf is like else jax.device_put(leaf, like.sharding))
+        # The next update reuses the memory of each leaf, so an array of the callback is copied.
+        fitted.append(jax.device_put(jnp.copy(leaf), like.sharding) if is_new else leaf)
     return jax.tree.unflatten(jax.tree.structure(old), fitted)
 
 

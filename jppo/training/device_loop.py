@@ -91,8 +91,11 @@ class ChunkLoop:
                 chunk_start = self._log.seconds
                 if not self._fetch(*pending, start, stop_requested):
                     return LoopResult("diverged")
-                if self.monitor.ended is not None:
-                    return self.monitor.ended
+                if (ended := self.monitor.ended) is not None:
+                    # After a failed evaluation, the next chunk already runs, and its updates are part of the state.
+                    if ended.error is None or following is None or self._fetch(*following, start, stop_requested):
+                        return ended
+                    return LoopResult("diverged")
                 pace = (self._log.seconds - chunk_start) / pending[0]
                 length = max(1, min(2 * length, int(_CHUNK_SECONDS / max(pace, 1e-9))))
             if following is None and pending is None:

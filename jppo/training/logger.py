@@ -70,7 +70,8 @@ class Logger:
         Args:
           counts: counters of the training loop.
         """
-        log = {"line": self._means.partial, "event": self._event_means.partial, "recent": self.recent.to_json()}
+        line, event = dict(self._means.partial), dict(self._event_means.partial)  # a thread writes them
+        log = {"line": line, "event": event, "recent": self.recent.to_json()}
         checkpoints.save(self.updates, self.seconds, counts, state, log)
 
     def finish(self) -> None:
@@ -155,6 +156,6 @@ def _to_rows(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 class LoopResult(NamedTuple):
     """The reason why a training loop ended."""
 
-    status: str  # finished, stopped, interrupted, diverged or failed
+    status: str  # finished, solved, stopped, interrupted, diverged or failed
     error: Exception | None = None  # if the status is failed
     reason: str = ""  # if the status is stopped

@@ -10,7 +10,7 @@ from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import Best
-from jppo.training.callback import Callback, CallbackEvent
+from jppo.training.callback import Callback, CallbackEvent, fit_state
 from jppo.training.evaluator import Evaluated, Evaluator
 from jppo.training.logger import LoopResult
 
@@ -150,18 +150,17 @@ class Monitor:
         event = CallbackEvent(
             update=log.updates,
             steps=log.steps,
-            state=loop.state,
+            state=jax.tree.map(lambda x: x, loop.state),  # other dicts, which the callback may change
             metrics=log.event_means | metrics,
             return_mean=log.recent.mean,
         )
         try:
             self._callback(event)
+            loop.state = fit_state(loop.state, event.state)
         except Exception as failure:
             error = failure  # raised when the run is saved
         except BaseException as failure:
             error = end_of_process("the callback", failure)
-        else:
-            loop.state = event.state
         code = _FAILED if error is not None else _CONTINUE if event.stop_reason is None else _STOPPED
         codes = allgather_ints([code]) if jax.process_count() > 1 else [code]
         if max(codes) == _FAILED:

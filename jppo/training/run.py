@@ -115,6 +115,8 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
     if number := jax.process_index():
         reporter = WorkerReporter(reporter, number)
     if previous is not None and hooks is None and (result := _finished_result(settings, previous, prepared, reporter)):
+        if prepared.run.video and result.run_dir is not None and not (result.run_dir / "video.gif").exists():
+            reporter.message(f"this run has no video; write one with: jppo play {result.run_dir}")
         return result
     files = _Files(settings, prepared, previous, hooks)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"

@@ -114,6 +114,7 @@ def prepare_run(
     parts = {name: getattr(settings, name) for name in OWN_PARTS} | {"network": network}
     agent = _make_agent(backend, env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     check_sizes(config, total_steps)
+    _check_periods(settings, agent.num_updates)
     optional: dict[str, Any] = dict.fromkeys(own_parts(settings.env, parts), "custom")
     if backend == "ray":
         optional["actors"] = dataclasses.asdict(ray)
@@ -138,6 +139,16 @@ def prepare_run(
         callback_every=settings.callback_every,
         config_json=runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional),
     )
+
+
+def _check_periods(settings: RunSettings, num_updates: int) -> None:
+    """Raises ValueError if a callback or an evaluation would never happen."""
+    periods = {"eval_every": settings.run.eval_every or 0}
+    if settings.callback is not None:
+        periods["callback_every"] = settings.callback_every
+    for name, every in periods.items():
+        if every > num_updates:
+            raise ValueError(f"{name} = {every} is more than the {num_updates} updates of the run; lower it")
 
 
 def describe_start(prepared: PreparedRun) -> str:
