@@ -401,7 +401,7 @@ def test_a_damaged_summary_is_ignored(full, copied, content):
         ("total_steps", True, "total_steps is True"),
         ("actors", "x", "actors is 'x'"),
         ("config", [], r"config is \[\]"),
-        ("hyperparams", {"gama": 1.0}, "unexpected keyword argument"),
+        ("hyperparams", {"gama": 1.0}, "has no field"),
     ],
 )
 def test_a_damaged_config_json_is_refused(copied, name, value, message):
