@@ -477,6 +477,22 @@ def test_a_reset_of_old_versions_of_gym_is_named(env, missing):
         make_host_env(env)
 
 
+class OddReward(Counting):
+    def __init__(self, reward):
+        super().__init__()
+        self.odd = reward
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, self.odd, *rest
+
+
+@pytest.mark.parametrize("reward", [None, "1", np.ones(1)], ids=["None", "text", "array"])
+def test_a_reward_that_is_not_a_number_is_named(reward):
+    with pytest.raises(ValueError, match=r"^OddReward: reward is .*, not a number; float\(reward\)$"):
+        make_host_env(functools.partial(OddReward, reward))
+
+
 def test_exceptions_that_end_the_process_are_errors():
     with pytest.raises(RuntimeError, match=r"^the environment called raise GeneratorExit$"):
         make_host_env(functools.partial(Exiting, "reset", error=GeneratorExit))

@@ -61,11 +61,17 @@ def read_step(returned: Any) -> tuple[PyTree, float, bool, bool]:
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool | np.bool_):
             raise BrokenContractError(f"{name} is {flag!r}, a {type(flag).__name__}, not a bool", f"bool({name})")
-    if isinstance(reward, bool | np.bool_) or np.ndim(reward) or np.asarray(reward).dtype.kind not in "fiu":
+    if isinstance(reward, bool | np.bool_):
         raise BrokenContractError(f"reward is {reward!r}, a {type(reward).__name__}, not a number", "float(reward)")
+    _check_reward(reward)
     if not isinstance(info, dict):
         raise BrokenContractError(f"info is a {type(info).__name__}, not a dict", _FIVE)
     return obs, float(reward), bool(terminated), bool(truncated)
+
+
+def _check_reward(reward: Any) -> None:
+    if np.ndim(reward) or np.asarray(reward).dtype.kind not in "fiub":
+        raise BrokenContractError(f"reward is {reward!r}, a {type(reward).__name__}, not a number", "float(reward)")
 
 
 def probe_env(name: str, env: Any) -> None:
@@ -91,8 +97,9 @@ def probe_env(name: str, env: Any) -> None:
                 returned = (None,) * 4
             else:
                 raise
-        if isinstance(returned, tuple) and len(returned) == 5:  # flags and rewards may be of other types
+        if isinstance(returned, tuple) and len(returned) == 5:  # flags may be of other types
             observations.see(returned[0])
+            _check_reward(returned[1])
         else:
             read_step(returned)
     except BrokenContractError as error:
