@@ -1,4 +1,4 @@
-"""Trains a recurrent equinox network on MemoryChain: the last action must repeat what the first observation showed."""
+"""Trains a recurrent equinox network on MemoryChain: the last action must repeat the bit in the first observation."""
 
 from typing import Any
 

@@ -133,7 +133,7 @@ class Reference:
         }
 
     def forward(self, batch):
-        """Returns the head's outputs [B, A], values [B], and what `backward` needs."""
+        """Returns the head's outputs [B, A], values [B], and the arrays for `backward`."""
         out, actor_inputs = forward(self.params["actor"], batch["obs"])
         value, critic_inputs = forward(self.params["critic"], batch["obs"])
         return out, value[:, 0], (actor_inputs, critic_inputs)

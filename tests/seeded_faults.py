@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def copy_tree(tree: Path) -> None:
-    """Copies what the tests need."""
+    """Copies the files for the tests."""
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -148,7 +148,7 @@ def check_sessions(folder: Path) -> Finding:
 
 
 def find_sessions(processes: Path = Path("/proc")) -> list[str]:
-    """Returns the names of the sessions of Ray whose raylet runs on this machine."""
+    """Returns the names of Ray's sessions with a raylet on this machine."""
     found = []
     for path in processes.glob("[0-9]*/cmdline"):
         try:

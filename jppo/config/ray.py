@@ -15,7 +15,7 @@ class RayConfig:
     """The Ray actors of a run."""
 
     num_actors: int | None = None
-    """Number of actor processes; 0 steps the environments in this process, without Ray. Default: num_envs/envs_per_actor if both are set, else one per core of this machine, or the next lower number that divides num_envs."""  # noqa: E501
+    """Number of actor processes; 0 steps the environments in this process, without Ray. Default: num_envs/envs_per_actor if both are set, otherwise one per core of this machine, or the next lower number that divides num_envs."""  # noqa: E501
     envs_per_actor: int | None = None
     """Number of environments of each actor. Default: num_envs/num_actors. If you set it and not num_envs, num_envs becomes num_actors*envs_per_actor."""  # noqa: E501
     policy_lag: Literal[0, 1] = 0
@@ -87,7 +87,7 @@ def spread_envs(
 
 
 def _default_actors(config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int) -> int:
-    """Returns num_envs/envs_per_actor if both are given, else the largest fitting number up to `cores`."""
+    """Returns num_envs/envs_per_actor if both are given, otherwise the largest fitting number of cores."""
     if ray.envs_per_actor is not None:
         if fixed and config.num_envs % (ray.envs_per_actor * hosts) == 0:
             return config.num_envs // ray.envs_per_actor

@@ -24,7 +24,7 @@ class RunConfig:
     wandb: bool = False
     """Log to Weights & Biases as well (pip install 'jppo[wandb]'); needs a run directory."""
     deterministic: bool | None = None
-    """The same arguments give the same policy, bit for bit, on the same kind of machine. Slower on a GPU. Default: that of the run that is resumed, else False."""  # noqa: E501
+    """The same arguments give the same policy, bit for bit, on the same kind of machine. Slower on a GPU. Default: False; a resumed run keeps its value."""  # noqa: E501
     log_every: int | None = None
     """Number of updates whose means form one line of metrics.jsonl and one entry of the metrics. Default: 1."""
     force: bool = False
