@@ -606,6 +606,16 @@ def test_a_checkpoint_deleted_during_reading_is_skipped(copied, monkeypatch):
     assert latest(copied).update < last
 
 
+def test_no_earlier_checkpoint_is_named_if_there_is_none(copied):
+    said = []
+    for path in (copied / "checkpoints").iterdir():
+        (path / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(ValueError, match=r"checkpoints in .* are damaged; use another run_dir"):
+        checkpoints.latest_checkpoint(copied, said.append)
+    assert all("the checkpoint before it is used" in text for text in said[:-1])
+    assert said[-1].endswith(")")
+
+
 def test_another_checkpoint_format_is_refused(copied):
     for path in (copied / "checkpoints").iterdir():
         file = path / "_CHECKPOINT_METADATA"

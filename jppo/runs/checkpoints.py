@@ -194,7 +194,8 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
             except _Damaged as error:
                 if _list_checkpoints(run_dir / FOLDER) != paths:
                     break  # a training run replaced it meanwhile, so read the new ones
-                message(f"{path} is damaged ({error}); the checkpoint before it is used")
+                following = "; the checkpoint before it is used" if path != paths[0] else ""
+                message(f"{path} is damaged ({error}){following}")
         else:
             raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
     return None
