@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-_PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax")
+_PACKAGES = ("jax", "gymnax", "flax", "distrax", "rejax", "brax")
 
 
 def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
@@ -26,14 +26,14 @@ def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
     """
     start = time.perf_counter()
     compiled = jit(train).lower(argument).compile()
-    _say({"seconds": time.perf_counter() - start})
+    say({"seconds": time.perf_counter() - start})
     for _ in sys.stdin:
         start, cpu = time.perf_counter(), time.process_time()
         jax.block_until_ready(compiled(argument))
-        _say({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu})
+        say({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu})
     memory = compiled.memory_analysis()
     unit = 2**20 if platform.system() == "Darwin" else 2**10
-    _say(
+    say(
         {
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
             "program_mb": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 2**20,
@@ -42,5 +42,6 @@ def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
     )
 
 
-def _say(content: dict[str, Any]) -> None:
+def say(content: dict[str, Any]) -> None:
+    """Prints a message for the process that started this one."""
     print(json.dumps(content), flush=True)

@@ -1,7 +1,8 @@
-"""Compares whole training with PureJaxRL and rejax: steps per second, compile time and memory.
+"""Compares whole training with PureJaxRL, rejax and Brax: steps per second, compile time and memory.
 
     python benchmarks/versus_jax_peers.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python \\
         --rejax-python path/to/its/python
+    python benchmarks/versus_jax_peers.py --workloads B1 --brax-python path/to/python  # with jppo and brax
 
 Each implementation has its own process, which compiles a whole training run, waits, and trains once per round, so that
 other processes affect all implementations equally. On a CPU with several cores, jppo is measured on one device, like
@@ -32,11 +33,12 @@ from jppo.runs.files import write_json
 
 LARGER = {f"W1-{envs // 1024}k": Workload("CartPole-v1", envs, 32) for envs in (16_384, 65_536, 262_144)}
 LARGER["W3-16k"] = Workload("Breakout-MinAtar", 16_384, 32)
+BRAX = {"B1": Workload("brax:inverted_pendulum", 1024, 32)}
 RECURRENT = {
     "R1": Workload("CartPole-v1", 256, 128, recurrent=True),
     "R2": Workload("CartPole-v1", 1024, 128, recurrent=True),
 }
-ALL = WORKLOADS | LARGER | RECURRENT
+ALL = WORKLOADS | LARGER | RECURRENT | BRAX
 _OURS = "jppo"
 _SECOND_STARTS = 3
 _STEPS = 1_000_000  # environment steps per repetition; at least two updates
@@ -61,10 +63,13 @@ class Contestant(NamedTuple):
 
 def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
     """Returns the implementations to measure, jppo first."""
-    env, recurrent = workload.env, int(workload.recurrent)
-    found = [Contestant(_OURS, sys.executable, "serve_jppo.py", (env, recurrent))]
+    env, recurrent, is_brax = workload.env, int(workload.recurrent), workload.env.startswith("brax:")
+    python = peers.brax_python if is_brax and peers.brax_python else sys.executable
+    found = [Contestant(_OURS, python, "serve_jppo.py", (env, recurrent))]
     if jax.default_backend() == "cpu" and num_cores() > 1:
         found.append(found[0]._replace(name=f"{_OURS}, 2 devices", num_devices=2))
+    if is_brax:
+        return [*found, Contestant("Brax", python, "peer_brax.py", (env,))]
     if peers.purejaxrl is not None:
         words = (peers.purejaxrl, env, 0)
         found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words, last=(recurrent,)))
@@ -79,6 +84,7 @@ class Peers(NamedTuple):
     purejaxrl: Path | None
     purejaxrl_python: str
     rejax_python: str | None
+    brax_python: str | None
 
 
 def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str, Any]:
@@ -163,7 +169,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             " / ".join(f"{row['compile_seconds'][name]:.1f}" for name in names),
             f"{row['second_compile_seconds']:.2f}",
             " / ".join(f"{row['peak_rss_mb'][name]:.0f}" for name in names),
-            " / ".join(f"{row['program_mb'][name]:.0f}" for name in names),
+            " / ".join("-" if row["program_mb"][name] is None else f"{row['program_mb'][name]:.0f}" for name in names),
         )
     Console(width=160).print(table)
 
@@ -174,23 +180,26 @@ def main(
     purejaxrl: Path | None = None,
     purejaxrl_python: str = sys.executable,
     rejax_python: str | None = None,
+    brax_python: str | None = None,
     max_others: float = math.inf,
     output: Path = RESULTS / "versus_jax_peers.json",
 ) -> None:
-    """Compares whole training with PureJaxRL and rejax and writes JSON.
+    """Compares whole training with the other libraries and writes JSON.
 
     Args:
-      workloads: W1 to W4, R1 and R2 with a recurrent network, and for accelerators W1-16k, W1-64k, W1-256k and W3-16k.
+      workloads: W1 to W4, R1 and R2 with a recurrent network, B1 with an environment of Brax, and for accelerators
+        W1-16k, W1-64k, W1-256k and W3-16k.
       rounds: number of rounds; in each, every implementation trains once.
       purejaxrl: a clone of PureJaxRL.
       purejaxrl_python: Python interpreter with PureJaxRL's dependencies.
       rejax_python: Python interpreter with rejax.
+      brax_python: Python interpreter with Brax and jppo, for B1.
       max_others: before each round, wait until other processes keep at most this many cores busy (Linux).
       output: JSON file.
     """
     if unknown := [name for name in workloads if name not in ALL]:
         raise SystemExit(f"unknown workloads: {', '.join(unknown)}; use {', '.join(ALL)}")
-    peers, rows = Peers(purejaxrl, purejaxrl_python, rejax_python), []
+    peers, rows = Peers(purejaxrl, purejaxrl_python, rejax_python, brax_python), []
     for name in workloads:
         rows.append(measure(name, peers, rounds, max_others))
         write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())

@@ -28,6 +28,7 @@ from jppo.cli import main as cli
 from jppo.cli import play
 from jppo.cli.main import main
 from jppo.envs import available
+from jppo.envs.backends import choose_backend
 from jppo.errors import TrainingDiverged
 from jppo.runs.curves import read_groups
 from jppo.runs.load import load_run, read_summary
@@ -166,6 +167,13 @@ def test_zsh_gets_a_function_of_its_completion_system():
     assert (code, err) == (0, "")
     assert out.startswith("#compdef jppo")
     assert "--learning-rate" in out
+
+
+def test_fish_gets_a_function_that_also_completes_files():
+    code, out, err = call("completion", "fish")
+    assert (code, err) == (0, "")
+    assert "--learning-rate" in out
+    assert "complete --command 'jppo' --arguments" in out
 
 
 def test_version():
@@ -519,10 +527,9 @@ def test_plan():
 def pretend(trained, monkeypatch):
     """Replaces `train` by a function that returns a status at once."""
 
-    def ending(status, error=None):
-        result = SimpleNamespace(
-            summary=json.loads(trained[2]) | {"status": status, "return_mean": float("nan")}, run_dir=Path("my runs/1")
-        )
+    def ending(status, error=None, **fields):
+        summary = json.loads(trained[2]) | {"status": status, "return_mean": float("nan")} | fields
+        result = SimpleNamespace(summary=summary, run_dir=Path("my runs/1"))
 
         def train(env, **kwargs):
             if error is not None:
@@ -566,6 +573,16 @@ def test_training_prints_the_next_commands(pretend):
     env = "--env corridors:Corridor"
     assert out.endswith(f"next: jppo eval {run} {env} jppo play {run} {env} jppo plot {run}")
     assert "next:" not in call("train", "CartPole-v1", "--json")[2]
+
+
+def test_a_run_without_updates_has_no_next_commands(pretend):
+    pretend("diverged", lambda result: TrainingDiverged(1, result), updates=0)
+    assert "next:" not in call("train", "CartPole-v1")[1]
+
+
+def test_summary_names_the_evaluation_that_ended_the_run(pretend):
+    pretend("solved", return_mean=151.2, eval_return_mean=480.0)
+    assert "last evaluation: return 480.0 saved in" in call("train", "CartPole-v1")[1]
 
 
 def test_quiet_and_json_output(pretend):
@@ -734,7 +751,7 @@ def test_a_custom_environment_from_training_to_gif(shell):
     played = json.loads(out)
     assert (played["env"], played["episodes"], played["length_mean"]) == ("corridors:Corridor", 5, 10.0)
     assert played["return_mean"] == 10.0, "the policy must learn to go right"
-    assert shell("play", "run", "--output", "a.gif", *named) == (0, "wrote a.gif: 10 steps, return 10.00", "")
+    assert shell("play", "run", "--output", "a.gif", *named)[:2] == (0, "wrote a.gif: 10 steps, return 10.00")
     with Image.open("a.gif") as film:
         assert (film.format, film.size, film.n_frames) == ("GIF", (120, 100), 10)
     assert shell("plot", "run", "--output", "a.png")[0] == 0
@@ -778,6 +795,37 @@ def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
     assert jppo.export_policy("run", "a.npz", env=probes.Counting()).exists()
     code, _, err = call("eval", "run", "--env", "probes:Missing")
     assert (code, err) == (2, "jppo: probes:Missing: module probes has no Missing")
+
+
+def test_an_environment_with_other_spaces_than_the_policy_is_one_line(trained):
+    for env in ("probes:Counting", "Pendulum-v1"):
+        code, out, err = call("eval", trained[0], "--env", env)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"jppo: {env} does not fit the policy in {trained[0]}, which was trained in CartPole-v1")
+
+
+def test_the_backend_of_a_module_follows_from_its_object():
+    assert choose_backend("probes:Counting") == "device"
+    assert choose_backend("host_probes:Counting") == "ray"
+    code, out, _ = call("check-env", "probes:Counting", "--steps", 16, "--num-envs", 2)
+    assert (code, out.partition(":")[0]) == (0, "probes")
+
+
+def test_control_characters_of_a_damaged_config_do_not_reach_the_terminal(trained):
+    runs = Path("runs")
+    for name, change in {
+        "env": {"env": "Cart\x1b[2JPole"},
+        "type": {"seed": "\x1b[2J"},
+        "other": {"actors": {}, "\x1b[2J": "\x07", "activation": "\x1b[2J"},
+    }.items():
+        run = shutil.copytree(trained[0], runs / name)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | change))
+    folders = sorted(runs.iterdir())
+    for words in (["runs"], ["compare", runs / "env", runs / "other"], *(["eval", folder] for folder in folders)):
+        _, out, err = call(*words)
+        assert out + err
+        assert (out + err).isprintable(), words
 
 
 def test_envs_lists_whole_names_in_80_columns(capsys):

@@ -133,6 +133,11 @@ def test_tutorial_runs(tmp_path):
     subprocess.run([sys.executable, tutorial.__file__], check=True, cwd=tmp_path, env=env, timeout=900)
 
 
+def test_pages_contain_no_merge_conflicts():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        assert not re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE), page
+
+
 def test_relative_links_exist():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:

@@ -238,6 +238,7 @@ def test_best_policy_is_that_of_the_best_evaluation(evaluated):
     means, best = finite(evaluated.metrics["eval/return_mean"]), runs.read_best(evaluated.run_dir)
     assert best.update == 4 * (int(np.argmax(means)) + 1) == evaluated.summary["best_update"]
     assert best.score == pytest.approx(means.max()) == evaluated.summary["best_return"]
+    assert evaluated.summary["eval_return_mean"] == pytest.approx(means[-1])
     policy = jppo.load_policy(evaluated.run_dir, env=Lever(), best=True)
     assert_same(policy.state, train(total=best.update).policy.state)
 

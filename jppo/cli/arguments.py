@@ -179,9 +179,9 @@ class RunArguments:
     """The arguments of the commands that train, and their defaults."""
 
     env: Environment
-    """Environment to train on; `jppo envs` lists the known names. For your own Gymnasium environment: module:name."""
+    """Environment to train on; `jppo envs` lists the known names. For your own environment: module:name."""
     backend: Backend = "auto"
-    """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if gymnax has the environment."""  # noqa: E501
+    """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if the environment is in JAX."""  # noqa: E501
     seed: int = 0
     """Seed of all random numbers."""
     preset: str = "auto"

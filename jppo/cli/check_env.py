@@ -16,9 +16,9 @@ class CheckEnv:
     """
 
     env: Environment
-    """Environment to check; `jppo envs` lists the known names. For your own Gymnasium environment: module:name."""
+    """Environment to check; `jppo envs` lists the known names. For your own environment: module:name."""
     backend: Backend = "auto"
-    """device: the gymnax environment; ray: the Gymnasium environment; auto: device if gymnax has the environment."""
+    """device: the gymnax environment; ray: the Gymnasium environment; auto: device if the environment is in JAX."""
     steps: WholeNumber = 1024
     """Number of steps of each environment."""
     num_envs: int = 8

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from jppo.config.checks import escape_controls
+
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
@@ -43,7 +45,7 @@ class Compare:
         if len(result.scores) == 1:
             print("All runs have the same settings; there is nothing to compare.")
         for note in result.notes:
-            print(f"note: {note}")
+            print(f"note: {escape_controls(note)}")
         return 0
 
 
@@ -55,12 +57,13 @@ def _print_table(env: str, scores: list[Any]) -> None:
     from jppo.runs.groups import format_value
 
     names = list(dict.fromkeys(name for score in scores for name in score.group.settings))
-    table = Table("", *names, "runs", "return", "95 % interval", title=env)
+    columns = ("", *map(escape_controls, names), "runs", "return", "95 % interval")
+    table = Table(*columns, title=escape_controls(env))
     for score in scores:
         table.add_row(
             score.name,
             *(format_value(score.group.settings[name]) if name in score.group.settings else "-" for name in names),
-            ", ".join(f"{count} {status}" for status, count in score.statuses.items()),
+            escape_controls(", ".join(f"{count} {status}" for status, count in score.statuses.items())),
             f"{score.score:.1f}" if len(score.returns) else "-",
             _show(score.interval) if score.interval else "-",
         )

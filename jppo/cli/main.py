@@ -38,7 +38,7 @@ from jppo.cli.report import Report
 from jppo.cli.runs import Runs
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
-from jppo.config.checks import did_you_mean, names_module
+from jppo.config.checks import did_you_mean, escape_controls, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
 
@@ -50,9 +50,11 @@ class Completion:
     Bash, in ~/.bashrc: eval "$(jppo completion bash)"
 
     Zsh, once, with a folder of $fpath: jppo completion zsh > ~/.zfunc/_jppo
+
+    Fish, once: jppo completion fish > ~/.config/fish/completions/jppo.fish
     """
 
-    shell: tyro.conf.Positional[Literal["bash", "zsh"]]
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
     """Name of the shell."""
 
     def run(self) -> int:
@@ -61,8 +63,9 @@ class Completion:
             tyro.extras.subcommand_cli_from_dict(
                 COMMANDS, prog="jppo", args=words, config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY
             )
-        # "-o default" completes file names where an argument is a path
-        print(script.getvalue().replace("\ncomplete -F ", "\ncomplete -o default -F "))
+        # complete file names where an argument is a path: bash if nothing else fits, fish always
+        text = script.getvalue().replace("\ncomplete -F ", "\ncomplete -o default -F ")
+        print(text.replace("complete --no-files ", "complete "))
         return 0
 
 
@@ -122,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, InvalidValue, RuntimeError, AssertionError) as error:
         if (mistake := _find_mistake(error)) is None:
             raise
-        print(f"jppo: {mistake}", file=sys.stderr)
+        print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
         if error.filename is not None:  # an error of a file, not of the output
@@ -157,7 +160,7 @@ def _open_closed_streams() -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Prints a warning in one line. Python's own function adds the source line that raised it."""
-    print(f"jppo: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"jppo: warning: {escape_controls(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _report_lost_output(error: OSError) -> int:
@@ -236,7 +239,8 @@ def _add_current_directory(command: Any) -> None:
 
     The directory is last on the path, so that its files do not hide installed packages. PYTHONSAFEPATH excludes it.
     """
-    if names_module(getattr(command, "env", None)) and not sys.flags.safe_path:
+    names = (getattr(command, "env", None), *getattr(command, "envs", ()))
+    if any(map(names_module, names)) and not sys.flags.safe_path:
         sys.path.append(os.getcwd())
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from jppo.config.checks import escape_controls
+
 _COLUMNS = ("run", "seed", "status", "steps", "return", "age")
 
 
@@ -40,12 +42,16 @@ class Runs:
         for state in runs:
             folders.setdefault((str(state.path.parent), state.env), []).append(state)
         for (folder, env), states in folders.items():
-            print(f"{env} in {folder}")
-            print(*_table(states), "", sep="\n")
+            _print_lines(f"{env} in {folder}", *_table(states), "")
         if damaged:
-            print("damaged:", *(line for error in damaged for line in _wrap(str(error), 2)), "", sep="\n")
+            _print_lines("damaged:", *(line for error in damaged for line in _wrap(str(error), 2)), "")
         print(f"{len(runs)} run{'s' * (len(runs) != 1)}" if found else f"there is no run in {self.folder}")
         return 0
+
+
+def _print_lines(*lines: str) -> None:
+    """Prints lines that may contain text of damaged files."""
+    print(*map(escape_controls, lines), sep="\n")
 
 
 def _table(states: list[Any]) -> list[str]:

@@ -123,17 +123,21 @@ class Train(RunArguments):
         if not self.quiet:
             print(*summary_lines(summary), sep="\n", file=stream, flush=True)
             if result.run_dir is not None and not self.json:
-                commands = self._next_commands(short_path(result.run_dir), summary["status"])
-                print("next:", *(shlex.join(words) for words in commands), sep="\n  ", file=stream, flush=True)
+                commands = self._next_commands(short_path(result.run_dir), summary)
+                if commands:
+                    print("next:", *(shlex.join(words) for words in commands), sep="\n  ", file=stream, flush=True)
             if self.deterministic:
                 print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream, flush=True)
         if self.json:
             print(json.dumps(jsonable(summary)))
         return EXIT_CODES.get(summary["status"], EXIT_FAILED if "failed_writes" in summary else 0)
 
-    def _next_commands(self, run_dir: Path, status: str) -> list[list[str]]:
-        """Returns the commands that a user is likely to run after this run."""
-        resume = [["jppo", "train", self.env, "--resume", str(run_dir)]] if status in ("interrupted", "failed") else []
+    def _next_commands(self, run_dir: Path, summary: dict[str, Any]) -> list[list[str]]:
+        """Returns the commands that a user is likely to run after this run; none if it diverged in its first update."""
+        if not summary["updates"]:
+            return []
+        is_cut = summary["status"] in ("interrupted", "failed")
+        resume = [["jppo", "train", self.env, "--resume", str(run_dir)]] if is_cut else []
         env = ["--env", self.env] if names_module(self.env) else []
         return [
             *resume,

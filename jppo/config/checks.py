@@ -104,6 +104,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {similar}?" if similar else f"choose from {', '.join(names)}"
 
 
+def escape_controls(text: str) -> str:
+    """Returns text with its control characters, which could change the terminal, as escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def to_float(value: Any) -> float:
     """Returns a number or a scalar array as a float, and NaN for anything else."""
     try:

@@ -2,14 +2,20 @@
 
 from typing import Any
 
+from jppo.config.checks import names_module
+from jppo.envs.base import Environment
 from jppo.envs.gymnax import available
-from jppo.envs.modules import unknown_environment
+from jppo.envs.modules import import_module_of, unknown_environment
 
 BACKENDS = ("auto", "device", "ray")
 
 
 def choose_backend(env: Any, backend: str = "auto") -> str:
-    """Returns "device" or "ray". Raises ValueError for an unknown backend or environment."""
+    """Returns "device" or "ray". "auto" imports the module of module:name.
+
+    Raises:
+      ValueError: the backend, the environment or its module is unknown.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend != "auto":
@@ -17,6 +23,10 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
         return backend
     if isinstance(env, str) and ":" not in env and env in available():
         return "device"
+    if names_module(env):
+        module, name = import_module_of(env)
+        found = getattr(module, name, None)  # None: the module may register a Gymnasium environment of this name
+        return "device" if isinstance(found, Environment) or hasattr(found, "default_params") else "ray"
     from jppo.envs.gymnasium import host_env_names, is_host_env  # an on-device run does not need it
 
     if not isinstance(env, str):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jppo.config.checks import escape_controls
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.schedules import Schedule, from_json
 from jppo.runs.run_dir import read_config
@@ -63,6 +64,7 @@ def changed_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 
 def format_value(value: Any) -> str:
     """Returns the value of a setting as text for tables and labels."""
-    if isinstance(value, list | tuple):
-        return "x".join(map(str, value)) or "none"
-    return f"{value:.6g}" if isinstance(value, float) and not isinstance(value, Schedule) else str(value)
+    if isinstance(value, float) and not isinstance(value, Schedule):
+        return f"{value:.6g}"
+    text = ("x".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
+    return escape_controls(text)

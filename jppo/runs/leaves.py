@@ -11,6 +11,10 @@ import numpy as np
 from jppo.ppo.types import PyTree
 
 
+class LeafMismatch(ValueError):
+    """The saved state has other leaves, shapes or dtypes than the run needs."""
+
+
 def copy_leaves(state: PyTree) -> dict[str, Any]:
     """Returns copies of a state's leaves by tree path, because training donates its buffers.
 
@@ -33,7 +37,7 @@ def restore_leaves(leaves: dict[str, np.ndarray], like: PyTree, prefix: str, pat
       path: the file or directory of the leaves, for the error message.
 
     Raises:
-      ValueError: the saved state has other leaves, shapes or dtypes.
+      LeafMismatch: the saved state has other leaves, shapes or dtypes.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     wanted = {prefix + jax.tree_util.keystr(path): leaf for path, leaf in paths}
@@ -41,7 +45,7 @@ def restore_leaves(leaves: dict[str, np.ndarray], like: PyTree, prefix: str, pat
     needed = {name: describe_array(leaf) for name, leaf in wanted.items()}
     for name in sorted(saved | needed):
         if needed.get(name) != (found := saved.get(name)) and not (found is None and _is_empty(wanted[name])):
-            raise ValueError(
+            raise LeafMismatch(
                 f"{path} does not fit this run: it contains {name} = {found or 'nothing'}, the run needs "
                 f"{needed.get(name, 'nothing')}"
             )

@@ -16,6 +16,7 @@ from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import latest_checkpoint
 from jppo.runs.display import show_record
 from jppo.runs.files import read_json
+from jppo.runs.leaves import LeafMismatch
 from jppo.runs.policy import TrainedPolicy
 
 
@@ -64,7 +65,8 @@ def load_run(
 
     Raises:
       ValueError: the directory contains no run, no policy and no checkpoint, or damaged files; or the run's own network
-        or environment is not passed; or config.json names a module that the arguments do not allow to import.
+        or environment is not passed, or `env` has other spaces; or config.json names a module that the arguments do
+        not allow to import.
     """
     run_dir = Path(run_dir)
     settings = runs.read_config(run_dir)
@@ -72,7 +74,8 @@ def load_run(
         raise ValueError(
             f"{run_dir} was trained with a custom network; pass it: jppo.load_policy(run_dir, network=...)"
         )
-    if env is None:
+    is_env_passed = env is not None
+    if not is_env_passed:
         env = _check_env_name(run_dir, settings, trust_env)
     config, _ = runs.config_of(settings, run_dir)
     opened = not isinstance(env, str | Environment) and choose_backend(env) == "ray"
@@ -85,7 +88,15 @@ def load_run(
     else:
         agent = make_anakin(env, config, network=network)
         like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
-    return LoadedRun(agent, _policy_state(run_dir, like, best), settings)
+    try:
+        return LoadedRun(agent, _policy_state(run_dir, like, best), settings)
+    except ValueError as error:
+        if is_env_passed and isinstance(error.__cause__ or error, LeafMismatch):
+            raise ValueError(
+                f"{agent.env.name} does not fit the policy in {run_dir}, which was trained in {settings['env']} with "
+                "other observations or actions; pass the environment of the run"
+            ) from None
+        raise
 
 
 def needs_env(run_dir: Path) -> bool:
@@ -123,6 +134,8 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
         try:
             return runs.load_policy_state(run_dir, like)
         except ValueError as error:
+            if isinstance(error.__cause__, LeafMismatch):
+                raise  # the file is not damaged, and a checkpoint does not fit either
             damage = error
     checkpoint = latest_checkpoint(run_dir, lambda text: warnings.warn(text, stacklevel=4))
     if damage is not None:

@@ -25,6 +25,7 @@ class Monitor:
       ended: the reason to end the run, or None.
       target: recent return at which the loop ends the run, or None.
       best: update and return of the best policy so far, or None.
+      last_eval: mean return of the last evaluation since the start or the resume, or None.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Monitor:
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
         self.ended: LoopResult | None = None
+        self.last_eval: float | None = None
 
     def updates_until_event(self, update: int) -> int:
         """Returns how many updates after `update` the next call of `finish` is due; 2**31 if there is none."""
@@ -107,7 +109,7 @@ class Monitor:
             raise result
         metrics = {f"eval/{name}": float(value) for name, value in result.metrics.items()}
         result.check()
-        mean = metrics["eval/return_mean"]
+        mean = self.last_eval = metrics["eval/return_mean"]
         self._log.reporter.evaluated(self._log.steps, mean)
         self._offer(mean, result.policy_state)
         self.ended = SOLVED if mean >= self._eval_target else None

@@ -251,7 +251,7 @@ def _format_rest(
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns the summary of a run as two or three lines of text."""
+    """Returns the summary of a run as two to four lines of text."""
     mean, std = summary["return_mean"], summary["return_std"]
     has_episodes = mean is not None and not math.isnan(mean)
     returns = f"return {mean:.1f} +- {std:.1f} over the last episodes" if has_episodes else "no episode ended"
@@ -261,6 +261,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['seconds']:.1f} s ({format_steps(summary['steps_per_second'])} steps/s)",
         f"{returns}; {summary['compile_seconds']:.1f} s of {start}",
     ]
+    if "eval_return_mean" in summary:
+        lines.append(f"last evaluation: return {summary['eval_return_mean']:.1f}")
     if summary["run_dir"]:
         missing = f" without {', '.join(summary['failed_writes'])}" if "failed_writes" in summary else ""
         lines.append(f"saved in {short_path(summary['run_dir'])}{missing}")

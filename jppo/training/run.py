@@ -353,6 +353,7 @@ def _save_result(
         **loop.summary(),
         **({} if checkpoints is None else {"checkpoint": checkpoints.update}),
         **({} if best is None else {"best_update": best.update, "best_return": best.score}),
+        **({} if loop.monitor.last_eval is None else {"eval_return_mean": loop.monitor.last_eval}),
         **process_count(),
         "versions": runs.versions(),
         "policy_sha256": fingerprint(policy_state),
