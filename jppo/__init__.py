@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.envs.base import Environment as Environment
     from jppo.envs.base import Step as Step
     from jppo.envs.checks import check_env as check_env
+    from jppo.envs.episodes import EpisodicEnv as EpisodicEnv
+    from jppo.envs.episodes import with_limit_and_reset as with_limit_and_reset
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
@@ -82,6 +84,7 @@ _MODULES = {
     "jppo.envs": ("make_env",),
     "jppo.envs.base": ("Environment", "Step"),
     "jppo.envs.checks": ("check_env",),
+    "jppo.envs.episodes": ("EpisodicEnv", "with_limit_and_reset"),
     "jppo.envs.gymnasium": ("make_host_env",),
     "jppo.errors": ("ActorsFailed", "HostFailed", "NoLegalAction", "TrainingDiverged"),
     "jppo.ppo.advantages": ("gae", "gae_advantages"),

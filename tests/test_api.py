@@ -156,3 +156,6 @@ def test_presets_apply_to_ids_with_a_module():
     preset_for = jppo.config.presets.preset_for
     assert preset_for("envpool:HalfCheetah-v4") == preset_for("gymnasium_robotics:HalfCheetah-v4") == "mujoco"
     assert preset_for("mine:Pendulum") == "default"  # a class
+    assert preset_for("jumanji:Snake-v1") == "jumanji"
+    assert preset_for("craftax:Craftax-Symbolic-v1") == "craftax"
+    assert preset_for("navix:CartPole-v1") == "navix"

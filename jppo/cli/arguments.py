@@ -185,7 +185,7 @@ class RunArguments:
     seed: int = 0
     """Seed of all random numbers."""
     preset: str = "auto"
-    """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, taxi, gymnax-minatar."""  # noqa: E501
+    """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, taxi, gymnax-minatar, craftax, playground, brax, jumanji, xminigrid, navix."""  # noqa: E501
     num_devices: OptionalInt = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)

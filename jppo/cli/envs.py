@@ -2,15 +2,20 @@
 
 import dataclasses
 
+from jppo.config.families import FAMILIES
 from jppo.config.presets import preset_for
 
 
 @dataclasses.dataclass(frozen=True)
 class Envs:
-    """List the environments that `jppo train` knows by name."""
+    """List the environments that `jppo train` knows by name.
+
+    Also shows how to install further families of environments.
+    """
 
     def run(self) -> int:
         from jppo.envs import available
+        from jppo.envs.families import family_env_names, install_command, is_installed
         from jppo.envs.gymnasium import host_env_names
         from jppo.runs.render import DRAWABLE
 
@@ -20,8 +25,14 @@ class Envs:
             backends = (["device"] if name in on_device else []) + (["ray"] if name in on_host else [])
             can_play = name in DRAWABLE or name not in on_device
             rows.append((name, ", ".join(backends), preset_for(name), "yes" if can_play else "no"))
+        for family in filter(is_installed, FAMILIES):
+            rows += [(name, "device", preset_for(name), "yes") for name in family_env_names(family)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        print("device: gymnax environments; ray: Gymnasium environments")
+        print("device: environments in JAX; ray: Gymnasium environments")
+        if missing := [family for family in FAMILIES if not is_installed(family)]:
+            print("\nfamilies that are not installed (docs/environments.md):")
+            for family in missing:
+                print(f"  {family:<12}{install_command(family)}")
         return 0

@@ -6,6 +6,8 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+from jppo.config.families import family_of
+
 _ALIASES = {  # names in other libraries
     "lr": "learning_rate",
     "steps": "total_steps",
@@ -94,7 +96,7 @@ def find_similar(name: str, choices: Iterable[str]) -> str | None:
 
 def names_module(env: Any) -> bool:
     """Returns whether an environment is named as module:name, so that making it imports and runs that module."""
-    return isinstance(env, str) and ":" in env and not env.startswith("envpool:")
+    return isinstance(env, str) and ":" in env and not env.startswith("envpool:") and family_of(env) is None
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

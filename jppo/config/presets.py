@@ -1,8 +1,10 @@
 """Published configurations by name, and the environments that use them by default."""
 
+import fnmatch
 import re
 from typing import NamedTuple
 
+from jppo.config.families import family_of
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
 
@@ -14,7 +16,7 @@ class Preset(NamedTuple):
     hyperparams: Hyperparams
     total_steps: int
     source: str
-    envs: tuple[str, ...] = ()  # environments that use it by default, in any version
+    envs: tuple[str, ...] = ()  # environments that use it by default, in any version; patterns such as "ALE/*"
 
 
 PRESETS = {
@@ -98,6 +100,65 @@ PRESETS = {
         "gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; without its warm-up)",
         ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
     ),
+    "craftax": Preset(
+        PPOConfig(num_envs=1024, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512, 512)),
+        Hyperparams(learning_rate=linear(2e-4, 0.0), gae_lambda=0.8, max_grad_norm=1.0),
+        1_000_000_000,
+        "Craftax_Baselines ppo.py (Matthews et al. 2024), https://github.com/MichaelTMatthews/Craftax_Baselines",
+        ("craftax:Craftax-Classic-Symbolic-v1", "craftax:Craftax-Symbolic-v1"),
+    ),
+    "playground": Preset(
+        PPOConfig(
+            num_envs=2048,
+            num_steps=480,
+            num_epochs=16,
+            num_minibatches=32,
+            hidden_sizes=(256, 256, 256),
+            normalize_obs=True,
+            normalize_reward=True,
+            clip_value=False,
+        ),
+        Hyperparams(learning_rate=1e-3, gamma=0.995, clip_eps=0.3),
+        60_000_000,
+        "mujoco_playground/config/dm_control_suite_params.py (Zakka et al. 2025; there rollouts of 16 x 30 steps, "
+        "other networks, a fixed scale of rewards, and no limit of the gradient)",
+        ("playground:*",),
+    ),
+    "brax": Preset(
+        PPOConfig(
+            num_envs=2048,
+            num_steps=10,
+            num_minibatches=32,
+            hidden_sizes=(256, 256),
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        Hyperparams(learning_rate=3e-4, ent_coef=0.0),
+        50_000_000,
+        "PureJaxRL ppo_continuous_action.py (Lu et al. 2022), https://github.com/luchris429/purejaxrl",
+        ("brax:*",),
+    ),
+    "jumanji": Preset(
+        PPOConfig(num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(256, 256), normalize_obs=True),
+        Hyperparams(learning_rate=linear(5e-4, 0.0)),
+        10_000_000,
+        "jppo: one MLP for all games of Jumanji, which publishes settings of A2C with a network for each game",
+        ("jumanji:*",),
+    ),
+    "xminigrid": Preset(
+        PPOConfig(num_envs=8192, num_steps=16, num_epochs=1, num_minibatches=16, recurrent="gru"),
+        Hyperparams(learning_rate=linear(1e-3, 0.0)),
+        1_000_000,
+        "XLand-MiniGrid training/train_single_task.py (Nikulin et al. 2023; there a GRU of 1,024 units)",
+        ("xminigrid:*",),
+    ),
+    "navix": Preset(
+        PPOConfig(num_envs=16, num_steps=128, num_epochs=1, num_minibatches=8),
+        Hyperparams(),
+        1_000_000,
+        "navix/agents/ppo.py (Pignatelli et al. 2024)",
+        ("navix:*",),
+    ),
 }
 
 
@@ -106,9 +167,9 @@ def preset_for(env_name: str) -> str:
 
     HalfCheetah-v4 and envpool:HalfCheetah-v4 have the preset of HalfCheetah-v5; mine:HalfCheetah, a class, does not.
     """
-    env_name = re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
+    short = env_name if family_of(env_name) else re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
     for name, preset in PRESETS.items():
-        if _without_version(env_name) in map(_without_version, preset.envs):
+        if any(fnmatch.fnmatchcase(_without_version(short), _without_version(env)) for env in preset.envs):
             return name
     return "default"
 

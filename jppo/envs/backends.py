@@ -3,7 +3,10 @@
 from typing import Any
 
 from jppo.config.checks import names_module
+from jppo.config.families import family_of
 from jppo.envs.base import Environment
+from jppo.envs.episodes import EpisodicEnv
+from jppo.envs.families import check_family_name
 from jppo.envs.gymnax import available
 from jppo.envs.modules import import_module_of, unknown_environment
 
@@ -18,6 +21,11 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
+    if family_of(env) is not None:
+        if backend == "ray":
+            raise ValueError(f"{env} runs on the device; use backend = 'device'")
+        check_family_name(env)
+        return "device"
     if backend != "auto":
         _check_backend(env, backend)
         return backend
@@ -26,7 +34,7 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
     if names_module(env):
         module, name = import_module_of(env)
         found = getattr(module, name, None)  # None: the module may register a Gymnasium environment of this name
-        return "device" if isinstance(found, Environment) or hasattr(found, "default_params") else "ray"
+        return "device" if isinstance(found, Environment | EpisodicEnv) or hasattr(found, "default_params") else "ray"
     from jppo.envs.gymnasium import host_env_names, is_host_env  # an on-device run does not need it
 
     if not isinstance(env, str):

@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.checks import names_module
+from jppo.config.families import family_of
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.base import Environment, Step
+from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.gymnax_contract import check_methods, describe_leaf, trace_env
+from jppo.envs.episodes import EpisodeParams, EpisodicEnv, with_limit_and_reset
+from jppo.envs.families import make_family_env
+from jppo.envs.gymnax_contract import check_methods, trace_env
+from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.modules import make_named, unknown_environment
-from jppo.envs.observations import MisfitError, split_observation
-from jppo.envs.spaces import Array, ObsSpec, PyTree
+from jppo.envs.spaces import Array, PyTree
 
 _BOOL_IMAGES = "gymnax.environments.minatar."  # bool images that gymnax casts to float32: four times the memory
 _ONLY_FOR_DRAWINGS = ("matplotlib.pyplot", "seaborn")
@@ -31,10 +34,12 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     """Returns an on-device environment.
 
     Args:
-      env: a gymnax name such as "CartPole-v1", an object with gymnax's API (1.0.1 or later), an Environment, or
-        "module:name" of such an object or of a function that makes one.
+      env: a gymnax name such as "CartPole-v1", an id of a family such as "craftax:Craftax-Symbolic-v1", an object with
+        gymnax's API (1.0.1 or later), an EpisodicEnv, an Environment, or "module:name" of such an object or of a
+        function that makes one.
       params: the environment's parameters; its default_params when None.
-      **overrides: fields of the parameters to replace, e.g. max_steps_in_episode=200.
+      **overrides: fields of the parameters to replace, e.g. max_steps_in_episode=200. For families, also pool (see
+        `jppo.with_limit_and_reset`) and the family's own options (docs/environments.md).
 
     Raises:
       ValueError: the name is unknown, a space is not supported, or reset or step returns invalid values.
@@ -45,14 +50,15 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
         return env
     if names_module(env):
         return make_env(make_named(env), params, **overrides)._replace(name=env)
+    if family_of(env) is not None:
+        return make_family_env(env, **(vars(params) if params else {}), **overrides)
+    if isinstance(env, EpisodicEnv):
+        params = replace_fields(EpisodeParams() if params is None else params, overrides)
+        return with_limit_and_reset(env, params.max_steps_in_episode, params.pool)
     source = make_source(env) if isinstance(env, str) else env
     check_methods(source, params)
     params = source.default_params if params is None else params
-    if overrides:
-        unknown = sorted(set(overrides) - set(vars(params)))
-        if unknown:
-            raise ValueError(f"unknown parameters {', '.join(unknown)}; choose from {', '.join(sorted(vars(params)))}")
-        params = params.replace(**overrides)
+    params = replace_fields(params, overrides)
     name = env if isinstance(env, str) else getattr(source, "name", type(source).__name__)
     action_spec = action_spec_of(name, source.action_space(params))
     return _adapt(name, source, params, action_spec)
@@ -96,6 +102,11 @@ def _gymnax() -> Any:
                 sys.modules.setdefault(name, later)
                 stack.callback(later.leave)
         import gymnax
+    if not hasattr(gymnax, "register"):
+        raise ValueError(
+            "another package has overwritten gymnax with an older version, as stable-gymnax does; "
+            "pip uninstall -y stable-gymnax && pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
+        )
     return gymnax
 
 
@@ -105,17 +116,17 @@ def holds_bits(source: Any) -> bool:
 
 
 def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environment:
-    seen = _as_bits if holds_bits(source) else _strong
+    seen = _as_bits if holds_bits(source) else strip_weak_types
 
     def reset(key: Array) -> tuple[PyTree, PyTree]:
         obs, state = source.reset(key, params)
-        return seen(obs), _strong(state)
+        return seen(obs), strip_weak_types(state)
 
     def step(key: Array, state: PyTree, action: PyTree) -> Step:
         obs, state, reward, terminated, truncated, info = source.step(key, state, action, params)
         return Step(
             obs=seen(obs),
-            state=_strong(state),
+            state=strip_weak_types(state),
             reward=jnp.asarray(reward, jnp.float32).reshape(()),
             terminated=jnp.asarray(terminated, bool).reshape(()),
             truncated=jnp.asarray(truncated, bool).reshape(()),
@@ -127,33 +138,9 @@ def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environm
         obs = trace_env(source, params, action)[0]
     except BrokenContractError as error:
         raise BrokenContractError(f"{name}: {error.args[0]}", error.args[1], error.check) from None
-    obs_spec = _obs_spec(name, source.observation_space(params), jax.eval_shape(seen, obs))
+    obs_spec = obs_spec_of(name, source.observation_space(params), jax.eval_shape(seen, obs))
     return Environment(name, reset, step, obs_spec, action_spec, source, params)
-
-
-def _obs_spec(name: str, space: Any, obs: PyTree) -> PyTree:
-    """Returns the specs of observations: dtypes of the traced arrays, since declared ones are not always right."""
-    try:
-        for path, part, leaf in split_observation(space, obs, "observation"):
-            if not (hasattr(part, "shape") and hasattr(leaf, "shape")):
-                continue  # some environments declare no space
-            shape = list(part.shape)
-            if list(leaf.shape) != shape:
-                raise MisfitError(f"{path} has shape {list(leaf.shape)}; its space says {shape}")
-    except MisfitError as error:
-        remedy = "declare the space of the observations that reset and step return"
-        raise BrokenContractError(f"{name}: {error}", remedy, check="spaces") from None
-    if type(space).__name__ == "Discrete":
-        return ObsSpec(tuple(obs.shape), str(obs.dtype), int(space.n))
-    if any(not leaf.size for leaf in jax.tree.leaves(obs)):
-        raise ValueError(f"{name}: an observation is empty: {jax.tree.map(describe_leaf, obs)}")
-    return jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape), str(leaf.dtype)), obs)
 
 
 def _as_bits(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(bool), tree)
-
-
-def _strong(tree: PyTree) -> PyTree:
-    """Removes weak types, which can differ between reset and step and would cause a second compilation."""
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)

@@ -47,9 +47,9 @@ def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, PyTree,
         _check_step_env(source, params, key, obs, state, action)
         raise
     _check_step(step)
-    _check_same("observations", obs, "step", step[0])
-    _check_same("observations", obs, 'info["final_observation"]', step[5]["final_observation"])
-    _check_same("state", state, "step", step[1], check="carry")
+    check_same("observations", obs, "step", step[0])
+    check_same("observations", obs, 'info["final_observation"]', step[5]["final_observation"])
+    check_same("state", state, "step", step[1], check="carry")
     return obs, state, step
 
 
@@ -60,8 +60,8 @@ def _check_step_env(source: Any, params: Any, key: Array, obs: PyTree, state: Py
     if not isinstance(returned, tuple) or len(returned) != 5:
         remedy = "return obs, state, reward, terminated, info; gymnax's step adds truncated"
         raise BrokenContractError(f"step_env returned {describe_returned(returned)}, not 5", remedy)
-    _check_same("observations", obs, "step_env", returned[0])
-    _check_same("state", state, "step_env", returned[1], check="carry")
+    check_same("observations", obs, "step_env", returned[0])
+    check_same("state", state, "step_env", returned[1], check="carry")
 
 
 def _check_step(returned: Any) -> None:
@@ -76,7 +76,7 @@ def _check_step(returned: Any) -> None:
         raise BrokenContractError(f"the reward must be a scalar, not of shape {reward.shape}", "return a scalar number")
 
 
-def _check_same(name: str, first: PyTree, after: str, second: PyTree, check: str = "contract") -> None:
+def check_same(name: str, first: PyTree, after: str, second: PyTree, check: str = "contract") -> None:
     """Raises BrokenContractError if structure, shapes or dtypes of two results differ."""
     remedy = "return the same structure, shapes and dtypes, for example jnp.zeros((), jnp.int32) instead of 0"
     structures: list[Any] = [jax.tree.structure(first), jax.tree.structure(second)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from jppo.devices.jit import jit
 from jppo.envs import Environment
+from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act
@@ -75,8 +77,11 @@ def play_gif(
     if isinstance(env, HostEnvironment):
         frames, rewards, finished = _host_episode(env, policy, seed, sampled, max_steps, progress)
         draw = functools.partial(_save, frames)
+    elif isinstance(env.source, EpisodicEnv):
+        frames, rewards, finished = _episode(env, policy, seed, sampled, max_steps, _drawer(env, progress))
+        draw = functools.partial(_save, frames)
     else:
-        states, rewards, finished = _episode(env, policy, seed, sampled, max_steps)
+        states, rewards, finished = _episode(env, policy, seed, sampled, max_steps, list)
         draw_states = _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax
         draw = functools.partial(draw_states, env, states, rewards, progress)
     try:
@@ -91,6 +96,9 @@ def check_drawable(env: Environment | HostEnvironment) -> None:
     if isinstance(env, HostEnvironment):
         _choose_display()
         env.make([0], render=True).close()
+    elif isinstance(env.source, EpisodicEnv):
+        if env.source.render is None:
+            raise ValueError(f"{env.name} cannot be drawn: its EpisodicEnv has no render function")
     elif env.name not in DRAWABLE:
         raise ValueError(f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}")
 
@@ -103,11 +111,19 @@ def _choose_display() -> None:
 
 
 def _episode(
-    env: Environment, policy: TrainedPolicy, seed: int, sampled: bool, max_steps: int
-) -> tuple[list[PyTree], list[float], bool]:
+    env: Environment,
+    policy: TrainedPolicy,
+    seed: int,
+    sampled: bool,
+    max_steps: int,
+    convert: Callable[[list[PyTree]], list[Any]],
+) -> tuple[list[Any], list[float], bool]:
     """Returns the environment states before each step of one episode, the rewards, and whether the episode ended.
 
     Steps the environment in chunks of a fixed length, because the length of the episode is unknown.
+
+    Args:
+      convert: applied to the states of each chunk, for example to draw them, so that memory holds one chunk of states.
     """
 
     def step(loop: tuple[PyTree, PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree, PyTree], Any]:
@@ -121,7 +137,7 @@ def _episode(
     play = jit(lambda loop, key: jax.lax.scan(step, loop, jax.random.split(key, _CHUNK)))
     reset_key, steps_key = jax.random.split(derive_key(jax.random.key(seed), "play"))
     loop = (*jit(env.reset)(reset_key), policy.policy.initial_carry(1))
-    all_states: list[PyTree] = []
+    all_states: list[Any] = []
     all_rewards: list[float] = []
     ended = False
     while not ended and len(all_rewards) < max_steps:
@@ -129,9 +145,23 @@ def _episode(
         states, rewards, done = jax.device_get(played)
         length = min(int(np.argmax(done)) + 1 if done.any() else _CHUNK, max_steps - len(all_rewards))
         ended = bool(done[:length].any())
-        all_states += [jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)]
+        all_states += convert([jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)])
         all_rewards += rewards[:length].tolist()
     return all_states, all_rewards, ended
+
+
+def _drawer(env: Environment, progress: Callable[[str], None]) -> Callable[[list[PyTree]], list[Any]]:
+    """Returns a function that draws states with the function of an EpisodicEnv."""
+    render, count = env.source.render, itertools.count(1)
+
+    def draw(states: list[PyTree]) -> list[Any]:
+        frames = []
+        for state in states:
+            progress(f"drawing frame {next(count)}")
+            frames.append(_as_image(np.asarray(render(state.env_state))))
+        return frames
+
+    return draw
 
 
 def _draw_with_gymnax(

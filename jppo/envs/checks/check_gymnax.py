@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.checks import names_module
+from jppo.config.families import family_of
 from jppo.devices.jit import jit
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment
@@ -17,8 +18,9 @@ from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, report_exceptions, report_refusals
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
+from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnax import holds_bits, make_env, make_source
-from jppo.envs.gymnax_contract import check_methods, describe_leaf, trace_env
+from jppo.envs.gymnax_contract import check_methods, check_same, describe_leaf, trace_env
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
 from jppo.envs.modules import make_named
 from jppo.envs.observations import MisfitError, Observations, space_of
@@ -53,12 +55,16 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
       steps: number of steps of each environment.
     """
     source = env
-    if isinstance(env, str):
+    if isinstance(env, str) and family_of(env) is None:
         source = make_named(env) if names_module(env) else make_source(env)
-    if not isinstance(source, Environment):
+    has_functions = isinstance(source, str | Environment | EpisodicEnv)
+    if not has_functions:
         yield from _judge_tracing(source, params)
-    with report_refusals():
+    with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
+    if has_functions:
+        yield from _judge_functions(made)
+    with report_refusals():
         check_mask_spec(made.obs_spec, made.action_spec)
     yield from _judge_episodes(made, steps, seed, num_envs)
 
@@ -82,6 +88,21 @@ def _judge_tracing(source: Any, params: Any) -> Iterator[Check]:
         yield Check("contract", WARN, f"reward is {describe_leaf(reward)}, not a scalar", "return a scalar")
     else:
         yield Check("contract", PASS, "reset returns two values and step six, with the right types")
+    yield Check("carry", PASS, f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step")
+
+
+def _judge_functions(env: Environment) -> Iterator[Check]:
+    """Yields the results of jit, contract and carry for the functions of an `Environment`."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), env.action_spec)
+    with report_exceptions("jit", "tracing reset and step"):
+        obs, state = jax.eval_shape(env.reset, key)
+        after = jax.eval_shape(env.step, key, state, action)
+    yield Check("jit", PASS, "reset and step can be traced")
+    check_same("observations", obs, "step", after.obs)
+    check_same("observations", obs, "step (final_obs)", after.final_obs)
+    yield Check("contract", PASS, "observations of reset and step have the same shapes and dtypes")
+    check_same("state", state, "step", after.state, check="carry")
     yield Check("carry", PASS, f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step")
 
 
@@ -163,9 +184,10 @@ def _counters(state: PyTree) -> dict[str, Array]:
 def _observations(env: Environment, episodes: _Episodes) -> tuple[Observations, Check | None]:
     """Compares with the declared space or, if its structure or shapes differ, with the actual one, which jppo uses."""
     actual = space_of(env.obs_spec)
-    if env.source is None or holds_bits(env.source):
+    declared = getattr(env.source, "observation_space", None)
+    if declared is None or holds_bits(env.source):
         return Observations(actual, casts=False), None
-    declared = env.source.observation_space(env.params)
+    declared = declared if isinstance(env.source, EpisodicEnv) else declared(env.params)
     try:
         Observations(declared, casts=False).see(jax.tree.map(lambda x: x[0, 0], episodes.obs))
     except MisfitError as error:

@@ -1,0 +1,146 @@
+"""Time limits and automatic resets for environments that have neither."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jppo.config.checks import check_int
+from jppo.devices.jit import jit
+from jppo.envs.action_spaces import action_spec_of
+from jppo.envs.base import Environment, Step, strip_weak_types
+from jppo.envs.contract import BrokenContractError
+from jppo.envs.episode_contract import trace_episodic_env
+from jppo.envs.gymnax_spaces import obs_spec_of
+from jppo.envs.resets import Reset, make_restart
+from jppo.envs.spaces import Array, PyTree
+
+
+class EpisodicEnv(NamedTuple):
+    """One environment without time limit and automatic resets: the argument of `with_limit_and_reset`."""
+
+    name: str
+    reset: Reset  # key -> obs, state
+    step: Callable[[Array, PyTree, PyTree], tuple[PyTree, PyTree, Any, Any, Any]]
+    """key, state, action -> obs, state, reward, terminated, truncated"""
+    action_space: Any  # of Gymnasium or gymnax
+    observation_space: Any = None  # the same; None for arrays of any numbers
+    render: Callable[[PyTree], Any] | None = None  # state -> image [H, W, 3] u8
+
+
+class EpisodeState(NamedTuple):
+    """The state of an environment, and the number of steps of its episode."""
+
+    env_state: PyTree
+    time: Array  # [] i32
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeParams:
+    """The arguments of `with_limit_and_reset`, under the names that gymnax's parameters have."""
+
+    max_steps_in_episode: int | None = None
+    pool: int | None = None
+
+    def replace(self, **changes: Any) -> "EpisodeParams":
+        """Returns a copy with other values."""
+        return dataclasses.replace(self, **changes)
+
+
+def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int | None = None) -> Environment:
+    """Returns an environment that truncates episodes after `limit` steps, and starts the next episode in the same step.
+
+    A step that terminates at the limit counts as terminated, not as truncated. `Step.final_obs` is the observation that
+    the step led to, also at the end of an episode.
+
+    Args:
+      limit: number of steps of an episode; None if the environment ends its episodes itself.
+      pool: number of initial states for resets at the end of episodes. They are computed once, from a fixed key, and
+        all environments, seeds and devices share them: each reset draws one of them. The compiled program contains
+        them, so it needs `pool` times the memory of one state. Training sees no other initial states, apart from the
+        first episode of each environment; evaluations start from other states. None: each reset computes a new state.
+
+    Raises:
+      ValueError: an argument or a space is not supported, or reset or step returns invalid values.
+    """
+    limit = None if limit is None else check_int("limit", limit)
+    pool = None if pool is None else check_int("pool", pool)
+    action_spec = action_spec_of(env.name, env.action_space)
+    env = env._replace(reset=_plain_reset(env.reset), step=_plain_step(env.step))
+    try:
+        obs = trace_episodic_env(env, action_spec)
+    except BrokenContractError as error:
+        raise BrokenContractError(f"{env.name}: {error.args[0]}", error.args[1], error.check) from None
+    restart = make_restart(env.reset if pool is None else _pool_reset(env.reset, pool))
+
+    def reset(key: Array) -> tuple[PyTree, EpisodeState]:
+        obs, env_state = env.reset(key)
+        return obs, EpisodeState(env_state=env_state, time=jnp.zeros((), jnp.int32))
+
+    def step(key: Array, state: EpisodeState, action: PyTree) -> Step:
+        step_key, reset_key = jax.random.split(key)
+        final_obs, env_state, reward, terminated, truncated = env.step(step_key, state.env_state, action)
+        time = state.time + 1
+        terminated = jnp.asarray(terminated, bool).reshape(())
+        truncated = jnp.asarray(truncated, bool).reshape(())
+        truncated = (truncated if limit is None else truncated | (time >= limit)) & ~terminated
+        done = terminated | truncated
+        obs, env_state = restart(done, reset_key, final_obs, env_state)
+        return Step(
+            obs=obs,
+            state=EpisodeState(env_state=env_state, time=jnp.where(done, 0, time)),
+            reward=jnp.asarray(reward, jnp.float32).reshape(()),
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=final_obs,
+        )
+
+    obs_spec = obs_spec_of(env.name, env.observation_space, obs)
+    return Environment(env.name, reset, step, obs_spec, action_spec, env, EpisodeParams(limit, pool))
+
+
+def _plain_reset(reset: Reset) -> Reset:
+    """Returns a reset function without weak types, and with dicts for the named tuples of observations."""
+
+    def plain_reset(key: Array) -> Any:
+        returned = reset(key)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            return returned  # trace_episodic_env reports it
+        return strip_weak_types((_as_dicts(returned[0]), returned[1]))
+
+    return plain_reset
+
+
+def _plain_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a step function, changed like `_plain_reset`."""
+
+    def plain_step(key: Array, state: PyTree, action: PyTree) -> Any:
+        returned = step(key, state, action)
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            return returned
+        return (*strip_weak_types((_as_dicts(returned[0]), returned[1])), *returned[2:])
+
+    return plain_step
+
+
+def _as_dicts(obs: PyTree) -> PyTree:
+    """Returns an observation with dicts instead of named tuples, so that its leaves have names."""
+    if isinstance(obs, tuple):
+        names = getattr(obs, "_fields", None)
+        parts = tuple(map(_as_dicts, obs))
+        return parts if names is None else dict(zip(names, parts, strict=True))
+    return {name: _as_dicts(part) for name, part in obs.items()} if isinstance(obs, dict) else obs
+
+
+def _pool_reset(reset: Reset, size: int) -> Reset:
+    """Returns a reset function that draws one of `size` initial states, which are computed now."""
+    states = jit(jax.vmap(reset))(jax.random.split(jax.random.key(0), size))
+
+    def draw(key: Array) -> tuple[PyTree, PyTree]:
+        number = jax.random.randint(key, (), 0, size)
+        drawn: tuple[PyTree, PyTree] = jax.tree.map(lambda x: x[number], states)
+        return drawn
+
+    return draw

@@ -1,0 +1,56 @@
+"""Environment families on the device. Each has an adapter module with `names` and `make`, imported on first use."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from jppo.config.families import FAMILIES, family_of
+from jppo.envs.base import Environment
+from jppo.envs.modules import unknown_environment
+
+
+def is_installed(family: str) -> bool:
+    """Returns whether the package of a family can be imported."""
+    return importlib.util.find_spec(FAMILIES[family]) is not None
+
+
+def install_command(family: str) -> str:
+    """Returns the command that installs a family."""
+    return f"pip install 'jppo[{family}]'"
+
+
+def family_env_names(family: str) -> list[str]:
+    """Returns the names of a family's environments. Imports the family, which must be installed."""
+    return [f"{family}:{name}" for name in _adapter(family).names()]
+
+
+def check_family_name(name: str) -> None:
+    """Raises ValueError if the family of an environment's name is not installed, or does not have the environment."""
+    family = family_of(name)
+    assert family is not None, "of the environment's name"
+    if not is_installed(family):
+        problem = f"{name} needs the package {FAMILIES[family]}, which is not installed"
+        raise ValueError(f"{problem}; {install_command(family)}")
+    if name not in (known := family_env_names(family)):
+        raise unknown_environment(name, known)
+
+
+def make_family_env(name: str, **options: Any) -> Environment:
+    """Returns an environment of a family.
+
+    Args:
+      name: such as "craftax:Craftax-Symbolic-v1".
+      **options: max_steps_in_episode (the time limit), pool (see `with_limit_and_reset`), and options of the family
+        (docs/environments.md).
+
+    Raises:
+      ValueError: the family is not installed, the name is unknown, or an option is invalid.
+    """
+    check_family_name(name)
+    family, _, short = name.partition(":")
+    env: Environment = _adapter(family).make(short, **options)
+    return env._replace(name=name)
+
+
+def _adapter(family: str) -> Any:
+    return importlib.import_module(f"jppo.envs.families.{family}")

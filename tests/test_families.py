@@ -1,0 +1,289 @@
+"""Tests the adapters of environment families: each trap of each family. A family that is not installed is skipped."""
+
+import importlib.util
+import sys
+import tomllib
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jppo
+from jppo.config.families import FAMILIES
+from jppo.envs import families, make_env
+from jppo.envs.backends import choose_backend
+from jppo.envs.masks import has_mask, legal_categories
+
+IDS = {
+    "brax": "brax:inverted_pendulum",
+    "craftax": "craftax:Craftax-Classic-Symbolic-v1",
+    "jumanji": "jumanji:Snake-v1",
+    "navix": "navix:Navix-Empty-5x5-v0",
+    "playground": "playground:CartpoleBalance",
+    "xminigrid": "xminigrid:MiniGrid-Empty-5x5",
+}
+
+
+def need(family):
+    pytest.importorskip(FAMILIES[family])
+
+
+def play(env, num_steps, num_envs=3, action=None):
+    """Returns the first observations [N, ...] and the steps [T, N, ...] of a batch with random or constant actions."""
+
+    def step(carry, key):
+        obs, state = carry
+        act_key, step_key = jax.random.split(key)
+        chosen = choose(env, act_key, obs, num_envs) if action is None else jnp.full(num_envs, action)
+        after = jax.vmap(env.step)(jax.random.split(step_key, num_envs), state, chosen)
+        return (after.obs, after.state), after._replace(state=after.state.time)
+
+    @jax.jit
+    def run(key):
+        reset_key, key = jax.random.split(key)
+        obs, state = jax.vmap(env.reset)(jax.random.split(reset_key, num_envs))
+        return obs, jax.lax.scan(step, (obs, state), jax.random.split(key, num_steps))[1]
+
+    return jax.device_get(run(jax.random.key(0)))
+
+
+def choose(env, key, obs, num_envs):
+    spec = env.action_spec
+    if spec.num_actions:
+        logits = jnp.zeros((num_envs, spec.num_actions))
+        if has_mask(env.obs_spec):
+            logits = jnp.where(legal_categories(spec, obs["action_mask"]), logits, -jnp.inf)
+        return jax.random.categorical(key, logits)
+    return jax.random.uniform(key, (num_envs, *spec.shape), minval=-1.0)
+
+
+def first_leaf(tree):
+    return jax.tree.leaves(tree)[0]
+
+
+@pytest.mark.parametrize("family", IDS)
+@pytest.mark.slow
+def test_the_limit_truncates_and_the_next_episode_starts_anew(family):
+    need(family)
+    env = make_env(IDS[family], max_steps_in_episode=2)
+    first, steps = play(env, 4)
+    kept = ~steps.terminated[0] & ~steps.terminated[1]
+    assert kept.any()
+    assert steps.truncated[1][kept].all()
+    assert not (steps.truncated & steps.terminated).any()
+    starts = jax.tree.map(lambda x: x[1][kept], steps.obs)
+    assert starts is not None
+    for leaf, final in zip(jax.tree.leaves(steps.obs), jax.tree.leaves(steps.final_obs), strict=True):
+        assert np.array_equal(leaf[0][kept], final[0][kept])  # within an episode
+    if family not in ("navix", "xminigrid"):  # their empty rooms have one start
+        assert not all(
+            np.array_equal(start[kept], leaf[1][kept])
+            for start, leaf in zip(jax.tree.leaves(first), jax.tree.leaves(steps.obs), strict=True)
+        ), "reuses the first state"
+
+
+@pytest.mark.parametrize("family", IDS)
+@pytest.mark.slow
+def test_check_env_passes(family):
+    need(family)
+    report = jppo.check_env(IDS[family], steps=64, num_envs=4)
+    assert report.passed, [(check.name, check.seen) for check in report.checks if check.status == "fail"]
+
+
+@pytest.mark.parametrize("family", IDS)
+@pytest.mark.slow
+def test_an_episode_can_be_drawn(family):
+    need(family)
+    env = make_env(IDS[family])
+    state = jax.jit(env.reset)(jax.random.key(0))[1]
+    try:
+        image = np.asarray(env.source.render(jax.device_get(state).env_state))
+    except Exception as error:
+        if family in ("brax", "playground"):
+            pytest.skip(f"MuJoCo cannot draw here: {error}")
+        raise
+    assert image.ndim == 3
+    assert image.shape[2] == 3
+    assert image.dtype == np.uint8
+    assert image.std() > 1
+
+
+@pytest.mark.slow
+def test_names_lead_to_a_trained_policy(tmp_path):
+    need("jumanji")
+    result = jppo.train("jumanji:Snake-v1", num_envs=8, num_steps=8, total_steps=128, run_dir=tmp_path / "run")
+    assert result.summary["status"] == "finished"
+    assert jppo.evaluate(tmp_path / "run", episodes=2, max_steps=64).returns.shape == (2,)
+
+
+@pytest.mark.slow
+def test_craftax_death_terminates_and_time_does_not():
+    need("craftax")
+    env = make_env(IDS["craftax"], max_steps_in_episode=50)
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    _, state = reset(jax.random.key(0))
+    dying = state._replace(
+        env_state=state.env_state.replace(player_health=jnp.zeros_like(state.env_state.player_health))
+    )
+    assert step(jax.random.key(1), dying, jnp.int32(0)).terminated
+    late = state._replace(env_state=state.env_state.replace(timestep=jnp.int32(20_000)))
+    after = step(jax.random.key(1), late, jnp.int32(0))
+    assert not after.terminated
+    assert not after.truncated
+    after = step(jax.random.key(1), state._replace(time=jnp.int32(49)), jnp.int32(0))
+    assert after.truncated
+    assert not after.terminated
+
+
+@pytest.mark.slow
+def test_craftax_pixels_need_one_byte():
+    need("craftax")
+    env = make_env("craftax:Craftax-Classic-Pixels-v1", pool=1)
+    assert env.obs_spec.dtype == "uint8"
+    obs, _ = jax.jit(env.reset)(jax.random.key(0))
+    assert int(obs.max()) > 100
+
+
+@pytest.mark.slow
+def test_playground_hides_the_privileged_state():
+    need("playground")
+    from jppo.envs.families.physics import episodic_env
+    from jppo.envs.families.playground import select_observation
+
+    obs = {"state": jnp.zeros(3), "privileged_state": jnp.ones(5)}
+    assert select_observation(False)(obs).shape == (3,)
+    assert set(select_observation(True)(obs)) == set(obs)
+    assert select_observation(False)(jnp.zeros(3)).shape == (3,)
+
+    class Repeated:
+        action_size = 1
+
+        def reset(self, key):
+            return State(jnp.zeros(1), jnp.zeros(()), jnp.zeros(()))
+
+        def step(self, state, action):
+            return State(state.obs + 1, jnp.ones(()), jnp.zeros(()))
+
+    class State(NamedTuple):
+        obs: jax.Array
+        reward: jax.Array
+        done: jax.Array
+
+    env = episodic_env("repeated", Repeated(), 4, lambda obs: obs, None)
+    obs, _, reward, _, _ = env.step(jax.random.key(0), env.reset(jax.random.key(0))[1], jnp.zeros(1))
+    assert (float(obs[0]), float(reward)) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("name", ["xminigrid:MiniGrid-Empty-5x5", "navix:Navix-Empty-5x5-v0"])
+@pytest.mark.slow
+def test_grids_are_one_hot(name):
+    need(name.partition(":")[0])
+    env = make_env(name, max_steps_in_episode=5)
+    first, steps = play(env, 8)
+    assert env.obs_spec.dtype == "bool"
+    for obs in (first, steps.obs, steps.final_obs):
+        channels = 2 if name.startswith("xmini") else 3
+        np.testing.assert_array_equal(obs.sum(-1), channels)  # each integer was in its range
+
+
+@pytest.mark.slow
+def test_xminigrid_goals_terminate_and_the_reward_uses_the_limit():
+    need("xminigrid")
+    env = make_env(IDS["xminigrid"], max_steps_in_episode=10)
+    _, state = env.reset(jax.random.key(0))
+    step, rewards = jax.jit(env.step), []
+    goal = np.argwhere(np.asarray(state.env_state.state.grid)[..., 0] == 6)[0]
+    agent = state.env_state.state.agent
+    next_to_goal = agent.replace(position=jnp.array([goal[0], goal[1] - 1]), direction=jnp.asarray(1))
+    moved = state.env_state.replace(state=state.env_state.state.replace(agent=next_to_goal))
+    after = step(jax.random.key(1), state._replace(env_state=moved), jnp.int32(0))
+    rewards.append(float(after.reward))
+    assert after.terminated
+    assert not after.truncated
+    assert rewards[0] == pytest.approx(1 - 0.9 / 10)
+
+
+@pytest.mark.slow
+def test_navix_has_no_ghost_step_and_no_images_in_its_state():
+    need("navix")
+    env = make_env(IDS["navix"], max_steps_in_episode=3)
+    _, state = env.reset(jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.env_state)) < 1000
+    _, steps = play(env, 6, action=2)
+    np.testing.assert_array_equal(steps.state[:, 0], [1, 2, 0, 1, 2, 0])
+    np.testing.assert_array_equal(steps.final_obs[0], steps.final_obs[3])  # the first action of an episode counts
+
+
+@pytest.mark.slow
+def test_jumanji_time_limits_truncate():
+    need("jumanji")
+    env = make_env("jumanji:Maze-v0")
+    assert env.params.max_steps_in_episode == 100
+    _, steps = play(env, 101)
+    ended = steps.truncated | steps.terminated
+    assert steps.truncated[99].any()
+    assert not steps.terminated[99].all()
+    assert ended.any()
+
+
+@pytest.mark.slow
+def test_jumanji_masks_of_combinations_become_one_action():
+    need("jumanji")
+    env = make_env("jumanji:Tetris-v0")
+    assert env.action_spec.num_actions == 40
+    assert env.obs_spec["action_mask"].shape == (40,)
+    _, steps = play(env, 8)
+    assert not steps.terminated.any()  # an illegal action would end the episode
+
+
+@pytest.mark.slow
+def test_jumanji_actions_of_several_agents_stay_multi_discrete():
+    need("jumanji")
+    env = make_env("jumanji:Cleaner-v0")
+    assert env.action_spec.nvec == (4, 4, 4)
+    assert env.obs_spec["action_mask"].shape == (12,)
+
+
+@pytest.mark.slow
+def test_jumanji_marks_all_actions_where_none_is_legal():
+    need("jumanji")
+    env = make_env("jumanji:Snake-v1", num_rows=3, num_cols=3)
+    _, steps = play(env, 64, num_envs=64)
+    assert steps.obs["action_mask"].any(-1).all()
+    assert steps.final_obs["action_mask"].any(-1).all()
+
+
+def test_unknown_names_have_a_hint():
+    pytest.importorskip("craftax")
+    with pytest.raises(ValueError, match="did you mean craftax:Craftax-Symbolic-v1"):
+        choose_backend("craftax:Craftax-Symbolc-v1")
+
+
+def test_a_family_that_is_not_installed_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr(families, "is_installed", lambda family: False)
+    with pytest.raises(ValueError, match=r"needs the package xminigrid, which is not installed; pip install 'jppo\[xm"):
+        make_env("xminigrid:MiniGrid-Empty-5x5")
+
+
+def test_a_gymnax_that_another_package_has_overwritten_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnax", types.ModuleType("gymnax"))
+    with pytest.raises(ValueError, match=r"overwritten gymnax.*pip uninstall -y stable-gymnax"):
+        make_env("CartPole-v1")
+
+
+def test_families_run_on_the_device_only():
+    with pytest.raises(ValueError, match="runs on the device"):
+        choose_backend("craftax:Craftax-Symbolic-v1", "ray")
+
+
+def test_each_family_has_an_adapter_and_an_extra():
+    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for family in FAMILIES:
+        assert family in extras
+        assert importlib.util.find_spec(f"jppo.envs.families.{family}") is not None
