@@ -65,7 +65,7 @@ _NETWORKS = {
 _MEMORY_ENVS = {  # label: environment, steps, target
     "MemoryChain-bsuite": ("MemoryChain-bsuite", 300_000, 0.95),
     "CartPole without velocities": (HiddenVelocities(), 1_500_000, 475.0),
-    "CartPole without velocities/host": (HostHiddenVelocities, 1_500_000, 475.0),
+    "CartPole without velocities/host": (HostHiddenVelocities, 3_000_000, 475.0),
     "T-maze of length 20": (TMaze(), 1_000_000, 0.95),
 }
 _ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
