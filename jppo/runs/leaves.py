@@ -52,6 +52,11 @@ def restore_leaves(leaves: dict[str, np.ndarray], like: PyTree, prefix: str, pat
     return jax.tree.unflatten(structure, [_place(leaves.get(name), leaf) for name, leaf in wanted.items()])
 
 
+def with_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Returns the array with its dtype if it is one that .npz files do not know, such as bfloat16."""
+    return array.view(dtype) if array.dtype.kind == "V" and dtype is not None else array
+
+
 def _copy(leaf: Any) -> Any:
     data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
     if isinstance(data, jax.Array) and not data.is_fully_addressable:

@@ -22,7 +22,7 @@ from jppo.config import schedules
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.files import read_json, write_atomically
-from jppo.runs.leaves import copy_leaves, restore_leaves
+from jppo.runs.leaves import copy_leaves, restore_leaves, with_dtype
 
 PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 POLICY, BEST = "policy_state.npz", "best_policy.npz"
@@ -220,17 +220,10 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
             if (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} has another checksum")
         with np.load(path, allow_pickle=False) as file:
-            leaves = {
-                name: _with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in Best._fields
-            }
+            leaves = {name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in Best._fields}
         return restore_leaves(leaves, like, "", path)
     except _NPZ_ERRORS as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
-
-
-def _with_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns the array with its dtype if it is one that .npz files do not know, such as bfloat16."""
-    return array.view(dtype) if array.dtype.kind == "V" and dtype is not None else array
 
 
 def on_one_device(like: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.files import jsonable, write_atomically
 from jppo.runs.groups import format_value
+from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 
@@ -149,8 +150,10 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             leaves = [file[f"policy/{i}"] for i in range(sum(name.startswith("policy/") for name in file.files))]
         like = None if agent is None else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
-        leaves = leaves if agent is not None else []
-        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
+        leaves, shapes = leaves if agent is not None else [], jax.tree.leaves(like)
+        if len(leaves) == len(shapes):
+            leaves = [with_dtype(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
+        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in shapes]:
             raise ValueError("the policy has other shapes")
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
         summary["error"], copies = about.get("error", ""), about.get("copies")
