@@ -40,6 +40,7 @@ def make_action_selection(policy: Policy, num_envs: int) -> ActionSelection:
     """
     network: Any = policy.network
     known = not numpy_obstacle(policy) and network.kind == "mlp" and jax.default_backend() == "cpu"
+    known = known and network.compute_dtype == "float32"  # NumPy has no bfloat16
     small = not policy.is_recurrent or num_envs <= _MAX_RECURRENT_ENVS
     return (_select_with_numpy if known and small else _select_with_xla)(policy)
 

@@ -68,6 +68,10 @@ def make_sebulba(
       ValueError: the environment is unknown or unsuitable, the network or optimizer is invalid, or there are too few
         devices.
     """
+    if config.staggered_start:
+        raise ValueError(
+            f"staggered_start = {config.staggered_start} supports on-device (JAX) environments only; leave it out"
+        )
     env = make_host_env(env)
     policy, learner, mesh, num_updates = build_learner(
         env,

@@ -10,6 +10,7 @@ import tyro
 
 from jppo.config import schedules
 from jppo.config.checks import did_you_mean, find_similar
+from jppo.config.overrides import SCALE_ENVS, SCALED, check_scale_envs
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -22,6 +23,7 @@ Backend = Literal["auto", "device", "ray"]
 Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+ScaleEnvs = Annotated[int | None, tyro.conf.arg(metavar="K")]
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 
@@ -146,7 +148,7 @@ class PreParse:
     env: str  # the first word that names an environment with its own preset, or ""
     preset: str
     run_dir: Path | None  # of --run-dir or --resume
-    has_num_envs: bool
+    explicit_sizes: tuple[str, ...]  # which of num_envs and num_minibatches are set
     words: tuple[str, ...]  # all of them
 
     @property
@@ -161,7 +163,7 @@ class PreParse:
 def pre_parse(argv: list[str]) -> PreParse:
     """Returns the arguments of a command line that decide the defaults of its options. Reports no errors."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("preset", "run_dir", "resume", "num_envs"):
+    for name in ("preset", "run_dir", "resume", *SCALED):
         parser.add_argument(f"--{name.replace('_', '-')}", *({f"--{name}"} if "_" in name else ()), nargs="?")
     known, words = parser.parse_known_args(argv)
     run_dir = known.resume or known.run_dir
@@ -169,7 +171,7 @@ def pre_parse(argv: list[str]) -> PreParse:
         env=next((word for word in words if preset_for(word) != "default"), ""),
         preset=known.preset or "auto",
         run_dir=Path(run_dir) if run_dir else None,
-        has_num_envs=known.num_envs is not None,
+        explicit_sizes=tuple(name for name in SCALED if getattr(known, name) is not None),
         words=tuple(argv),
     )
 
@@ -188,6 +190,8 @@ class RunArguments:
     """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, taxi, gymnax-minatar, craftax, playground, brax, jumanji, xminigrid, navix."""  # noqa: E501
     num_devices: OptionalInt = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
+    scale_envs: ScaleEnvs = None
+    """Multiply the preset's num_envs and num_minibatches by this number. The minibatch size does not change."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)
     ray: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
@@ -200,7 +204,10 @@ class RunArguments:
 
     def adjusted(self, given: PreParse) -> Self:
         """Returns the command with num_envs = num_actors*envs_per_actor if only --envs-per-actor is set."""
-        if self.ray.envs_per_actor is None or given.has_num_envs:
+        if self.scale_envs is not None:
+            check_scale_envs(self.scale_envs, *given.explicit_sizes)
+            return self
+        if self.ray.envs_per_actor is None or "num_envs" in given.explicit_sizes:
             return self
         config, ray = spread_envs(self.config, self.ray, num_cores(), fixed=False)
         return dataclasses.replace(self, config=config, ray=ray)
@@ -208,4 +215,5 @@ class RunArguments:
     def arguments(self) -> dict[str, Any]:
         """Returns the keyword arguments of `jppo.train` and `jppo.bench`."""
         names = ("env", "backend", "seed", "preset", "num_devices", "config", "hyperparams", "ray")
-        return {name: getattr(self, name) for name in names}
+        arguments = {name: getattr(self, name) for name in names}
+        return arguments if self.scale_envs is None else arguments | {SCALE_ENVS: self.scale_envs}

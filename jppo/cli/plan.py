@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import Environment, Inline, OptionalInt, PreParse
+from jppo.cli.arguments import Environment, Inline, OptionalInt, PreParse, ScaleEnvs
+from jppo.config.overrides import SCALE_ENVS, check_scale_envs
 from jppo.config.ppo import PPOConfig
 
 
@@ -23,6 +24,8 @@ class Plan:
     """Preset with the default values of the options below (auto: the environment's own)."""
     num_devices: OptionalInt = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
+    scale_envs: ScaleEnvs = None
+    """Multiply the preset's num_envs and num_minibatches by this number. The minibatch size does not change."""
     json: bool = False
     """Print one line of JSON instead of a table."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
@@ -32,12 +35,18 @@ class Plan:
         """Returns the command with the default values of the preset."""
         return cls(env=tyro.MISSING, config=given.chosen_preset.config)
 
+    def adjusted(self, given: PreParse) -> "Plan":
+        """Returns the command. Raises ValueError for --scale-envs together with --num-envs or --num-minibatches."""
+        check_scale_envs(self.scale_envs, *given.explicit_sizes if self.scale_envs is not None else ())
+        return self
+
     def run(self) -> int:
         from jppo.benchmark.plan import plan
         from jppo.benchmark.report import print_plan
         from jppo.runs.files import jsonable
 
-        result = plan(self.env, config=self.config, preset=self.preset, num_devices=self.num_devices)
+        scale: dict[str, Any] = {} if self.scale_envs is None else {SCALE_ENVS: self.scale_envs}
+        result = plan(self.env, config=self.config, preset=self.preset, num_devices=self.num_devices, **scale)
         if self.json:
             print(json.dumps(jsonable(result.summary())))
         else:

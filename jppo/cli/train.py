@@ -80,6 +80,7 @@ class Train(RunArguments):
             "ray": settings.ray,
             "deterministic": settings.run.deterministic,
             "log_every": settings.run.log_every,
+            "scale_envs": settings.overrides.get("scale_envs"),
             **{name: getattr(settings.run, name) for name in SAVED_FIELDS},
             "num_devices": previous.get("num_devices"),
         }

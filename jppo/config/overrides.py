@@ -12,10 +12,12 @@ from jppo.config.ray import RayConfig
 from jppo.config.run import SAVED_FIELDS, RunConfig
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
-CONFIG_NAMES = tuple(field.name for field in dataclasses.fields(PPOConfig))
+SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
+CONFIG_NAMES = (*(field.name for field in dataclasses.fields(PPOConfig)), SCALE_ENVS)
 _HINTS = {
     "batch_size": "a batch has num_envs*num_steps samples: set one of these",
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
+    SCALE_ENVS: "pass it beside config, or use PPOConfig(...).scale_envs(K)",
 } | REMOVED_FIELDS
 _HINTS |= dict.fromkeys((*SAVED_FIELDS, "callback", "callback_every"), "only jppo.train supports it")
 R = TypeVar("R")
@@ -44,8 +46,21 @@ def override(config: PPOConfig, hyperparams: Hyperparams, values: Mapping[str, A
         if name not in CONFIG_NAMES + HYPERPARAM_NAMES:
             raise ValueError(f"unknown setting {name!r}{hint_for(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
     structure = {name: value for name, value in values.items() if name in CONFIG_NAMES}
+    factor = structure.pop(SCALE_ENVS, 1)
+    check_scale_envs(factor, *structure if SCALE_ENVS in values else ())
+    config = config.replace(**structure).scale_envs(factor)
     numbers = {name: value for name, value in values.items() if name in HYPERPARAM_NAMES}
-    return config.replace(**structure), hyperparams.replace(**numbers)
+    return config, hyperparams.replace(**numbers)
+
+
+def check_scale_envs(factor: Any, *names: str) -> None:
+    """Raises ValueError if `scale_envs` is used together with explicit values of the fields that it multiplies."""
+    for name in names:
+        if name in SCALED:
+            raise ValueError(
+                f"scale_envs = {factor} multiplies the num_envs and num_minibatches of the preset or of config; leave "
+                f"out {name} or scale_envs"
+            )
 
 
 def as_record(name: str, value: Any, kind: type[R]) -> R:

@@ -30,7 +30,9 @@ def _explain_unknown_fields(kind: type[R]) -> type[R]:
         for name in kwargs.keys() - set(names):
             if name in REMOVED_FIELDS:
                 raise TypeError(f"{kind.__name__} has no field {name} any more; {REMOVED_FIELDS[name]}")
-            raise TypeError(f"{kind.__name__} has no field {name!r}; {did_you_mean(name, names)}")
+            is_method = callable(getattr(kind, name, None))
+            hint = f"use {kind.__name__}(...).{name}(...)" if is_method else did_you_mean(name, names)
+            raise TypeError(f"{kind.__name__} has no field {name!r}; {hint}")
         init(self, *args, **kwargs)
 
     kind.__init__ = checked  # type: ignore[method-assign, assignment]
@@ -85,12 +87,17 @@ class PPOConfig:
     """Names of the observation leaves that the critic sees. Default: all."""
     keep_next_obs: bool = False
     """Store the true successor of each observation, for losses that need batch.next_obs."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Floating-point type of the hidden layers. With bfloat16, parameters, output layers, carries and losses are still float32."""  # noqa: E501
+    staggered_start: int = 0
+    """Largest age at which a first episode starts, in steps: environment i begins after i*staggered_start/num_envs steps with the initial policy. Set it to the time limit if all episodes have the same length. On-device environments only."""  # noqa: E501
     num_strata: int = DEFAULT_STRATA
     """Maximum number of equal groups of environments that the minibatch shuffle keeps apart. The number of devices must divide it: set 16 or 32 to use as many devices. Reduced to the largest number that fits num_envs and num_minibatches."""  # noqa: E501
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata"):
             check_int(name, getattr(self, name))
+        check_int("staggered_start", self.staggered_start, 0)
         for name in ("hidden_sizes", "actor_obs", "critic_obs"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -178,6 +185,15 @@ class PPOConfig:
     def replace(self, **fields: Any) -> Self:
         """Returns a copy with other values of some fields. Raises ValueError for an invalid value."""
         return dataclasses.replace(self, **fields)
+
+    def scale_envs(self, factor: int) -> Self:
+        """Returns a copy with `factor` times as many environments and minibatches.
+
+        The minibatch size, the learning rate, the number of epochs and the gradient steps per sample do not change.
+        Beukman et al. (2026), "Preventing learning stagnation in PPO by scaling to 1 million parallel environments".
+        """
+        check_int("scale_envs", factor)
+        return self.replace(num_envs=factor * self.num_envs, num_minibatches=factor * self.num_minibatches)
 
 
 @_explain_unknown_fields

@@ -23,7 +23,7 @@ from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.policy import Policy
-from jppo.ppo.rollout import collect, init_collect
+from jppo.ppo.rollout import collect, init_collect, stagger
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, Rollout, TrainState
 
 RECENT_EPISODES = 100  # number of episodes of the recent mean return
@@ -141,6 +141,10 @@ def make_anakin(
         env_index = jnp.arange(config.num_envs, dtype=jnp.int32)
         collect_state = init_collect(env, envs_key, env_index, policy.initial_carry(config.num_envs))
         train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)
+        if oldest := config.staggered_start:
+            ages = (env_index.astype(jnp.float32) * (oldest / config.num_envs)).astype(jnp.int32)
+            gamma = current_hyperparams(train_state).gamma
+            collect_state = stagger(env, policy, train_state.policy, collect_state, gamma, oldest, ages)
         return AnakinState(train=train_state, collect=collect_state)
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:

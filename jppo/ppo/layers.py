@@ -16,23 +16,26 @@ _SCREEN_SIZE = 36  # images at least this wide and high get the strided convolut
 
 
 class Dense(nn.Module):
-    """`flax.linen.Dense` with orthogonal initial weights."""
+    """`flax.linen.Dense` with orthogonal initial weights. The weights are float32; `dtype` is that of the product."""
 
     size: int
     gain: float
+    dtype: str = "float32"
 
     def __call__(self, x: Array) -> Array:
-        outputs = affine(x.reshape(-1, x.shape[-1]), *self.weights(x.shape[-1]))
+        outputs = affine(x.reshape(-1, x.shape[-1]).astype(self.dtype), *self.weights(x.shape[-1]))
         return outputs.reshape(*x.shape[:-1], self.size)
 
     @nn.compact
     def weights(self, num_inputs: int) -> tuple[Array, Array]:
-        """Returns kernel [num_inputs, size] and bias [size]."""
+        """Returns kernel [num_inputs, size] and bias [size], both in `dtype`."""
         existing: list[Any] = [self.get_variable("params", name) for name in ("kernel", "bias")]
         if [getattr(array, "shape", None) for array in existing] == [(num_inputs, self.size), (self.size,)]:
-            return existing[0], existing[1]  # self.param would trace the initializers again to compare shapes
-        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
-        return kernel, self.param("bias", nn.initializers.zeros, (self.size,))
+            kernel, bias = existing  # self.param would trace the initializers again to compare shapes
+        else:
+            kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
+            bias = self.param("bias", nn.initializers.zeros, (self.size,))
+        return kernel.astype(self.dtype), bias.astype(self.dtype)
 
 
 class MLP(nn.Module):
@@ -40,10 +43,11 @@ class MLP(nn.Module):
 
     sizes: tuple[int, ...]
     activation: str
+    dtype: str = "float32"
 
     def setup(self) -> None:
         for number, size in enumerate(self.sizes):
-            setattr(self, f"Dense_{number}", Dense(size, math.sqrt(2.0)))
+            setattr(self, f"Dense_{number}", Dense(size, math.sqrt(2.0), self.dtype))
 
     def layers(self) -> list[Dense]:
         """Returns the layers in order."""
@@ -69,16 +73,19 @@ class ConvTorso(nn.Module):
     (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
     """
 
+    dtype: str = "float32"
+
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        x = x.astype(self.dtype)
         if channels_first(x.shape[1:]):
             x = jnp.moveaxis(x, 1, -1)
         if min(x.shape[1:3]) < _SCREEN_SIZE:
-            weights = Dense(16, math.sqrt(2.0), name="conv").weights(9 * x.shape[-1])
+            weights = Dense(16, math.sqrt(2.0), self.dtype, name="conv").weights(9 * x.shape[-1])
             return flatten(nn.relu(convolve_3x3(x, *weights)))
         for features, kernel, stride in SCREEN_CONVOLUTIONS:
             init = nn.initializers.orthogonal(math.sqrt(2.0))
-            x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", kernel_init=init)(x))
+            x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", dtype=self.dtype, kernel_init=init)(x))
         return flatten(x)
 
 

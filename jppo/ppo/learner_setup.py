@@ -60,6 +60,11 @@ def build_learner(
             "actor_obs and critic_obs describe jppo's own network; leave them out and select the observation leaves in "
             f"{type(network).__name__}.apply"
         )
+    if network is not None and config.compute_dtype != "float32":
+        raise ValueError(
+            f"compute_dtype = {config.compute_dtype} describes jppo's own network; leave it out and cast the inputs "
+            f"and parameters in {type(network).__name__}.apply"
+        )
     network = make_network(config, env.obs_spec, env.action_spec) if network is None else network
     params = check_network(network, env.obs_spec, env.action_spec)
     check_optimizer(optimizer, params)

@@ -79,12 +79,13 @@ class ActorCritic(nn.Module):
     action_structure: Any = None  # pytree structure of the action specs; None for a single one
     actor_obs: tuple[str, ...] = ()  # names of the observation leaves that the actor sees; () for all
     critic_obs: tuple[str, ...] = ()  # the same for the critic
+    compute_dtype: str = "float32"  # of the hidden layers
 
     @nn.compact
     def __call__(self, obs: PyTree) -> tuple[Any, Array]:
         activation = "relu" if self.kind == "cnn" else self.activation
         names = ("shared",) if self.shared_torso else ("actor", "critic")
-        torsos = [MLP(self.hidden_sizes, activation, name=name) for name in names]
+        torsos = [MLP(self.hidden_sizes, activation, self.compute_dtype, name=name) for name in names]
         if self.kind == "mlp" and not (self.actor_obs or self.critic_obs):
             outputs = _apply_each(torsos, _concatenate(obs))
         else:
@@ -95,7 +96,7 @@ class ActorCritic(nn.Module):
     def _inputs(self, torso: str, obs: PyTree) -> Array:
         """Returns a torso's inputs [B, I]."""
         obs = _select(obs, self.critic_obs if torso == "critic" else self.actor_obs)
-        return _concatenate(obs) if self.kind == "mlp" else _convolve(f"{torso}_conv", obs)
+        return _concatenate(obs) if self.kind == "mlp" else _convolve(f"{torso}_conv", obs, self.compute_dtype)
 
 
 class RecurrentActorCritic(nn.Module):
@@ -114,6 +115,7 @@ class RecurrentActorCritic(nn.Module):
     shared_torso: bool = False
     action_structure: Any = None
     obs_names: tuple[str, ...] = ()  # names of the observation leaves that the network sees; () for all
+    compute_dtype: str = "float32"  # of the hidden layers and of the recurrent layer's products
 
     @nn.compact
     def __call__(self, obs: PyTree, carry: PyTree, reset: Array | None = None) -> tuple[Any, Array, PyTree]:
@@ -121,13 +123,14 @@ class RecurrentActorCritic(nn.Module):
         activation = "relu" if self.kind == "cnn" else self.activation
         lead = jax.tree.leaves(obs)[0].shape[:1] if reset is None else reset.shape
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), _select(obs, self.obs_names))
-        encoded = MLP(self.hidden_sizes[:-1], activation, name="encoder")(
-            _convolve("encoder_conv", rows) if self.kind == "cnn" else _concatenate(rows)
+        dtype = self.compute_dtype
+        encoded = MLP(self.hidden_sizes[:-1], activation, dtype, name="encoder")(
+            _convolve("encoder_conv", rows, dtype) if self.kind == "cnn" else _concatenate(rows)
         )
-        memory = Recurrent(self.cell, self.size, name="recurrent")
+        memory = Recurrent(self.cell, self.size, dtype, name="recurrent")
         outputs, carry = memory(encoded.reshape(*lead, -1), carry, reset)
         names = ("shared",) if self.shared_torso else ("actor", "critic")
-        torsos = [MLP(self.hidden_sizes[-1:], activation, name=name) for name in names]
+        torsos = [MLP(self.hidden_sizes[-1:], activation, dtype, name=name) for name in names]
         hidden = _apply_each(torsos, outputs.reshape(-1, self.size))
         return _action_head(self, hidden[0]), _value_head(hidden[-1]), carry
 
@@ -176,14 +179,14 @@ def _concatenate(obs: PyTree) -> Array:
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
 
 
-def _convolve(name: str, obs: PyTree) -> Array:
-    """Returns convolutions of the images and the other leaves, flattened and side by side, [B, I]."""
+def _convolve(name: str, obs: PyTree, dtype: str) -> Array:
+    """Returns convolutions of the images and the other leaves, flattened and side by side, [B, I] of this dtype."""
     leaves = jax.tree.leaves(obs)
     if len(leaves) == 1 and _is_image(leaves[0].shape[1:]):
-        return ConvTorso(name=name)(leaves[0])
+        return ConvTorso(dtype, name=name)(leaves[0])
     return _concatenate(
         [
-            ConvTorso(name=f"{name}_{number}")(leaf) if _is_image(leaf.shape[1:]) else leaf
+            ConvTorso(dtype, name=f"{name}_{number}")(leaf) if _is_image(leaf.shape[1:]) else leaf.astype(dtype)
             for number, leaf in enumerate(leaves)
         ]
     )
@@ -193,7 +196,8 @@ def _apply_each(torsos: Sequence[MLP], x: Array) -> list[Array]:
     """Applies each torso to the same x [B, I]."""
     if not torsos[0].sizes:
         return [x] * len(torsos)
-    first_layers = affine_each(x, [torso.layers()[0].weights(x.shape[-1]) for torso in torsos])
+    weights = [torso.layers()[0].weights(x.shape[-1]) for torso in torsos]
+    first_layers = affine_each(x.astype(torsos[0].dtype), weights)
     return [torso.after_first(y) for torso, y in zip(torsos, first_layers, strict=True)]
 
 
@@ -224,6 +228,7 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Ne
         "hidden_sizes": config.hidden_sizes,
         "activation": config.activation,
         "shared_torso": config.shared_torso,
+        "compute_dtype": config.compute_dtype,
     }
     network: Any
     if config.recurrent == "none":

@@ -3,6 +3,7 @@
 A cell's products with its inputs are computed for all steps at once, outside the loop over steps.
 """
 
+import functools
 from typing import Literal
 
 import chex
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.ppo.kernels.dense import affine
-from jppo.ppo.kernels.recurrent_scan import scan_cell
+from jppo.ppo.kernels.recurrent_scan import multiply, scan_cell
 from jppo.ppo.types import Array, PyTree
 
 Cell = Literal["gru", "lstm"]
@@ -25,7 +26,7 @@ def initial_carry(cell: Cell, batch_size: int, size: int) -> PyTree:
     return zeros if cell == "gru" else (zeros, zeros)
 
 
-def gru_step(gates: Array, h: Array, kernel: Array, bias: Array) -> tuple[Array, Array]:
+def gru_step(gates: Array, h: Array, kernel: Array, bias: Array, dtype: str = "float32") -> tuple[Array, Array]:
     """Returns the carry and the output after one step of a gated recurrent unit, both [B, H].
 
         r = sigmoid(x_r + h W_r),   z = sigmoid(x_z + h W_z),   n = tanh(x_n + r * (h W_n + b)),
@@ -39,9 +40,10 @@ def gru_step(gates: Array, h: Array, kernel: Array, bias: Array) -> tuple[Array,
       h: [B, H].
       kernel: (W_r, W_z, W_n) [H, 3*H].
       bias: b [H].
+      dtype: of the factors of the product with the kernel; everything else is float32.
     """
     x_r, x_z, x_n = jnp.split(gates, 3, axis=-1)
-    h_r, h_z, h_n = jnp.split(h @ kernel, 3, axis=-1)
+    h_r, h_z, h_n = jnp.split(multiply(h, kernel, dtype), 3, axis=-1)
     r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
     n = jnp.tanh(x_n + r * (h_n + bias[None]))
     h = (1.0 - z) * n + z * h
@@ -49,7 +51,7 @@ def gru_step(gates: Array, h: Array, kernel: Array, bias: Array) -> tuple[Array,
 
 
 def lstm_step(
-    gates: Array, carry: tuple[Array, Array], kernel: Array, bias: Array
+    gates: Array, carry: tuple[Array, Array], kernel: Array, bias: Array, dtype: str = "float32"
 ) -> tuple[tuple[Array, Array], Array]:
     """Returns the carry (c, h) and the output h after one step of a long short-term memory, [B, H] each.
 
@@ -62,19 +64,24 @@ def lstm_step(
       carry: (c, h).
       kernel: (W_i, W_f, W_g, W_o) [H, 4*H].
       bias: unused; a GRU has one.
+      dtype: see `gru_step`.
     """
     c, h = carry
-    i, f, g, o = jnp.split(gates + h @ kernel, 4, axis=-1)
+    i, f, g, o = jnp.split(gates + multiply(h, kernel, dtype), 4, axis=-1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     h = jax.nn.sigmoid(o) * jnp.tanh(c)
     return (c, h), h
 
 
 class Recurrent(nn.Module):
-    """A GRU or LSTM layer with orthogonal weights and zero biases."""
+    """A GRU or LSTM layer with orthogonal weights and zero biases.
+
+    `dtype` is that of the factors of products. Weights, carries and outputs are float32.
+    """
 
     cell: Cell
     size: int
+    dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: Array, carry: PyTree, reset: Array | None = None) -> tuple[Array, PyTree]:
@@ -96,13 +103,14 @@ class Recurrent(nn.Module):
         bias = (
             self.param("recurrent_bias", nn.initializers.zeros, (self.size,)) if self.cell == "gru" else jnp.zeros(())
         )
-        gates = affine(x.reshape(-1, x.shape[-1]), kernel, gate_bias).reshape(*x.shape[:-1], -1)
-        step = gru_step if self.cell == "gru" else lstm_step
+        rows, *weights = (array.astype(self.dtype) for array in (x.reshape(-1, x.shape[-1]), kernel, gate_bias))
+        gates = affine(rows, *weights).reshape(*x.shape[:-1], -1).astype(jnp.float32)
+        step = functools.partial(gru_step if self.cell == "gru" else lstm_step, dtype=self.dtype)
         if reset is None:
             carry, outputs = step(gates, carry, recurrent, bias)
             return outputs, carry
         chex.assert_equal_shape_prefix([gates, reset], 2)
-        carry, outputs = scan_cell(self.cell, step, gates, carry, reset, recurrent, bias)
+        carry, outputs = scan_cell(self.cell, step, gates, carry, reset, recurrent, bias, self.dtype)
         return outputs, carry
 
 

@@ -27,6 +27,36 @@ def init_collect(env: Environment, key: Array, env_index: Array, carry: PyTree =
     return CollectState(env_state=env_state, obs=obs, key=stream_keys, episode=episode, carry=carry)
 
 
+def stagger(
+    env: Environment,
+    policy: Policy,
+    policy_state: PolicyState,
+    state: CollectState,
+    gamma: Array | float,
+    max_age: int,
+    ages: Array,
+) -> CollectState:
+    """Steps environment i `ages[i]` times, so that episodes of the same length do not end at the same step.
+
+    Bharthulwar et al. (2025), "Staggered environment resets improve massively parallel on-policy reinforcement
+    learning". The transitions are discarded, but count in the returns and lengths of the first episodes.
+
+    Args:
+      state: [N] environments, just reset.
+      max_age: upper limit of the ages.
+      ages: [N] i32.
+    """
+
+    def step(t: Array, state: CollectState) -> CollectState:
+        after = collect(env, policy, 1, policy_state, state, gamma)[0]
+        active = t < ages
+        return jax.tree.map(
+            lambda new, old: jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, old), after, state
+        )
+
+    return jax.lax.fori_loop(0, max_age, step, state)
+
+
 def env_keys(key: Array, env_index: Array) -> tuple[Array, Array]:
     """Returns a key for the first reset and a key stream, [N] each, for the environments with these global numbers."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, env_index)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 import jax
 
 from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.overrides import as_record, resolve_settings, take_network
+from jppo.config.overrides import SCALE_ENVS, SCALED, as_record, resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -106,7 +106,8 @@ def prepare_run(
     check_int("callback_every", settings.callback_every)
     if not (settings.callback is None or callable(settings.callback)):
         raise ValueError(f"callback = {settings.callback!r} must be a function of a jppo.CallbackEvent")
-    fixed = settings.config is not None or "num_envs" in overrides or num_envs != config.num_envs
+    fixed = settings.config is not None or bool({"num_envs", SCALE_ENVS} & set(overrides))
+    fixed = fixed or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env.name, backend, fixed, num_actor_cores or num_cores())
     num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
     if settings.run.deterministic:
@@ -127,6 +128,8 @@ def prepare_run(
     optional |= {name: value for name in SAVED_FIELDS if (value := getattr(settings.run, name)) is not None}
     if settings.callback is not None:
         optional["callback_every"] = settings.callback_every
+    if SCALE_ENVS in overrides:
+        optional[SCALE_ENVS] = overrides[SCALE_ENVS]
     return PreparedRun(
         agent=agent,
         ray=ray,
@@ -231,6 +234,10 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
     run_defaults = {name: value for name, value in run_defaults.items() if getattr(settings.run, name) is None}
     values: dict[str, Any] = {"total_steps": previous["total_steps"], "seed": previous["seed"]}
     if settings.preset == "auto":
+        factor = previous.get(SCALE_ENVS, 1)
+        if settings.config is None and factor > 1 and not set(SCALED) & set(settings.overrides):
+            config = config.replace(**{name: getattr(config, name) // factor for name in SCALED})
+            settings = dataclasses.replace(settings, overrides={SCALE_ENVS: factor} | dict(settings.overrides))
         values |= {"config": config, "hyperparams": hyperparams}
     values = {name: value for name, value in values.items() if getattr(settings, name) is None}
     return dataclasses.replace(

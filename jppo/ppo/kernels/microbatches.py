@@ -36,7 +36,8 @@ def num_microbatches(
     rows = len(jax.tree.leaves(samples)[0])
     if not kernels.on_cpu() or not rows:
         return 1
-    if type(network) is ActorCritic and network.kind == "mlp" and network.hidden_sizes:
+    is_dense = type(network) is ActorCritic and network.kind == "mlp" and network.hidden_sizes
+    if is_dense and network.compute_dtype == "float32":
         inputs = sum(leaf.size for leaf in jax.tree.leaves(features)) // rows
         num_bytes = rows * dense_residual_bytes(network, inputs)
     else:

@@ -27,8 +27,20 @@ class TunedCell(NamedTuple):
     backward: Callable[[Any, tuple[Array, ...]], tuple[Array, Array, tuple[Array, ...]]]
 
 
+def multiply(x: Array, y: Array, dtype: str) -> Array:
+    """Returns x @ y in the dtype of x. Rounds x and y to `dtype` before the product."""
+    return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=x.dtype)
+
+
 def scan_cell(
-    cell: str, step: CellStep, gates: Array, carry: PyTree, reset: Array, kernel: Array, bias: Array
+    cell: str,
+    step: CellStep,
+    gates: Array,
+    carry: PyTree,
+    reset: Array,
+    kernel: Array,
+    bias: Array,
+    dtype: str = "float32",
 ) -> tuple[PyTree, Array]:
     """Applies a cell to each step. The carry is set to zero before steps with reset.
 
@@ -39,6 +51,7 @@ def scan_cell(
       carry: leaves [B, H].
       reset: [L, B] bool.
       kernel, bias: the cell's weights, [H, G*H], and [H] or [].
+      dtype: of the factors of products with the kernel, as in `step`.
 
     Returns:
       the carry after the last step, and the outputs [L, B, H].
@@ -47,7 +60,7 @@ def scan_cell(
         return scan_plain(step, gates, carry, reset, kernel, bias)
     leaves, structure = jax.tree.flatten(carry)
     keep = 1.0 - reset.astype(gates.dtype)
-    after, outputs = scan_tuned(TUNED[cell], gates, tuple(leaves), keep, kernel, bias)
+    after, outputs = scan_tuned(TUNED[cell], gates, tuple(leaves), keep, kernel, bias, dtype)
     return jax.tree.unflatten(structure, after), outputs
 
 
@@ -65,7 +78,13 @@ def scan_plain(
 
 
 def scan_tuned(
-    cell: TunedCell, gates: Array, carry: tuple[Array, ...], keep: Array, kernel: Array, bias: Array
+    cell: TunedCell,
+    gates: Array,
+    carry: tuple[Array, ...],
+    keep: Array,
+    kernel: Array,
+    bias: Array,
+    dtype: str = "float32",
 ) -> tuple[tuple[Array, ...], Array]:
     """Tuned form of `scan_cell`.
 
@@ -83,7 +102,7 @@ def scan_tuned(
         def body(carry: tuple[Array, ...], inputs: tuple[Array, Array]) -> tuple[tuple[Array, ...], Any]:
             gates_t, keep_t = inputs
             carry = tuple(x * keep_t[:, None] for x in carry)
-            after, saved = cell.forward(gates_t, carry, carry[-1] @ kernel, bias)
+            after, saved = cell.forward(gates_t, carry, multiply(carry[-1], kernel, dtype), bias)
             return after, (after[-1], carry[-1], saved)
 
         after, (outputs, hidden, saved) = jax.lax.scan(body, carry, (gates, keep))
@@ -98,12 +117,12 @@ def scan_tuned(
         def body(slope: tuple[Array, ...], inputs: Any) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
             d_output, saved_t, keep_t = inputs
             d_gates, d_products, d_carry = cell.backward(saved_t, (*slope[:-1], slope[-1] + d_output))
-            d_carry = (*d_carry[:-1], d_carry[-1] + d_products @ transposed)
+            d_carry = (*d_carry[:-1], d_carry[-1] + multiply(d_products, transposed, dtype))
             return tuple(x * keep_t[:, None] for x in d_carry), (d_gates, d_products)
 
         d_carry, (d_gates, d_products) = jax.lax.scan(body, slopes[0], (slopes[1], saved, keep), reverse=True)
         rows = d_products.reshape(-1, d_products.shape[-1])
-        d_kernel = hidden.reshape(-1, size).T @ rows
+        d_kernel = multiply(hidden.reshape(-1, size).T, rows, dtype)
         ones = materialize_on_cpu(jnp.ones((1, len(rows)), rows.dtype))
         d_bias = (ones @ rows[:, -size:])[0] if bias.ndim else jnp.zeros_like(bias)
         return d_gates, d_carry, jnp.zeros_like(keep), d_kernel, d_bias
