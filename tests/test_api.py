@@ -159,3 +159,20 @@ def test_presets_apply_to_ids_with_a_module():
     assert preset_for("jumanji:Snake-v1") == "jumanji"
     assert preset_for("craftax:Craftax-Symbolic-v1") == "craftax"
     assert preset_for("navix:CartPole-v1") == "navix"
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("atari:Pong-v5", "atari"),
+        ("envpool:Breakout-v5", "atari"),
+        ("ALE/Tetris-v5", "atari"),
+        ("Pong-misc", "default"),
+        ("LunarLander-v3", "lunarlander"),
+        ("minigrid:MiniGrid-DoorKey-5x5-v0", "minigrid"),
+        ("pettingzoo:mpe/simple_spread_v3", "mpe"),
+        ("pettingzoo:sisl/multiwalker-v9", "pettingzoo"),
+    ],
+)
+def test_presets_of_host_families(name, preset):
+    assert jppo.config.presets.preset_for(name) == preset

@@ -16,7 +16,9 @@ from gymnasium.envs.registration import EnvSpec
 from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
 
 import jppo
-from jppo.envs.gymnasium import host_env_names, is_host_env, make_host_env, open_host_env
+from jppo.envs import host_families
+from jppo.envs.gymnasium import is_host_env, make_host_env, open_host_env
+from jppo.envs.host_families import host_env_names
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.policy import make_policy
@@ -155,16 +157,58 @@ def test_atari():
     assert check_by_hand(make, make, (1, 2), 12, lambda rng: rng.integers(6)) == 4
 
 
-def test_atari_preprocessing():
+def test_atari_preprocessing(monkeypatch):
+    """Each step has four frames, and the last observation of a truncated game shows the last frames."""
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
+    monkeypatch.setattr(host_families, "_ATARI_STEPS", 5)
+    env = make_host_env("atari:Pong-v5")
+    assert (env.obs_spec, env.action_spec.num_actions) == (ObsSpec((4, 84, 84), "uint8"), 6)
+    make = functools.partial(host_families.make_family_env, "atari:Pong-v5")
+    assert check_by_hand("atari:Pong-v5", make, (1, 2), 12, lambda rng: rng.integers(6)) == 4
+    game = make()
+    frame = game.unwrapped.ale.getEpisodeFrameNumber
+    game.reset(seed=0)
+    start, ends = frame(), []
+    for step in range(1, 6):
+        obs, _, terminated, truncated, _ = game.step(2)  # up
+        ends.append((terminated, truncated))
+        assert frame() - start == 4 * step
+    assert ends == [(False, False)] * 4 + [(False, True)]
+    assert (obs[-1] != obs[-2]).any()
 
-    def make():
-        env = gymnasium.make("ALE/Pong-v5", frameskip=1, max_episode_steps=40)
-        return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
 
-    assert make_host_env(make).obs_spec == ObsSpec((4, 84, 84), "uint8")
-    assert check_by_hand(make, make, (1, 2), 12, lambda rng: rng.integers(6)) > 0
+def test_lost_lives_do_not_end_atari_episodes():
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    game = host_families.make_family_env("atari:Breakout-v5")
+    game.reset(seed=0)
+    ale, lives = game.unwrapped.ale, []
+    while not (lives and lives[-1] == 0):
+        *_, terminated, truncated, _ = game.step(1)  # FIRE
+        lives.append(ale.lives())
+        assert terminated == (lives[-1] == 0)
+        assert not truncated
+    assert set(lives) == {0, 1, 2, 3, 4, 5}
+
+
+def test_minigrid_observations_are_vectors():
+    """The environment itself limits the steps of an episode."""
+    pytest.importorskip("minigrid")
+    name = "minigrid:MiniGrid-Empty-5x5-v0"
+    env = make_host_env(name)
+    assert (env.obs_spec, env.action_spec.num_actions) == (ObsSpec((2835,), "uint8"), 7)
+    assert name in host_env_names()
+    make = functools.partial(host_families.make_family_env, name)
+    assert check_by_hand(name, make, (1, 2), 110, lambda rng: rng.integers(2)) == 2  # turns only
+    with pytest.raises(ValueError, match="unknown environment 'minigrid:MiniGrid-Empt-5x5-v0'; did you mean minigrid:"):
+        make_host_env("minigrid:MiniGrid-Empt-5x5-v0")
+
+
+def test_box2d():
+    pytest.importorskip("Box2D")
+    make = functools.partial(gymnasium.make, "LunarLander-v3", max_episode_steps=7)
+    assert check_by_hand(make, make, (1, 2), 20, lambda rng: rng.integers(4)) == 4
 
 
 @envpool_warns
@@ -373,19 +417,27 @@ def test_unknown_tasks_of_envpool_are_refused(task, message):
 
 
 @pytest.mark.parametrize(
-    ("package", "name", "message"),
+    ("package", "name", "extra"),
     [
-        ("ale_py", "ALE/Pong-v5", r"need ale-py: pip install 'jppo\[atari\]'"),
-        ("envpool", "envpool:CartPole-v1", r"envpool is not installed: pip install 'jppo\[envpool\]'"),
-        ("mujoco", "HalfCheetah-v5", r"needs a package that is not installed: .*pip install 'jppo\[mujoco\]'"),
+        ("ale_py", "ALE/Pong-v5", "atari"),
+        ("ale_py", "atari:Pong-v5", "atari"),
+        ("cv2", "atari:Pong-v5", "atari"),
+        ("envpool", "envpool:CartPole-v1", "envpool"),
+        ("mujoco", "HalfCheetah-v5", "mujoco"),
+        ("Box2D", "LunarLander-v3", "box2d"),
+        ("minigrid", "minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
     ],
 )
-def test_missing_packages_are_named(monkeypatch, package, name, message):
-    for module in [module for module in sys.modules if module.startswith("gymnasium.envs.mujoco")]:
-        monkeypatch.delitem(sys.modules, module)  # the module stores whether MuJoCo is installed
+def test_missing_packages_are_named(monkeypatch, package, name, extra):
+    if package == "cv2":
+        pytest.importorskip("ale_py")
+    stored = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d")  # modules that store whether the package is installed
+    for module in [module for module in sys.modules if module.startswith(stored)]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="needs a package") as caught:
         make_host_env(name)
+    assert str(caught.value) == f"{name} needs a package that is not installed; pip install 'jppo[{extra}]'"
 
 
 class Changing(Counting):

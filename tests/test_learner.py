@@ -126,6 +126,20 @@ def largest_difference(tree, other):
     return max(float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in pairs)
 
 
+def test_clip_reward_trains_on_the_signs_of_rewards():
+    """The statistics of episodes are those of the original rewards."""
+    init, update = compiled(variant(clip_reward=True))
+    state = init()
+    rollout = rollout_for(state, BASE, 0)
+    stats = stats_of(rollout)
+    clipped, metrics = update(state, rollout, stats)
+    expected, _ = compiled(BASE)[1](state, rollout.replace(reward=jnp.sign(rollout.reward)), stats)
+    assert largest_difference(clipped.policy, expected.policy) < 1e-6
+    np.testing.assert_allclose(metrics["episode/return_mean"], stats.returns.mean)
+    with pytest.raises(ValueError, match="clip_reward and normalize_reward exclude each other"):
+        variant(clip_reward=True, normalize_reward=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "config"), [("discrete", BASE), ("continuous", NORMALISED)], ids=["discrete", "continuous-normalised"]
 )

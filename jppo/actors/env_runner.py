@@ -109,7 +109,7 @@ class EnvRunner:
         envs, silently, clock = self._envs, self._silent.run, time.perf_counter
         obs, policy_seconds, env_seconds = self._obs, 0.0, 0.0
         recurrent, masked = self._programs.policy.is_recurrent, self._programs.policy.has_mask
-        length = self._spec.sequence_length
+        length, several = self._spec.sequence_length, self._spec.env.num_agents > 1
 
         def record(t: int, action: PyTree, after: HostStep) -> None:
             steps.record_transition(t, action, after)
@@ -120,6 +120,8 @@ class EnvRunner:
 
         for t in range(self._spec.num_steps):
             leaves = silently(steps.record_obs, t, obs)
+            if several:
+                steps.active[t] = envs.active
             if masked and steps.lacks_legal_action(t):
                 steps.stop(t, self._carry)
                 break
@@ -186,6 +188,7 @@ class _Steps:
         self.reward: Any = np.empty(lead, np.float32)
         self.terminated: Any = np.empty(lead, bool)
         self.truncated: Any = np.empty(lead, bool)
+        self.active: Any = np.empty(lead, bool) if spec.env.num_agents > 1 else ()
         self.final_value = np.zeros(lead, np.float32)
         self.carries: list[PyTree] = []  # at the start of each sequence, leaves [n, ...]
         self._num_sequences = spec.num_steps // spec.sequence_length
@@ -208,7 +211,7 @@ class _Steps:
         learner then finds the mask and ends the run."""
         for leaf in self.obs:
             leaf[t + 1 :] = leaf[t]
-        others = (self.action, self.reward, self.terminated, self.truncated, self._next_obs or ())
+        others = (self.action, self.reward, self.terminated, self.truncated, self.active, self._next_obs or ())
         for leaf in jax.tree.leaves(others):
             leaf[t:] = 0
         if self.carries or carry != ():
@@ -249,6 +252,7 @@ class _Steps:
             truncated=self.truncated,
             next_obs=() if self._next_obs is None else self.unflatten(self._next_obs),
             carry=jax.tree.map(lambda *rows: np.stack(rows), *self.carries) if self.carries else (),
+            active=self.active,
             **({"log_prob": (), "value": (), "next_value": ()} | values),  # type: ignore[arg-type]
         )
 
@@ -343,7 +347,7 @@ def evaluate_rollout(
 
     end, episodes = jax.lax.scan(step, start, (steps.reward, steps.done))
     values = {"log_prob": log_prob, "value": value, "next_value": next_value}
-    return values, episode_stats(episodes, steps.done), end
+    return values, episode_stats(episodes, steps.done, steps.active), end
 
 
 def _evaluate_in_blocks(policy: Policy, policy_state: PolicyState, steps: Any) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, shard_over_devices
+from jppo.envs.base import step_rows
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.masks import has_mask, nearest_legal
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, to_env_action
@@ -99,7 +100,7 @@ def step_environments(agent: Anakin, state: CollectState, key: Array) -> Collect
         env_action = to_env_action(agent.policy.action_spec, action)
         if agent.policy.has_mask:
             env_action = nearest_legal(agent.policy.action_spec, state.obs[ACTION_MASK], env_action)
-        after = jax.vmap(env.step)(keys, state.env_state, env_action)
+        after = step_rows(env, keys, state.env_state, env_action)
         episode = state.episode.after(after.reward, 1.0)
         return state.replace(env_state=after.state, obs=after.obs, episode=episode), None
 

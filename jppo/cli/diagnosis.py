@@ -19,8 +19,13 @@ from jppo.config.ray import num_cores
 EXTRAS = {  # the packages of each extra of pyproject.toml that jppo itself does not need
     "wandb": ("wandb",),
     "mujoco": ("mujoco",),
-    "atari": ("ale-py", "opencv-python"),
+    "atari": ("ale-py", "opencv-python-headless"),
+    "box2d": ("box2d",),
+    "minigrid": ("minigrid",),
+    "pettingzoo": ("pettingzoo", "mpe2", "pymunk"),
+    "jaxmarl": ("jaxmarl",),
     "envpool": ("envpool",),
+    **{name: (name,) for name in ("brax", "craftax", "jumanji", "navix", "playground", "xminigrid")},
     "train": ("pandas", "pyarrow"),
     "tune": ("pandas", "pyarrow", "optuna"),
 }

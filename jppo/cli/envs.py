@@ -16,7 +16,7 @@ class Envs:
     def run(self) -> int:
         from jppo.envs import available
         from jppo.envs.families import family_env_names, install_command, is_installed
-        from jppo.envs.gymnasium import host_env_names
+        from jppo.envs.host_families import host_env_names
         from jppo.runs.render import DRAWABLE
 
         on_device, on_host = available(), host_env_names()

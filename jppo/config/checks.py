@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
-from jppo.config.families import family_of
+from jppo.config.families import family_of, host_family_of
 
 _ALIASES = {  # names in other libraries
     "lr": "learning_rate",
@@ -96,7 +96,8 @@ def find_similar(name: str, choices: Iterable[str]) -> str | None:
 
 def names_module(env: Any) -> bool:
     """Returns whether an environment is named as module:name, so that making it imports and runs that module."""
-    return isinstance(env, str) and ":" in env and not env.startswith("envpool:") and family_of(env) is None
+    is_family = family_of(env) or host_family_of(env)
+    return isinstance(env, str) and ":" in env and not is_family
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""Names of environment families whose environments run on the device."""
+"""Names of environment families, whose environments have names such as "craftax:Craftax-Symbolic-v1"."""
 
 from typing import Any
 
-FAMILIES = {  # prefix of the ids and name of the extra -> package to import
+FAMILIES = {  # on the device: prefix of the ids and name of the extra -> package to import
     "brax": "brax",
     "craftax": "craftax",
     "jumanji": "jumanji",
@@ -10,9 +10,24 @@ FAMILIES = {  # prefix of the ids and name of the extra -> package to import
     "playground": "mujoco_playground",
     "xminigrid": "xminigrid",
 }
+HOST_FAMILIES = {  # on the host: the same
+    "atari": "ale_py",
+    "envpool": "envpool",
+    "minigrid": "minigrid",
+    "pettingzoo": "pettingzoo",
+}
 
 
 def family_of(env: Any) -> str | None:
-    """Returns the family of an environment's name, such as "craftax:Craftax-Symbolic-v1", or None."""
+    """Returns the family on the device to which an environment's name belongs, or None."""
+    return _prefix_in(FAMILIES, env)
+
+
+def host_family_of(env: Any) -> str | None:
+    """Returns the family on the host to which an environment's name belongs, or None."""
+    return _prefix_in(HOST_FAMILIES, env)
+
+
+def _prefix_in(families: dict[str, str], env: Any) -> str | None:
     prefix, colon, _ = env.partition(":") if isinstance(env, str) else ("", "", "")
-    return prefix if colon and prefix in FAMILIES else None
+    return prefix if colon and prefix in families else None

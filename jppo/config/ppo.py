@@ -67,6 +67,8 @@ class PPOConfig:
     """Subtract the running mean from observations and divide them by their running standard deviation."""
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
+    clip_reward: bool = False
+    """Train on the signs of the rewards, as is usual for Atari. Returns are those of the original rewards."""
     normalize_advantage: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 within each minibatch."""
     clip_value: bool = True
@@ -114,6 +116,8 @@ class PPOConfig:
         self._check_batch()
 
     def _check_batch(self) -> None:
+        if self.clip_reward and self.normalize_reward:
+            raise ValueError("clip_reward and normalize_reward exclude each other; set one of them to false")
         if self.batch_size >= 2**31:
             raise ValueError(f"num_envs*num_steps = {self.batch_size:,} must be less than 2**31")
         if self.batch_size % self.num_minibatches:

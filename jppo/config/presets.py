@@ -19,6 +19,17 @@ class Preset(NamedTuple):
     envs: tuple[str, ...] = ()  # environments that use it by default, in any version; patterns such as "ALE/*"
 
 
+_ATARI_57 = (
+    *("Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone", "BeamRider"),
+    *("Berzerk", "Bowling", "Boxing", "Breakout", "Centipede", "ChopperCommand", "CrazyClimber", "Defender"),
+    *("DemonAttack", "DoubleDunk", "Enduro", "FishingDerby", "Freeway", "Frostbite", "Gopher", "Gravitar", "Hero"),
+    *("IceHockey", "Jamesbond", "Kangaroo", "Krull", "KungFuMaster", "MontezumaRevenge", "MsPacman"),
+    *("NameThisGame", "Phoenix", "Pitfall", "Pong", "PrivateEye", "Qbert", "Riverraid", "RoadRunner", "Robotank"),
+    *("Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Surround", "Tennis", "TimePilot"),
+    *("Tutankham", "UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
+)
+
+
 PRESETS = {
     "default": Preset(
         PPOConfig(num_envs=64, num_steps=128),
@@ -79,6 +90,87 @@ PRESETS = {
                 *("InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"),
             )
         ),
+    ),
+    "atari": Preset(
+        PPOConfig(
+            num_envs=8,
+            num_steps=128,
+            network="cnn",
+            hidden_sizes=(512,),
+            activation="relu",
+            shared_torso=True,
+            clip_reward=True,
+        ),
+        Hyperparams(clip_eps=0.1, vf_clip_eps=0.1),
+        10_000_000,
+        "CleanRL ppo_atari.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_ataripy (there lost "
+        "lives end episodes, the first action of an episode is FIRE, and actions are not sticky)",
+        ("ALE/*", *_ATARI_57),
+    ),
+    "lunarlander": Preset(
+        PPOConfig(num_envs=16, num_steps=1024, num_minibatches=256, clip_value=False),
+        Hyperparams(learning_rate=3e-4, gamma=0.999, gae_lambda=0.98),
+        1_000_000,
+        "rl-baselines3-zoo hyperparams/ppo.yml, LunarLander-v2",
+        ("LunarLander-v3", "LunarLanderContinuous-v3"),
+    ),
+    "bipedalwalker": Preset(
+        PPOConfig(
+            num_envs=32,
+            num_steps=2048,
+            num_epochs=10,
+            num_minibatches=1024,
+            normalize_obs=True,
+            normalize_reward=True,
+            clip_value=False,
+        ),
+        Hyperparams(learning_rate=3e-4, gamma=0.999, clip_eps=0.18, ent_coef=0.0),
+        5_000_000,
+        "rl-baselines3-zoo hyperparams/ppo.yml, BipedalWalker-v3",
+        ("BipedalWalker-v3",),
+    ),
+    "minigrid": Preset(
+        PPOConfig(
+            num_envs=8,
+            num_steps=128,
+            num_epochs=10,
+            num_minibatches=16,
+            normalize_obs=True,
+            normalize_reward=True,
+            clip_value=False,
+        ),
+        Hyperparams(learning_rate=2.5e-4, ent_coef=0.0),
+        100_000,
+        "rl-baselines3-zoo hyperparams/ppo.yml, MiniGrid-DoorKey-5x5-v0",
+        ("MiniGrid-*",),
+    ),
+    "mpe": Preset(
+        PPOConfig(num_envs=48, num_steps=128),
+        Hyperparams(),
+        30_000_000,
+        "JaxMARL baselines/IPPO/config/ippo_ff_mpe.yaml (Rutherford et al. 2024): 16 environments of 3 agents",
+        ("jaxmarl:MPE_*", "pettingzoo:mpe/*"),
+    ),
+    "smax": Preset(
+        PPOConfig(
+            num_envs=640,
+            num_steps=128,
+            hidden_sizes=(128, 128),
+            activation="relu",
+            recurrent="gru",
+            recurrent_size=128,
+        ),
+        Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
+        50_000_000,
+        "JaxMARL baselines/IPPO/config/ippo_rnn_smax.yaml (Rutherford et al. 2024): 128 environments of 5 agents",
+        ("jaxmarl:HeuristicEnemySMAX", "jaxmarl:SMAX"),
+    ),
+    "pettingzoo": Preset(
+        PPOConfig(num_envs=240, num_steps=128, num_minibatches=8, normalize_obs=True, clip_value=False),
+        Hyperparams(learning_rate=linear(1e-3, 0.0)),
+        2_000_000,
+        "jppo: 240 rows are whole environments of 2, 3, 4, 5, 6, 8, 10 or 12 agents",
+        ("sisl/*", "butterfly/*"),
     ),
     "taxi": Preset(
         PPOConfig(num_envs=16, num_steps=128, normalize_reward=True, clip_value=False),

@@ -51,7 +51,7 @@ def num_cores() -> int:
 
 
 def spread_envs(
-    config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int = 1
+    config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int = 1, agents: int = 1
 ) -> tuple[PPOConfig, RayConfig]:
     """Returns `config` and `ray` with num_envs, num_actors and envs_per_actor filled in. num_steps does not change.
 
@@ -61,13 +61,19 @@ def spread_envs(
       cores: default number of actors.
       fixed: config.num_envs must not change.
       hosts: number of hosts over which the actors are spread evenly.
+      agents: number of agents of an environment, which stay together. Each counts as one of num_envs.
 
     Raises:
       ValueError: the numbers do not divide, or they contradict a fixed num_envs.
     """
+    if agents > 1:
+        for name, number in (("num_envs", config.num_envs), ("envs_per_actor", ray.envs_per_actor)):
+            if number is not None and number % agents:
+                raise ValueError(not_divisible_by_agents(name, number, agents))
     if (ray.num_actors or 0) % hosts:
         raise ValueError(f"num_actors = {ray.num_actors} cannot be spread evenly over {hosts} hosts")
-    num_actors = _default_actors(config, ray, cores, fixed, hosts) if ray.num_actors is None else ray.num_actors
+    num_actors = ray.num_actors
+    num_actors = _default_actors(config, ray, cores, fixed, hosts, agents) if num_actors is None else num_actors
     processes = max(num_actors, hosts)
     if ray.envs_per_actor is None:
         if config.num_envs % processes:
@@ -76,7 +82,12 @@ def spread_envs(
                 f"num_envs = {config.num_envs} cannot be spread evenly over {over}; nearest numbers that divide it: "
                 f"{nearest_divisors(config.num_envs, processes)}; or set envs_per_actor"
             )
-        return config, dataclasses.replace(ray, num_actors=num_actors, envs_per_actor=config.num_envs // processes)
+        if (envs_per_actor := config.num_envs // processes) % agents:
+            raise ValueError(
+                f"num_actors = {num_actors} splits environments with {agents} agents: num_envs = {config.num_envs} are "
+                f"{config.num_envs // agents} environments, and num_actors must divide this"
+            )
+        return config, dataclasses.replace(ray, num_actors=num_actors, envs_per_actor=envs_per_actor)
     num_envs = processes * ray.envs_per_actor
     if fixed and num_envs != config.num_envs:
         raise ValueError(
@@ -86,10 +97,17 @@ def spread_envs(
     return dataclasses.replace(config, num_envs=num_envs), dataclasses.replace(ray, num_actors=num_actors)
 
 
-def _default_actors(config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int) -> int:
+def not_divisible_by_agents(name: str, number: int, agents: int) -> str:
+    """Returns the message for a number of environments that is no multiple of the number of agents."""
+    below = number - number % agents
+    nearest = " or ".join(str(n) for n in (below, below + agents) if n)
+    return f"{name} = {number} counts agents and must be a multiple of the {agents} agents of an environment: {nearest}"
+
+
+def _default_actors(config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int, agents: int) -> int:
     """Returns num_envs/envs_per_actor if both are given, otherwise the largest fitting number of cores."""
     if ray.envs_per_actor is not None:
         if fixed and config.num_envs % (ray.envs_per_actor * hosts) == 0:
             return config.num_envs // ray.envs_per_actor
         return max(cores - cores % hosts, hosts)
-    return max((d for d in range(hosts, cores + 1, hosts) if config.num_envs % d == 0), default=hosts)
+    return max((d for d in range(hosts, cores + 1, hosts) if config.num_envs % (d * agents) == 0), default=hosts)

@@ -35,7 +35,8 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
         module, name = import_module_of(env)
         found = getattr(module, name, None)  # None: the module may register a Gymnasium environment of this name
         return "device" if isinstance(found, Environment | EpisodicEnv) or hasattr(found, "default_params") else "ray"
-    from jppo.envs.gymnasium import host_env_names, is_host_env  # an on-device run does not need it
+    from jppo.envs.gymnasium import is_host_env  # an on-device run does not need it
+    from jppo.envs.host_families import host_env_names
 
     if not isinstance(env, str):
         return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "device"

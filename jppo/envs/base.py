@@ -18,10 +18,15 @@ class Step(NamedTuple):
     terminated: Array  # [] bool
     truncated: Array  # [] bool
     final_obs: PyTree  # the true next observation, at every step
+    active: Any = ()  # [M] bool, the agents that take part in the next step; () for one agent
 
 
 class Environment(NamedTuple):
-    """One environment, which resets itself in the step that ends an episode."""
+    """One environment, which resets itself in the step that ends an episode.
+
+    With M > 1 agents, which share the policy, observations, actions, rewards and flags have the leading dim M. All
+    agents take part in the first step. An agent that does not take part has terminated = True and reward 0.
+    """
 
     name: str
     reset: Callable[[Array], tuple[PyTree, PyTree]]  # key -> obs, state
@@ -30,6 +35,7 @@ class Environment(NamedTuple):
     action_spec: ActionSpec
     source: Any = None  # the original object, for drawing
     params: Any = None
+    num_agents: int = 1  # M
 
 
 def replace_fields(params: Any, changes: dict[str, Any]) -> Any:
@@ -50,3 +56,29 @@ def _strip(leaf: Any) -> Array:
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # a key has no weak type
         return array
     return jax.lax.convert_element_type(array, array.dtype)
+
+
+def reset_rows(env: Environment, keys: Array) -> tuple[PyTree, PyTree]:
+    """Resets environments. Returns observations [N, ...] and states, [N, ...] or, with M agents, [N/M, ...].
+
+    Args:
+      keys: [N], one per row. With M agents, rows are agents, those of an environment next to each other, and an
+        environment uses the key of its first agent.
+    """
+    obs, state = jax.vmap(env.reset)(keys[:: env.num_agents] if env.num_agents > 1 else keys)
+    return (_merge_agents(obs) if env.num_agents > 1 else obs), state
+
+
+def step_rows(env: Environment, keys: Array, state: PyTree, action: PyTree) -> Step:
+    """Steps environments with actions [N, ...]; rows and keys are those of `reset_rows`."""
+    agents = env.num_agents
+    if agents == 1:
+        return jax.vmap(env.step)(keys, state, action)
+    action = jax.tree.map(lambda x: x.reshape(-1, agents, *x.shape[1:]), action)
+    after = jax.vmap(env.step)(keys[::agents], state, action)
+    return _merge_agents(after._replace(state=()))._replace(state=after.state)
+
+
+def _merge_agents(tree: Any) -> Any:
+    """Reshapes leaves [N/M, M, ...] to [N, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)

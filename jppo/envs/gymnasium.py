@@ -1,7 +1,6 @@
 """Adapter for Gymnasium: environments on the host, stepped n at a time."""
 
 import copy
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,16 +13,18 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 
 from jppo.config.checks import names_module
+from jppo.config.families import host_family_of
 from jppo.envs.action_spaces import action_spec_of
+from jppo.envs.agent_rows import AgentRows, is_parallel_env
 from jppo.envs.contract import BrokenContractError, probe_env
+from jppo.envs.envpool import is_envpool, make_envpool, reset_by_number
 from jppo.envs.gymnasium_spaces import as_arrays, check_obs, dtypes_of, obs_spec_of
+from jppo.envs.host_families import make_by_id, make_family_env, register_atari
 from jppo.envs.info_mask import InfoMask, has_info_mask
 from jppo.envs.masks import check_mask_spec
-from jppo.envs.modules import import_module_of, unknown_environment
+from jppo.envs.modules import import_module_of
 from jppo.envs.spaces import ACTION_MASK, PyTree
 from jppo.errors import end_of_process
-
-ENVPOOL = "envpool:"
 
 
 class HostStep(NamedTuple):
@@ -46,9 +47,14 @@ class HostEnvironment(NamedTuple):
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
     action_spec: PyTree  # ActionSpec leaves
     has_info_mask: bool = False  # whether the observations contain the mask of the info (`InfoMask`)
+    num_agents: int = 1  # M agents share the policy; each is a row of its own
 
     def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
-        """Makes one environment per seed. Raises ValueError if `render` is set and they cannot be rendered."""
+        """Makes one environment per seed. With M agents, there is a seed for each agent of each environment.
+
+        Raises:
+          ValueError: `render` is set and the environments cannot be rendered.
+        """
         return HostEnvs(self, list(seeds), render)
 
 
@@ -80,12 +86,13 @@ class HostEnvs:
                 'take render_mode and make the environment with it ("rgb_array")'
             )
         self._reset_done = _resetter(env.name, self._vector)
+        self.num_agents = env.num_agents
         self._action_dtypes = dtypes_of(env.action_space)
 
     @_forbid_exit
     def reset(self) -> PyTree:
         """Resets all environments with their seeds. Returns the observations [n, ...]."""
-        seeds = {} if _is_envpool(self._vector) else {"seed": self._seeds}
+        seeds = {} if is_envpool(self._vector) else {"seed": self._seeds}
         return self._vector.reset(**seeds)[0]
 
     @_forbid_exit
@@ -102,6 +109,11 @@ class HostEnvs:
             if np.count_nonzero(done):  # four times faster than any()
                 obs, final = self._reset_done(obs, infos, done)
         return HostStep(obs, reward, terminated, truncated, final)
+
+    @property
+    def active(self) -> np.ndarray:
+        """[n] bool: the rows whose agent takes part in the next step."""
+        return self._vector.active if self.num_agents > 1 else np.ones(self._vector.num_envs, bool)
 
     def render(self) -> np.ndarray:
         """Returns a picture of the first environment, [height, width, 3] u8. Raises ValueError if drawing fails."""
@@ -164,9 +176,10 @@ def make_host_env(env: Any) -> HostEnvironment:
     """Returns a host environment. Makes one instance in this process, resets it and takes one step to check it.
 
     Args:
-      env: a Gymnasium id; "module:name" for a class or function of your own (or an id that the module registers);
-        "envpool:<task>"; a function () -> gymnasium.Env; a function (num_envs) -> gymnasium.vector.VectorEnv, with
-        this parameter name; or a HostEnvironment.
+      env: a Gymnasium id; a name with the prefix of a family, such as "atari:Pong-v5" (docs/host_environments.md);
+        "module:name" for a class or function of your own (or an id that the module registers); a function
+        () -> gymnasium.Env, or -> pettingzoo.ParallelEnv, whose agents then share the policy; a function
+        (num_envs) -> gymnasium.vector.VectorEnv, with this parameter name; or a HostEnvironment.
 
     Raises:
       ValueError: an unknown name, a missing package, unsupported spaces, an autoreset mode that loses final
@@ -204,44 +217,30 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
             check_obs(name, obs_space, obs_spec, vector)
     finally:
         vector.close()
-    return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec, masked)
-
-
-def host_env_names() -> list[str]:
-    """Returns the newest version of each id that Gymnasium has registered."""
-    _import_atari(required=False)
-    newest: dict[str, Any] = {}
-    for spec in gymnasium.registry.values():
-        if spec.namespace in ("phys2d", "tabular") or spec.name in ("GymV21Environment", "GymV26Environment"):
-            continue  # functional variants of other environments, and adapters
-        if spec.namespace is None and "ale_py" in str(spec.entry_point):
-            continue  # old names of the ALE/ environments
-        key = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
-        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
-            newest[key] = spec
-    return sorted(spec.id for spec in newest.values())
+    agents = vector.num_agents if isinstance(vector, AgentRows) else 1
+    return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec, masked, agents)
 
 
 def is_host_env(env: Any) -> bool:
     """Returns whether `make_host_env` accepts `env`: a name that Gymnasium knows, a function or an object."""
     if not isinstance(env, str):
         return isinstance(env, HostEnvironment | gymnasium.Env | VectorEnv) or callable(env)
-    _import_atari(required=env.startswith("ALE/"))
+    register_atari(required=env if env.startswith("ALE/") else "")
     return ":" in env or env in gymnasium.registry
 
 
 def make_source(source: Any, seeds: list[int]) -> Any:
     """Makes one environment or, if the function takes num_envs, a vector environment with one per seed."""
-    if isinstance(source, str) and source.startswith(ENVPOOL):
-        return _make_envpool(source.removeprefix(ENVPOOL), seeds)
+    if host_family_of(source) == "envpool":
+        return make_envpool(source, seeds)
     make = _maker(source, None)
     _check_call(make, source)
     return make(num_envs=len(seeds)) if _takes(make, "num_envs") else make()
 
 
 def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None, has_info_mask: bool = False) -> Any:
-    if isinstance(source, str) and source.startswith(ENVPOOL):
-        return _make_envpool(source.removeprefix(ENVPOOL), seeds)
+    if host_family_of(source) == "envpool":
+        return make_envpool(source, seeds)
     make = _maker(source, render_mode)
     _check_call(make, source)
     if _takes(make, "num_envs"):
@@ -256,12 +255,21 @@ def _make_vector(source: Any, seeds: list[int], render_mode: str | None = None, 
             )
         return vector
 
-    def make_one() -> gymnasium.Env:
-        env = _checked(make(), source)
-        return InfoMask(env) if has_info_mask else env
+    first = make()
+    if is_parallel_env(first):
+        count = max(1, len(seeds) // max(1, len(first.possible_agents)))
+        return _check_distinct(AgentRows(_name_of(source), [lambda: first, *[make] * (count - 1)]), source)
 
-    vector = _side_by_side([make_one] * len(seeds))
-    if len({id(env.unwrapped) for env in vector.envs}) < len(seeds):
+    def adapt(env: Any) -> gymnasium.Env:
+        return InfoMask(_checked(env, source)) if has_info_mask else _checked(env, source)
+
+    makers = [lambda: adapt(first), *[lambda: adapt(make())] * (len(seeds) - 1)]
+    return _check_distinct(_side_by_side(makers), source)
+
+
+def _check_distinct(vector: Any, source: Any) -> Any:
+    """Returns the vector environment. Raises ValueError if it contains the same environment twice."""
+    if len({id(getattr(env, "unwrapped", env)) for env in vector.envs}) < len(vector.envs):
         raise ValueError(f"{source} returned the same environment twice; it must make a new one in each call")
     return vector
 
@@ -296,6 +304,8 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
             if render_mode and _takes(source, "render_mode")
             else source
         )
+    if host_family_of(source):
+        return functools.partial(make_family_env, source, render_mode)
     if names_module(source):
         module, attribute = import_module_of(source)
         if hasattr(module, attribute):
@@ -308,33 +318,7 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
         if attribute not in gymnasium.registry:
             raise ValueError(f"{source}: module {module.__name__} has no {attribute} and registers no such environment")
         source = attribute
-    return functools.partial(_make_by_id, source, render_mode)
-
-
-def _make_by_id(name: str, render_mode: str | None) -> Any:
-    _import_atari(required=name.startswith("ALE/"))
-    try:
-        return gymnasium.make(name, render_mode=render_mode)
-    except gymnasium.error.DependencyNotInstalled as error:
-        extra = " (pip install 'jppo[mujoco]')" if "mujoco" in str(error).lower() else ""
-        raise ValueError(f"{name} needs a package that is not installed: {error}{extra}") from None
-    except ImportError as error:  # environments that moved to another package
-        raise ValueError(f"{name}: {error}") from None
-    except gymnasium.error.Error:
-        if name in gymnasium.registry:
-            raise
-        raise unknown_environment(name, host_env_names()) from None
-
-
-def _make_envpool(task: str, seeds: list[int]) -> Any:
-    try:
-        import envpool
-    except ImportError:
-        raise ValueError("envpool is not installed: pip install 'jppo[envpool]'") from None
-    if task not in envpool.list_all_envs():
-        near = difflib.get_close_matches(task, envpool.list_all_envs(), 3, 0.6)
-        raise ValueError(f"envpool has no task {task!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-    return envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds)
+    return functools.partial(make_by_id, source, render_mode)
 
 
 def _checked(env: Any, source: Any) -> gymnasium.Env:
@@ -369,11 +353,6 @@ def _check_call(make: Callable[..., Any], source: Any) -> None:
         raise ValueError(f"{name} needs the arguments {', '.join(required)}; pass lambda: {name}({values})")
 
 
-def _is_envpool(vector: Any) -> bool:
-    """Returns whether this is an EnvPool, which takes its seeds when it is made and resets environments by number."""
-    return "envpool" in type(vector).__name__.lower()
-
-
 def _takes(make: Callable[..., Any], argument: str) -> bool:
     try:
         return argument in inspect.signature(make).parameters
@@ -399,16 +378,14 @@ def _resetter(
         final = {int(i): jax.tree.map(lambda x, i=i: np.array(x[i]), obs) for i in np.flatnonzero(done)}
         return vector.reset(options={"reset_mask": done})[0], final
 
-    def by_number(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
-        numbers = np.flatnonzero(done)
-        final = {int(i): jax.tree.map(lambda x, i=i: np.array(x[i]), obs) for i in numbers}
-        obs, fresh = jax.tree.map(np.array, obs), vector.reset(numbers.astype(np.int32))[0]
-        jax.tree.map(lambda x, new: x.__setitem__(numbers, new), obs, fresh)
-        return obs, final
+    def by_row(obs: PyTree, infos: dict[str, Any], done: np.ndarray) -> tuple[PyTree, dict[int, PyTree]]:
+        return obs, {i: as_arrays(space, final) for i, final in infos.get("final_obs", {}).items()}
 
     space = vector.single_observation_space
-    if _is_envpool(vector):
-        return by_number
+    if isinstance(vector, AgentRows):
+        return by_row
+    if is_envpool(vector):
+        return functools.partial(reset_by_number, vector)
     mode = vector.metadata.get("autoreset_mode")
     if mode == AutoresetMode.SAME_STEP:
         return same_step
@@ -419,14 +396,3 @@ def _resetter(
         "make it with autoreset_mode=AutoresetMode.SAME_STEP or DISABLED, or pass a function that makes one of them"
     )
     raise BrokenContractError(problem, remedy, check="autoreset")
-
-
-def _import_atari(required: bool) -> None:
-    """Registers the ALE/ ids. Raises ValueError if ale-py is missing and required."""
-    try:
-        import ale_py
-    except ImportError:
-        if required:
-            raise ValueError("the ALE/ environments need ale-py: pip install 'jppo[atari]'") from None
-    else:
-        gymnasium.register_envs(ale_py)

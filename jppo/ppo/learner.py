@@ -19,7 +19,7 @@ from jppo.ppo.kernels.finite import all_finite
 from jppo.ppo.keys import derive_key
 from jppo.ppo.losses import Loss, LossModule, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices, take_sequences
-from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward
+from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward, where_active
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import episode_starts
@@ -145,6 +145,8 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
     reward, loss_state = rollout.reward, state.loss_state
     if spec.config.normalize_reward:
         reward = scale_reward(reward, state.reward_stats)
+    if spec.config.clip_reward:
+        reward = jnp.sign(reward)
     if isinstance(spec.loss, LossModule) and spec.loss.reward is not None:
         bonus, loss_state = spec.loss.reward(state.loss_params, loss_state, rollout, spec.axis_name)
         chex.assert_equal_shape([bonus, reward])
@@ -157,10 +159,11 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
 
     advantage, target = spec.advantages(apply, rollout.replace(reward=reward), state.hyperparams, spec.config)
     chex.assert_equal_shape([advantage, target, reward])
+    where = where_active(rollout.active)
     moments = {
-        "residual": moments_of(target - rollout.value),
-        "target": moments_of(target),
-        "value": moments_of(rollout.value),
+        "residual": moments_of(target - rollout.value, where),
+        "target": moments_of(target, where),
+        "value": moments_of(rollout.value, where),
     }
     batch = Batch(
         obs=rollout.obs,
@@ -205,19 +208,21 @@ def _run_epochs(
 
     def epoch(learned: ParamsAndOptState, keys: tuple[Array, Array]) -> tuple[ParamsAndOptState, Metrics]:
         rows = minibatch_indices(keys[0], num_steps // length, num_envs, config.num_minibatches)
-        advantages = jax.vmap(functools.partial(_take, spec, batch.advantage))(rows)
+        advantages, active = jax.vmap(functools.partial(_take, spec, (batch.advantage, rollout.active)))(rows)
         if config.normalize_advantage:  # all minibatches at once: one collective
-            advantages = jax.vmap(functools.partial(standardize_advantages, axis_name=spec.axis_name))(advantages)
+            standardize = functools.partial(standardize_advantages, axis_name=spec.axis_name)
+            advantages = jax.vmap(standardize)(advantages, active)
+        weights = jax.tree.map(jax.vmap(functools.partial(_weights, axis_name=spec.axis_name)), active)
 
         def step(
-            learned: ParamsAndOptState, minibatch: tuple[Array, Array, Array]
+            learned: ParamsAndOptState, minibatch: tuple[Array, Array, PyTree, Array]
         ) -> tuple[ParamsAndOptState, Metrics]:
-            rows, advantage, key = minibatch
-            samples = _make_minibatch(spec, rollout, batch, rows, advantage)
+            rows, advantage, weight, key = minibatch
+            samples = _make_minibatch(spec, rollout, batch.replace(weight=weight), rows, advantage)
             return gradient_step(spec, state, learned, samples, key, rate)
 
         step_keys = jax.random.split(keys[1], config.num_minibatches)
-        learned, metrics = jax.lax.scan(step, learned, (rows, advantages, step_keys))
+        learned, metrics = jax.lax.scan(step, learned, (rows, advantages, weights, step_keys))
         if config.kl_control != "none" and "policy/approx_kl" not in metrics:
             raise ValueError(
                 f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl'
@@ -253,7 +258,7 @@ def _take(spec: LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
 
 def _make_minibatch(spec: LearnerSpec, rollout: Rollout, batch: Batch, rows: Array, advantage: Array) -> Minibatch:
     """Returns the samples of a gradient step with their standardized advantages [B]."""
-    samples = _take(spec, batch, rows).replace(advantage=advantage)
+    samples = _take(spec, batch.replace(weight=()), rows).replace(advantage=advantage, weight=batch.weight)
     if not spec.policy.is_recurrent:
         return Minibatch(samples=samples)
     carry = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], rollout.carry)
@@ -261,10 +266,20 @@ def _make_minibatch(spec: LearnerSpec, rollout: Rollout, batch: Batch, rows: Arr
     return Minibatch(samples=samples, carry=carry, reset=reset)
 
 
-def standardize_advantages(advantage: Array, axis_name: str | None) -> Array:
-    """Returns a minibatch's advantages [B] with mean 0 and variance 1 over all devices."""
-    moments = all_reduce(moments_of(advantage, num_batch_dims=1), axis_name)
+def standardize_advantages(advantage: Array, active: PyTree, axis_name: str | None) -> Array:
+    """Returns a minibatch's advantages [B] with mean 0 and variance 1 over the active samples of all devices."""
+    moments = all_reduce(moments_of(advantage, where_active(active), num_batch_dims=1), axis_name)
     return losses.standardize(advantage, moments.mean, moments.variance)
+
+
+def _weights(active: Array, axis_name: str | None) -> Array:
+    """Returns the weights [B] f32 of a minibatch's samples, active [B] bool: 0, or 1 / (share of active samples).
+
+    The share is that of all devices. A mean over rows with these weights is the mean over active samples.
+    """
+    share = jnp.mean(active, dtype=jnp.float32)
+    share = share if axis_name is None else jax.lax.pmean(share, axis_name)
+    return active.astype(jnp.float32) / jnp.maximum(share, 1.0 / (2.0 * active.size))
 
 
 def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: PyTree, target_kl: Array | float) -> tuple[PyTree, Metrics]:
@@ -291,7 +306,8 @@ def _update_statistics(spec: LearnerSpec, state: TrainState, rollout: Rollout, s
     observations as the policy did."""
     if spec.config.normalize_obs:
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        added = jax.tree.map(lambda x: moments_of(x, num_batch_dims=1), spec.policy.prepare(flat))
+        where = where_active(jax.tree.map(jnp.ravel, rollout.active))
+        added = jax.tree.map(lambda x: moments_of(x, where, num_batch_dims=1), spec.policy.prepare(flat))
         added = all_reduce(added, spec.axis_name)
         obs_stats = jax.tree.map(lambda old, new: old + new, state.policy.obs_stats, added, is_leaf=is_moments)
         state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jppo.config.checks import check_function, check_total_steps
 from jppo.config.ppo import PPOConfig
+from jppo.config.ray import not_divisible_by_agents
 from jppo.devices.mesh import AXIS, make_mesh
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.learner import Learner, make_learner
@@ -72,9 +73,24 @@ def build_learner(
     policy = make_policy(network, env.obs_spec, action_spec, params)
     _check_sequences(policy, config)
     mesh = make_mesh(config, num_devices)
+    _check_agents(env, config, num_devices)
     learner = make_learner(policy, config, optimizer, loss, advantages, AXIS if num_devices > 1 else None)
     num_updates = config.num_updates(check_total_steps(total_steps))
     return LearnerSetup(policy=policy, learner=learner, mesh=mesh, num_updates=num_updates)
+
+
+def _check_agents(env: Any, config: PPOConfig, num_devices: int) -> None:
+    """Raises ValueError if the rows of an environment's agents do not fit num_envs or would be split over devices."""
+    agents = env.num_agents
+    if config.num_envs % agents:
+        raise ValueError(f"{env.name}: {not_divisible_by_agents('num_envs', config.num_envs, agents)}")
+    if config.staggered_start and agents > 1:
+        raise ValueError(f"staggered_start = {config.staggered_start} needs an environment with one agent; set it to 0")
+    if (config.num_envs // agents) % num_devices:
+        raise ValueError(
+            f"num_devices = {num_devices} does not divide the {config.num_envs // agents} environments that "
+            f"num_envs = {config.num_envs} are with {agents} agents each"
+        )
 
 
 def _check_sequences(policy: Policy, config: PPOConfig) -> None:

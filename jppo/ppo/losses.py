@@ -65,24 +65,32 @@ def ppo_loss(
     """
     distribution, value = apply(batch.obs)
     log_prob = distribution.log_prob(batch.action)
-    policy_loss = clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps)
+    weight = batch.weight
+    policy_loss = clipped_surrogate_loss(log_prob, batch.log_prob, batch.advantage, hyperparams.clip_eps, weight)
     if config.clip_value:
-        v_loss = clipped_value_loss(value, batch.value, batch.target, hyperparams.vf_clip_eps)
+        v_loss = clipped_value_loss(value, batch.value, batch.target, hyperparams.vf_clip_eps, weight)
     else:
-        v_loss = value_loss(value, batch.target)
-    entropy = jnp.mean(distribution.entropy())
+        v_loss = value_loss(value, batch.target, weight)
+    entropy = weighted_mean(distribution.entropy(), weight)
     total = policy_loss + hyperparams.vf_coef * v_loss - hyperparams.ent_coef * entropy
     measured = jax.lax.stop_gradient(log_prob)
     return total, {
         "loss/policy": policy_loss,
         "loss/value": v_loss,
         "policy/entropy": entropy,
-        "policy/approx_kl": approx_kl(measured, batch.log_prob),
-        "policy/clip_fraction": clip_fraction(measured, batch.log_prob, hyperparams.clip_eps),
+        "policy/approx_kl": approx_kl(measured, batch.log_prob, weight),
+        "policy/clip_fraction": clip_fraction(measured, batch.log_prob, hyperparams.clip_eps, weight),
     }
 
 
-def clipped_surrogate_loss(log_prob: Array, old_log_prob: Array, advantage: Array, clip_eps: Array | float) -> Array:
+def weighted_mean(x: Array, weight: PyTree = ()) -> Array:
+    """Returns mean(weight * x), a scalar, for x [B] and `Batch.weight`: [B], or () for the plain mean."""
+    return jnp.mean(x, dtype=jnp.float32) if isinstance(weight, tuple) else jnp.mean(weight * x.astype(jnp.float32))
+
+
+def clipped_surrogate_loss(
+    log_prob: Array, old_log_prob: Array, advantage: Array, clip_eps: Array | float, weight: PyTree = ()
+) -> Array:
     """Returns -mean(min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)), rho = pi(a|s) / pi_old(a|s); a scalar.
 
     Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 7, with the sign of a loss.
@@ -90,16 +98,18 @@ def clipped_surrogate_loss(log_prob: Array, old_log_prob: Array, advantage: Arra
     _check_batch(log_prob, old_log_prob, advantage)
     ratio = jnp.exp(log_prob - old_log_prob)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
-    return -jnp.mean(jnp.minimum(ratio * advantage, clipped * advantage))
+    return -weighted_mean(jnp.minimum(ratio * advantage, clipped * advantage), weight)
 
 
-def value_loss(value: Array, target: Array) -> Array:
+def value_loss(value: Array, target: Array, weight: PyTree = ()) -> Array:
     """Returns mean((V(s) - target)^2) / 2; a scalar."""
     _check_batch(value, target)
-    return 0.5 * jnp.mean(jnp.square(value - target))
+    return 0.5 * weighted_mean(jnp.square(value - target), weight)
 
 
-def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_eps: Array | float) -> Array:
+def clipped_value_loss(
+    value: Array, old_value: Array, target: Array, clip_eps: Array | float, weight: PyTree = ()
+) -> Array:
     """Returns the value loss with clipped values, a scalar.
 
         mean(max((V - target)^2, (V_clip - target)^2)) / 2,    V_clip = V_old + clip(V - V_old, -eps, eps)
@@ -109,23 +119,23 @@ def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_eps: 
     """
     _check_batch(value, old_value, target)
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
-    return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)))
+    return 0.5 * weighted_mean(jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)), weight)
 
 
-def approx_kl(log_prob: Array, old_log_prob: Array) -> Array:
+def approx_kl(log_prob: Array, old_log_prob: Array, weight: PyTree = ()) -> Array:
     """Returns an estimate of KL(pi_old || pi) from samples of pi_old: mean((rho - 1) - log rho) >= 0; a scalar.
 
     Schulman (2020), "Approximating KL divergence", estimator k3: unbiased, with low variance.
     """
     _check_batch(log_prob, old_log_prob)
     log_ratio = log_prob - old_log_prob
-    return jnp.mean(jnp.expm1(log_ratio) - log_ratio)
+    return weighted_mean(jnp.expm1(log_ratio) - log_ratio, weight)
 
 
-def clip_fraction(log_prob: Array, old_log_prob: Array, clip_eps: Array | float) -> Array:
+def clip_fraction(log_prob: Array, old_log_prob: Array, clip_eps: Array | float, weight: PyTree = ()) -> Array:
     """Returns the share of samples with a ratio outside 1 +- eps; a scalar in [0, 1]."""
     _check_batch(log_prob, old_log_prob)
-    return jnp.mean(jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps, dtype=jnp.float32)
+    return weighted_mean(jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps, weight)
 
 
 def standardize(x: Array, mean: Array, variance: Array) -> Array:

@@ -37,6 +37,11 @@ def moments_of(samples: Array, where: Array | None = None, num_batch_dims: int =
     return Moments(count=count, mean=mean, m2=jnp.sum(centred * centred, axes, where=mask))
 
 
+def where_active(active: PyTree) -> Array | None:
+    """Returns `Transition.active` as an argument of `moments_of`: None where it is (), that is, all samples count."""
+    return None if isinstance(active, tuple) else active
+
+
 def pool_moments(moments: PyTree) -> PyTree:
     """Returns the moments of the union of K sets, for any pytree of `Moments` with leaves [K, ...]."""
 

@@ -6,25 +6,26 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jppo.envs.base import Environment
+from jppo.envs.base import Environment, reset_rows, step_rows
 from jppo.ppo.keys import derive_key
-from jppo.ppo.normalization import moments_of
+from jppo.ppo.normalization import moments_of, where_active
 from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 
 
 def init_collect(env: Environment, key: Array, env_index: Array, carry: PyTree = ()) -> CollectState:
-    """Resets N environments.
+    """Resets N environments, or N/M environments with M agents each.
 
     Args:
       key: the run's key.
-      env_index: [N] i32, global numbers of these environments; each draws from its own stream.
+      env_index: [N] i32, global numbers of these environments (or agents); each draws from its own stream.
       carry: initial carry of a recurrent network, leaves [N, ...].
     """
     reset_keys, stream_keys = env_keys(key, env_index)
-    obs, env_state = jax.vmap(env.reset)(reset_keys)
+    obs, env_state = reset_rows(env, reset_keys)
     episode = Episode.beginning(len(env_index))
-    return CollectState(env_state=env_state, obs=obs, key=stream_keys, episode=episode, carry=carry)
+    active = jnp.ones(len(env_index), bool) if env.num_agents > 1 else ()
+    return CollectState(env_state=env_state, obs=obs, key=stream_keys, episode=episode, carry=carry, active=active)
 
 
 def stagger(
@@ -101,7 +102,7 @@ def collect(
     def step(state: CollectState, keys: tuple[Array, Array]) -> tuple[CollectState, tuple[Transition, Episode]]:
         action_key, step_key = keys
         chosen = act(policy, policy_state, state.obs, action_key, state.carry)
-        after = jax.vmap(env.step)(step_key, state.env_state, chosen.env_action)
+        after = step_rows(env, step_key, state.env_state, chosen.env_action)
         needs_value = jnp.logical_and(after.truncated, jnp.logical_not(after.terminated))
         final_value = _values_where(needs_value, policy, policy_state, after.final_obs, chosen.carry)
         transition = Transition(
@@ -114,6 +115,7 @@ def collect(
             terminated=after.terminated,
             truncated=after.truncated,
             next_obs=after.final_obs if keep_next_obs else (),
+            active=state.active,
         )
         episode = state.episode.after(after.reward, gamma)
         state = CollectState(
@@ -122,6 +124,7 @@ def collect(
             key=state.key,
             episode=episode.restarted(transition.done),
             carry=reset_carry(policy, chosen.carry, transition.done),
+            active=after.active,
         )
         return state, (transition, episode)
 
@@ -133,7 +136,7 @@ def collect(
         state, (rollout, episodes) = jax.lax.scan(step, state, keys)
     last_value = policy.step(policy_state, state.obs, state.carry)[1]
     next_value = successor_values(rollout.value, last_value, rollout.next_value, rollout.done)
-    return state, rollout.replace(next_value=next_value), episode_stats(episodes, rollout.done)
+    return state, rollout.replace(next_value=next_value), episode_stats(episodes, rollout.done, rollout.active)
 
 
 def _scan_sequences(
@@ -173,17 +176,20 @@ def episode_starts(done: Array) -> Array:
     return jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]])
 
 
-def episode_stats(episodes: Episode, done: Array) -> EpisodeStats:
+def episode_stats(episodes: Episode, done: Array, active: PyTree = ()) -> EpisodeStats:
     """Returns the episode statistics of a rollout.
 
     Args:
       episodes: progress after each step, leaves [T, N].
       done: [T, N] bool.
+      active: see `Transition`.
     """
+    where = where_active(active)
+    ended = done if where is None else done & where
     return EpisodeStats(
-        returns=moments_of(episodes.returns, done),
-        lengths=moments_of(episodes.lengths, done),
-        discounted=moments_of(episodes.discounted),
+        returns=moments_of(episodes.returns, ended),
+        lengths=moments_of(episodes.lengths, ended),
+        discounted=moments_of(episodes.discounted, where),
     )
 
 

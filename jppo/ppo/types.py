@@ -60,6 +60,7 @@ class Transition(struct.PyTreeNode, kw_only=True):
     truncated: Array  # [T, N] bool: the episode was cut off (a time limit); bootstraps from next_value
     next_obs: PyTree = ()  # [T, N, *obs], the true successor, if PPOConfig.keep_next_obs; else ()
     carry: PyTree = ()  # [T/L, N, ...]: a recurrent network's carry at the start of each sequence of L steps; else ()
+    active: PyTree = ()  # [T, N] bool, with several agents: this one takes part; if not, terminated is True. Else ()
 
     @property
     def done(self) -> Array:
@@ -80,6 +81,7 @@ class Batch(struct.PyTreeNode, kw_only=True):
     advantage: Array  # [B] f32, standardized over the minibatch if PPOConfig.normalize_advantage
     target: Array  # [B] f32, for the value: advantage (not standardized) + value
     next_obs: PyTree = ()  # [B, *obs], the true successor, if PPOConfig.keep_next_obs; else ()
+    weight: PyTree = ()  # [B] f32 with mean 1 over the minibatch, 0 for inactive agents; () without `Transition.active`
 
 
 class EpisodeStats(struct.PyTreeNode, kw_only=True):
@@ -144,10 +146,14 @@ class Episode(struct.PyTreeNode, kw_only=True):
 
 
 class CollectState(struct.PyTreeNode, kw_only=True):
-    """State of N environments between two rollouts. Every leaf has the leading dim N."""
+    """State of N environments between two rollouts. Every leaf has the leading dim N.
+
+    With M agents per environment, N counts agents, and env_state has the leading dim N/M.
+    """
 
     env_state: PyTree
     obs: PyTree  # [N, *obs]
     key: Array  # [N] keys: one stream per environment, so that draws do not depend on how environments are sharded
     episode: Episode
     carry: PyTree = ()  # [N, ...] of a recurrent network, for the next step; () for feed-forward networks
+    active: PyTree = ()  # [N] bool, see `Transition`

@@ -12,7 +12,7 @@ import numpy as np
 from jppo.config.checks import check_int, check_seed, names_module
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
-from jppo.envs.base import Environment
+from jppo.envs.base import Environment, reset_rows, step_rows
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
 from jppo.envs.masks import lacks_legal_action
@@ -96,6 +96,7 @@ def evaluate(
     env, policy = open_policy(env_or_run, policy, "jppo.evaluate")
     if isinstance(env, HostEnvironment):
         return make_host_player(env, policy.policy, sampled)(policy.state, num_episodes, seed, max_steps)
+    num_episodes = -(-num_episodes // env.num_agents) * env.num_agents
     keys = jax.random.split(derive_key(jax.random.key(seed), "evaluation"), num_episodes)
     play = jit(make_player(env, policy.policy, sampled, max_steps))
     *episodes, stuck = map(np.asarray, play(policy.state, keys))
@@ -174,7 +175,7 @@ def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
 def make_player(
     env: Environment, policy: Policy, sampled: bool, max_steps: int = MAX_STEPS
 ) -> Callable[[PolicyState, Array], tuple[Array, Array, Array, Array]]:
-    """Returns a pure function that plays one episode per key [E] in parallel.
+    """Returns a pure function that plays one episode per key [E] in parallel. With M agents, each plays its own.
 
     It returns the fields of `Evaluation`, and the step [E] i32 at which no action was legal, or -1.
     """
@@ -187,7 +188,7 @@ def make_player(
                 stuck = jnp.where(empty, loop.step, stuck)
             keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
             chosen = act(policy, state, loop.obs, keys[:, 0] if sampled else None, loop.carry)
-            after = jax.vmap(env.step)(keys[:, 1], loop.env_state, chosen.env_action)
+            after = step_rows(env, keys[:, 1], loop.env_state, chosen.env_action)
             return _Loop(
                 env_state=after.state,
                 obs=after.obs,
@@ -199,7 +200,7 @@ def make_player(
                 stuck=stuck,
             )
 
-        obs, env_state = jax.vmap(lambda key: env.reset(jax.random.fold_in(key, 0)))(episode_keys)
+        obs, env_state = reset_rows(env, jax.vmap(lambda key: jax.random.fold_in(key, 0))(episode_keys))
         zeros = jnp.zeros(len(episode_keys))
         start = _Loop(
             env_state=env_state,
@@ -235,8 +236,8 @@ def check_legal_actions(env_name: str, stuck: np.ndarray) -> None:
 def make_host_player(env: HostEnvironment, policy: Policy, sampled: bool) -> Callable[..., Evaluation]:
     """Returns a function that plays episodes on the host: (state, num_episodes, seed, max_steps) -> Evaluation.
 
-    Each environment plays a fixed number of episodes, one after the other, and stops after an episode that max_steps
-    cuts.
+    Each environment, or each agent, plays a fixed number of episodes, one after the other, and stops after an episode
+    that max_steps cuts. Agents that never took part are left out.
     """
 
     def select_action(state: PolicyState, obs: PyTree, key: Array, carry: PyTree, done: Array) -> tuple[PyTree, PyTree]:
@@ -256,20 +257,24 @@ def _play_on_host(
     max_steps: int = MAX_STEPS,
 ) -> Evaluation:
     num_envs = min(num_episodes, _HOST_ENVS)
+    num_envs = -(-num_envs // env.num_agents) * env.num_agents
+    num_episodes = max(num_episodes, num_envs)
     share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
     key = derive_key(jax.random.key(seed), "evaluation")
     envs, carry, ended = env.make(_seeds(seed, num_envs)), policy.initial_carry(num_envs), np.zeros(num_envs, bool)
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
+    waited, active = np.zeros(num_envs, int), envs.active.copy()
     while share.any():
         if (row := row_without_legal_action(policy, obs, share > 0)) is not None:
             raise_no_legal_action(env.name, f"environment {row}", step)
         action, carry = select(state, obs, jax.random.fold_in(key, step), carry, ended)
         after = envs.step(jax.tree.map(np.asarray, action))
-        total, length, obs, step = total + after.reward, length + 1, after.obs, step + 1
-        ended = after.terminated | after.truncated
-        over = ended | (length >= max_steps)
-        for i in np.flatnonzero(over & (share > 0)):
+        total, length, obs, step = total + after.reward, length + active, after.obs, step + 1
+        ended = (after.terminated | after.truncated) & active
+        waited, active = np.where(ended, 0, waited + 1), envs.active.copy()
+        over = ended | (waited >= max_steps)
+        for i in np.flatnonzero(over & (share > 0) & (length > 0)):
             episodes[i].append((total[i], length[i], ended[i]))
         share = np.where(ended, np.maximum(share - 1, 0), np.where(over, 0, share))
         total, length = np.where(ended, 0.0, total), np.where(ended, 0, length)

@@ -212,17 +212,17 @@ def _host_episode(
     max_steps: int,
     progress: Callable[[str], None],
 ) -> tuple[list[Any], list[float], bool]:
-    """Returns the images before each step of one episode, the rewards, and whether the episode ended."""
+    """Returns the images before each step of one episode, the rewards (means over agents), and whether it ended."""
 
     def select_action(obs: PyTree, key: jax.Array, carry: PyTree) -> tuple[PyTree, PyTree]:
         chosen = act(policy.policy, policy.state, obs, key if sampled else None, carry)
         return chosen.env_action, chosen.carry
 
     _choose_display()
-    select, envs = jit(select_action), env.make([seed], render=True)
+    select, envs = jit(select_action), env.make([seed] * env.num_agents, render=True)
     frames: list[Any] = []
     rewards: list[float] = []
-    ended, carry = False, policy.policy.initial_carry(1)
+    ended, carry = np.zeros(env.num_agents, bool), policy.policy.initial_carry(env.num_agents)
     with contextlib.closing(envs):
         obs = envs.reset()
         for key in jax.random.split(derive_key(jax.random.key(seed), "play"), max_steps):
@@ -232,12 +232,12 @@ def _host_episode(
             action, carry = select(obs, key, carry)
             after = envs.step(jax.tree.map(np.asarray, action))
             obs = after.obs
-            rewards.append(float(after.reward[0]))
+            rewards.append(float(np.mean(np.where(ended, 0.0, after.reward))))
             progress(f"step {len(rewards)}")
-            if after.final_obs:
-                ended = True
+            ended |= after.terminated | after.truncated
+            if ended.all():
                 break
-    return frames, rewards, ended
+    return frames, rewards, bool(ended.all())
 
 
 def _as_image(frame: np.ndarray) -> Any:

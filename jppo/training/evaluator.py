@@ -38,7 +38,8 @@ def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, se
     split, whole = PartitionSpec(AXIS), PartitionSpec()
     player = make_player(agent.env, agent.policy, bool(run.eval_sampled))
     play = shard_over_devices(player, mesh, (whole, split), split)
-    num_keys = -(-num_episodes // mesh.size) * mesh.size
+    multiple = mesh.size * agent.env.num_agents
+    num_keys = -(-num_episodes // multiple) * multiple
 
     def evaluate(state: PolicyState, update: Array) -> tuple[Metrics, PolicyState, Array]:
         keys = jax.random.split(_evaluation_key(seed, update), num_keys)

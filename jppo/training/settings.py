@@ -1,6 +1,7 @@
 """From the arguments of a run to a validated run. Train, sweep, bench, plan and Tune share this path."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -108,8 +109,10 @@ def prepare_run(
         raise ValueError(f"callback = {settings.callback!r} must be a function of a jppo.CallbackEvent")
     fixed = settings.config is not None or bool({"num_envs", SCALE_ENVS} & set(overrides))
     fixed = fixed or num_envs != config.num_envs
-    config, ray = _spread_over_actors(settings, config, env.name, backend, fixed, num_actor_cores or num_cores())
-    num_devices = max_usable_devices(config) if settings.num_devices is None else settings.num_devices
+    config, ray = _spread_over_actors(settings, config, env, backend, fixed, num_actor_cores or num_cores())
+    num_devices = settings.num_devices
+    if num_devices is None:
+        num_devices = math.gcd(max_usable_devices(config), config.num_envs // env.num_agents)
     if settings.run.deterministic:
         check_determinism()
     parts = {name: getattr(settings, name) for name in OWN_PARTS} | {"network": network}
@@ -189,15 +192,15 @@ def _make_agent(backend: str, env: Any, config: PPOConfig, **options: Any) -> Ag
 
 
 def _spread_over_actors(
-    settings: RunSettings, config: PPOConfig, env_name: str, backend: str, fixed: bool, cores: int
+    settings: RunSettings, config: PPOConfig, env: Any, backend: str, fixed: bool, cores: int
 ) -> tuple[PPOConfig, RayConfig]:
     """Returns the sizes of a run with actors; an on-device run keeps its config and must not have actors."""
     ray, processes = settings.ray or RayConfig(), jax.process_count()
     if backend == "ray":
-        config, ray = spread_envs(config, ray, processes * cores, fixed, processes)
+        config, ray = spread_envs(config, ray, processes * cores, fixed, processes, env.num_agents)
         return config, dataclasses.replace(ray, max_restarts=0) if settings.run.deterministic else ray
     if ray != RayConfig():
-        raise ValueError(f"{env_name} runs on the device, without actors; use backend='ray' to train with actors")
+        raise ValueError(f"{env.name} runs on the device, without actors; use backend='ray' to train with actors")
     return config, ray
 
 

@@ -1,0 +1,268 @@
+"""Tests environments with several agents: rows, inactive agents, time limits, and the update without inactive rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import SMALL, quick_jit
+from jax.sharding import Mesh, PartitionSpec
+from parallel_probes import LIMIT, Immortal, Masked, Team, Uneven, Vanishing, duo
+
+import jppo
+from jppo.actors.env_runner import EnvRunner
+from jppo.actors.sebulba import make_sebulba
+from jppo.config.ray import RayConfig, spread_envs
+from jppo.envs.contract import BrokenContractError
+from jppo.envs.gymnasium import make_host_env
+from jppo.ppo.anakin import make_anakin
+from jppo.ppo.learner import make_learner
+from jppo.ppo.losses import ppo_loss
+from jppo.ppo.networks import make_network
+from jppo.ppo.policy import make_policy
+from jppo.ppo.rollout import collect, episode_stats
+from jppo.ppo.types import Batch, Episode, Transition
+
+ACTIVE = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 1, 1], [0, 1, 1]], bool)  # of Team, per step of an episode
+
+
+def config_of(**fields):
+    return SMALL(
+        **{"num_envs": 6, "num_steps": 10, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (4,)} | fields
+    )
+
+
+def test_rows_are_the_agents_of_each_environment():
+    env = make_host_env(Team)
+    assert (env.num_agents, env.obs_spec.shape, env.action_spec.num_actions) == (3, (3,), 2)
+    envs = env.make([7, 8, 9, 1, 2, 3])
+    assert [team.seed for team in envs._vector.envs if envs.reset() is not None] == [7, 1]
+    number = np.array([0, 1, 2])
+    episode = envs._vector.envs[0].episode
+    for step in range(2 * LIMIT):
+        time, active = step % LIMIT, ACTIVE[step % LIMIT]
+        np.testing.assert_array_equal(envs.active, np.tile(active, 2))
+        after = envs.step(np.zeros(6, np.int32))
+        reward, terminated, truncated = (np.reshape(x, (2, 3))[1] for x in after[1:4])
+        np.testing.assert_array_equal(reward, np.where(active, 10 * number + time, 0))
+        np.testing.assert_array_equal(terminated, ~active | ((number == 0) & (time == 1)))
+        np.testing.assert_array_equal(truncated, active & (time == LIMIT - 1))
+        ended = [i for i in range(6) if active[i % 3] and (terminated | truncated)[i % 3]]
+        assert sorted(after.final_obs) == ended
+        for i in ended:
+            np.testing.assert_array_equal(after.final_obs[i], [i % 3, episode + step // LIMIT, time + 1])
+        following = ACTIVE[(step + 1) % LIMIT]
+        start = [episode + (step + 1) // LIMIT, (step + 1) % LIMIT]
+        expected = [[i, *start] if following[i] else [0, 0, 0] for i in range(3)]
+        np.testing.assert_array_equal(after.obs, expected * 2)
+
+
+def value_of_time(obs):
+    """Returns known values of observations [..., 3]."""
+    return obs[..., 0] + 0.5 * obs[..., 2] + 1.0
+
+
+class Telling:
+    """A network whose values are known."""
+
+    def init(self, key, obs):
+        return {}
+
+    def apply(self, params, obs):
+        rows = len(obs)
+        return jppo.Categorical(jnp.zeros((rows, 2))), value_of_time(obs)
+
+
+def test_host_rollouts_bootstrap_truncated_agents_and_count_their_episodes_only():
+    agent = make_sebulba(Team, config_of(), network=Telling(), total_steps=60)
+    key = jax.random.key(0)
+    runner = EnvRunner(agent.runner_spec(key), np.arange(6))
+    rollout, stats, *_ = runner.collect(jax.device_get(agent.init(key).policy), 0.9)
+    runner.close()
+    active = np.tile(ACTIVE, (2, 2))
+    np.testing.assert_array_equal(rollout.active, active)
+    assert rollout.terminated[~active].all()
+    assert not rollout.reward[~active].any()
+    number, time = np.tile([0, 1, 2], 2), np.arange(10)[:, None] % LIMIT
+    successor = np.stack(np.broadcast_arrays(number, 0 * time, time + 1), axis=-1)
+    expected = np.where(rollout.terminated, 0.0, value_of_time(successor))
+    np.testing.assert_allclose(rollout.next_value[active], expected[active])
+    lengths = np.array([2, 5, 4] * 4)
+    assert stats.returns.count == stats.lengths.count == len(lengths)
+    np.testing.assert_allclose(stats.lengths.mean, lengths.mean(), rtol=1e-6)
+    returns = [0 + 1, *[sum(10 + t for t in range(5))], *[sum(20 + t for t in range(1, 5))]]
+    np.testing.assert_allclose(stats.returns.mean, np.mean(returns), rtol=1e-6)
+    assert stats.discounted.count == active.sum()
+
+
+def test_device_rollouts_agree_with_the_environment():
+    agent = make_anakin(duo(), config_of(num_envs=4), total_steps=40)
+    state = quick_jit(agent.init)(jax.random.key(0))
+    assert state.collect.env_state.shape == (2,)
+    roll = quick_jit(functools.partial(collect, agent.env, agent.policy, 10))
+    state, rollout, stats = roll(state.train.policy, state.collect, 0.9)
+    active = np.tile(np.array([[1, 1], [1, 1], [0, 1], [0, 1], [0, 1]], bool), (2, 2))
+    np.testing.assert_array_equal(rollout.active, active)
+    np.testing.assert_array_equal(state.active, [True] * 4)
+    number, time = np.tile([0, 1], 2), np.arange(10)[:, None] % LIMIT
+    np.testing.assert_array_equal(rollout.reward, np.where(active, 10 * number + time, 0))
+    np.testing.assert_array_equal(rollout.obs, np.stack(np.broadcast_arrays(number, time), axis=-1))
+    np.testing.assert_array_equal(rollout.truncated, active & (time == LIMIT - 1))
+    assert (stats.returns.count, stats.lengths.mean) == (8, 3.5)
+
+
+@functools.cache
+def learning(active):
+    """Returns a state, a rollout of random numbers in which some rows are inactive, and the update."""
+    config = config_of(num_envs=4, num_steps=8, normalize_obs=True, normalize_reward=True)
+    env = duo()
+    policy = make_policy(make_network(config, env.obs_spec, env.action_spec), env.obs_spec, env.action_spec)
+    learner = make_learner(policy, config)
+    rng = np.random.default_rng(0)
+    shape = (8, 4)
+    mask = rng.random(shape) < 0.7
+    ends = ~mask | (rng.random(shape) < 0.1)
+    ends[:-1] |= ~mask[1:]  # an agent ends before it becomes inactive
+    rollout = Transition(
+        obs=jnp.asarray(rng.normal(1.0, 2.0, (*shape, 2)), jnp.float32),
+        action=jnp.asarray(rng.integers(2, size=shape), jnp.int32),
+        log_prob=jnp.asarray(rng.normal(-0.7, 0.1, shape), jnp.float32),
+        value=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        next_value=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        terminated=jnp.asarray(ends),
+        truncated=jnp.zeros(shape, bool),
+        active=jnp.asarray(mask) if active else (),
+    )
+    hyperparams = jppo.Hyperparams(learning_rate=1e-2, adam_eps=1e-3)
+    state = quick_jit(learner.init)(jax.random.key(0), rollout.obs[0], hyperparams, 10)
+
+    def update(state, rollout):
+        episodes = Episode(returns=rollout.reward, lengths=rollout.reward, discounted=rollout.reward)
+        return learner.update(state, rollout, episode_stats(episodes, rollout.done, rollout.active))
+
+    return state, rollout, quick_jit(update), (policy, config)
+
+
+def spoil(rollout, where):
+    """Returns a rollout with other numbers where [T, N]."""
+    change = {"obs": 90.0, "log_prob": -3.0, "value": 50.0, "next_value": 20.0, "reward": 70.0}
+    changed = {
+        name: jnp.where(where[..., None] if name == "obs" else where, number, getattr(rollout, name))
+        for name, number in change.items()
+    }
+    return rollout.replace(**changed, action=jnp.where(where, 1 - rollout.action, rollout.action))
+
+
+def test_inactive_rows_do_not_change_the_update():
+    state, rollout, update, _ = learning(True)
+    after, metrics = update(state, rollout)
+    again, same = update(state, spoil(rollout, ~rollout.active))
+    jax.tree.map(np.testing.assert_array_equal, (after.policy, metrics), (again.policy, same))
+    np.testing.assert_array_equal(after.reward_stats.mean, again.reward_stats.mean)
+    other, _ = update(state, spoil(rollout, rollout.active & (jnp.arange(4) == 1)[None]))
+    assert any(
+        (a != b).any() for a, b in zip(jax.tree.leaves(after.policy), jax.tree.leaves(other.policy), strict=True)
+    )
+
+
+def test_the_gradient_of_an_inactive_row_is_zero():
+    state, rollout, _, (policy, config) = learning(True)
+    weight = jnp.array([2.0, 0.0, 2.0, 0.0])
+
+    def loss(obs):
+        batch = Batch(
+            obs=obs,
+            action=rollout.action[0],
+            log_prob=rollout.log_prob[0],
+            value=rollout.value[0],
+            advantage=rollout.reward[0],
+            target=rollout.next_value[0],
+            weight=weight,
+        )
+        apply = lambda obs: policy.step(state.policy, obs)[:2]  # noqa: E731
+        return ppo_loss(apply, batch, jppo.Hyperparams(learning_rate=1e-2), config, None)[0]
+
+    gradient = np.asarray(quick_jit(jax.grad(loss))(rollout.obs[0]))
+    assert (gradient[[1, 3]] == 0.0).all()
+    assert np.abs(gradient[[0, 2]]).max() > 1e-3
+
+
+def test_an_update_with_active_rows_only_is_that_of_single_agents():
+    state, rollout, update, _ = learning(True)
+    single = learning(False)[2]
+    everyone = update(state, rollout.replace(active=jnp.ones_like(rollout.active)))
+    alone = single(state, rollout.replace(active=()))
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+    jax.tree.map(close, (everyone[0].policy, everyone[1]), (alone[0].policy, alone[1]))
+
+
+def test_devices_share_the_mean_over_active_rows():
+    """Each device has another number of active rows."""
+    state, rollout, update, (policy, config) = learning(True)
+    rollout = rollout.replace(active=rollout.active.at[:, 2:].set(False))
+    learner = make_learner(policy, config, axis_name="d")
+
+    def shard(state, rollout):
+        episodes = Episode(returns=rollout.reward, lengths=rollout.reward, discounted=rollout.reward)
+        return learner.update(state, rollout, episode_stats(episodes, rollout.done, rollout.active))
+
+    split, whole = PartitionSpec(None, "d"), PartitionSpec()
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    program = jax.shard_map(shard, mesh=mesh, in_specs=(whole, split), out_specs=whole, check_vma=False)
+    expected, metrics = update(state, rollout)
+    after, same = quick_jit(program)(state, rollout)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+    jax.tree.map(close, (after.policy, same), (expected.policy, metrics))
+
+
+@pytest.mark.parametrize("env", [Team, Masked, duo()], ids=["host", "masks", "device"])
+def test_train_and_evaluate(env):
+    options = {} if env.__class__.__name__ == "Environment" else {"num_actors": 0}
+    result = jppo.train(env, config=config_of(), total_steps=120, progress="none", **options)
+    assert np.isfinite(result.metrics["loss/total"]).all()
+    played = jppo.evaluate(result, num_episodes=6)
+    assert played.finished.all()
+    assert sorted(played.lengths.tolist()) == ([2, 2, 4, 4, 5, 5] if options else [2, 2, 2, 5, 5, 5])
+
+
+REFUSED = {
+    "spaces": (Uneven, "the agents a and b have different observation spaces, Box.* one policy for all agents needs"),
+    "no agents": (type("Empty", (Team,), {"possible_agents": ()}), "possible_agents is empty"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.items(), ids=lambda case: case[0])
+def test_unsuitable_environments_are_refused(case):
+    env, message = case[1]
+    with pytest.raises(ValueError, match=message):
+        make_host_env(env)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [(Immortal, "a terminated or was truncated, but is still in agents"), (Vanishing, "left agents without being")],
+)
+def test_agents_that_do_not_follow_the_api_are_named(env, message):
+    envs = make_host_env(env).make([0, 0, 0])
+    envs.reset()
+    steps = (envs.step(np.zeros(3, np.int32)) for _ in range(2))
+    with pytest.raises(BrokenContractError, match=message):
+        list(steps)
+
+
+def test_numbers_of_environments_must_be_multiples_of_the_agents():
+    with pytest.raises(
+        ValueError, match=r"^num_envs = 4 counts agents and must be a multiple of the 3 agents .* 3 or 6"
+    ):
+        jppo.train(Team, config=config_of(num_envs=4), num_actors=0)
+    with pytest.raises(ValueError, match=r"^duo: num_envs = 5 counts agents .* 4 or 6$"):
+        make_anakin(duo(), config_of(num_envs=5))
+    with pytest.raises(ValueError, match="staggered_start = 5 needs an environment with one agent"):
+        make_anakin(duo(), config_of(num_envs=4, staggered_start=5))
+    with pytest.raises(ValueError, match="num_devices = 4 does not divide the 2 environments"):
+        make_anakin(duo(), config_of(num_envs=4), num_devices=4)
+    with pytest.raises(ValueError, match="num_actors = 6 splits environments with 3 agents"):
+        spread_envs(config_of(num_envs=12), RayConfig(num_actors=6), 2, True, 1, 3)
+    assert spread_envs(config_of(num_envs=12), RayConfig(), 8, True, 1, 3)[1].num_actors == 4
