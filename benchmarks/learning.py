@@ -3,10 +3,12 @@
     python benchmarks/learning.py                       # the whole table of docs/learning.md
     python benchmarks/learning.py --envs CartPole-v1/ray Pendulum-v1/ray HalfCheetah-v5/ray
     python benchmarks/learning.py --envs CartPole-v1 Pendulum-v1
-    python benchmarks/learning.py --envs Breakout-MinAtar --breakout-steps 1e6 --breakout-seeds 2
+    python benchmarks/learning.py --envs Breakout-MinAtar --share 0.1    # a tenth of the task's steps
     python benchmarks/learning.py --envs memory         # the table of recurrent policies
+    python benchmarks/learning.py --envs                # only draws the committed results again
 
-Rows of the results that are not measured again are kept.
+Rows of the results that are not measured again are kept. Tasks and published scores are in learning_tasks.py, table and
+picture in learning_report.py.
 """
 
 import datetime
@@ -14,66 +16,25 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import tyro
-from memory_envs import HiddenVelocities, HostHiddenVelocities, TMaze
+from learning_report import bin_returns, memory_table, table, write_report
+from learning_tasks import MEMORY, NETWORKS, TASKS, Task
 from rich.console import Console
-from scipy import stats
 from throughput import RESULTS, hardware
 
 import jppo
+from jppo.config.presets import preset_for
 from jppo.devices.jit import jit
 from jppo.runs.files import write_json
+from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 
 DOCS = Path(__file__).parents[1] / "docs" / "learning.md"
 LAST_SHARE = 0.05
 EVAL_EPISODES = 100
-
-
-class Task(NamedTuple):
-    """Settings of an environment, and the published result for comparison."""
-
-    preset: str
-    total_steps: int
-    reference: str
-    target: float | None = None
-    seeds: int = 10
-    env: Any = None  # default: the name in the label
-    settings: tuple[jppo.PPOConfig, jppo.Hyperparams] | None = None  # in place of the preset's
-
-
-TASKS = {
-    "CartPole-v1": Task("cleanrl-classic", 500_000, "490.0 ± 6.1, CleanRL, 3 seeds", 484.0),
-    "Acrobot-v1": Task("cleanrl-classic", 500_000, "-86.4 ± 1.3, CleanRL, 3 seeds", -90.0),
-    "Pendulum-v1": Task("pendulum", 100_000, "-172 ± 104, rl-zoo, 1 seed, greedy", -200.0),
-    "MountainCar-v0": Task("mountaincar", 1_000_000, "-110 ± 19, rl-zoo, 1 seed, greedy", -125.0),
-    "CartPole-v1/ray": Task("cleanrl-classic", 500_000, "490.0 ± 6.1, CleanRL, 3 seeds", 484.0, 5),
-    "Pendulum-v1/ray": Task("pendulum", 100_000, "-172 ± 104, rl-zoo, 1 seed, greedy", -200.0, 5),
-    "HalfCheetah-v5/ray": Task("mujoco", 1_000_000, "1443 ± 46 (v4), CleanRL, 3 seeds", 1443.0, 5),
-    "Breakout-MinAtar": Task("gymnax-minatar", 10_000_000, "28, gymnax-blines, 1 seed, 1e7 steps"),
-}
-
-# Memory: the same settings for all environments. The two networks have about the same number of parameters.
-_COMMON = {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4, "normalize_obs": True}
-_NETWORKS = {
-    "GRU": jppo.PPOConfig(recurrent="gru", recurrent_size=64, hidden_sizes=(64, 64), sequence_length=64, **_COMMON),
-    "MLP": jppo.PPOConfig(hidden_sizes=(64, 64, 64), **_COMMON),
-}
-_MEMORY_ENVS = {  # label: environment, steps, target
-    "MemoryChain-bsuite": ("MemoryChain-bsuite", 300_000, 0.95),
-    "CartPole without velocities": (HiddenVelocities(), 1_500_000, 475.0),
-    "CartPole without velocities/host": (HostHiddenVelocities, 3_000_000, 475.0),
-    "T-maze of length 20": (TMaze(), 1_000_000, 0.95),
-}
-_ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
-MEMORY = {
-    f"{label}/{network}": Task("", steps, "", target, 5, env, (config, _ANNEALED))
-    for label, (env, steps, target) in _MEMORY_ENVS.items()
-    for network, config in _NETWORKS.items()
-}
 
 
 def final_returns(metrics: dict[str, Any]) -> np.ndarray:
@@ -85,26 +46,30 @@ def final_returns(metrics: dict[str, Any]) -> np.ndarray:
 
 
 def spread(scores: np.ndarray) -> dict[str, Any]:
-    """Returns mean, sample standard deviation and interquartile mean over seeds."""
+    """Returns mean, sample standard deviation, interquartile mean and its 95 % bootstrap interval over seeds."""
     return {
         "mean": float(scores.mean()),
         "std": float(scores.std(ddof=1)) if len(scores) > 1 else None,
-        "iqm": float(stats.trim_mean(scores, 0.25)),
+        "iqm": float(interquartile_mean(scores)),
+        "interval": [float(edge) for edge in bootstrap_interval(scores)],
         "per_seed": scores.tolist(),
     }
 
 
 def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
     """Trains and evaluates all seeds and returns the row of results."""
-    name, *words = label.split("/")
-    env = name if task.env is None else task.env
+    words = label.split("/")
     backend = next((word for word in words if word in ("ray", "host")), "device")
+    name = "/".join(word for word in words if word not in ("ray", "host", *NETWORKS))
+    env = name if task.env is None else task.env
+    task = task._replace(preset=task.preset or preset_for(name))
     measured = (run_on_device if backend == "device" else run_on_host)(env, task, num_seeds, total_steps)
     return {
         "env": name,
         "backend": backend,
         "preset": task.preset,
         "network": words[-1] if task.settings else "",
+        "share": total_steps / task.total_steps,
         "seeds": num_seeds,
         **measured,
         "date": datetime.date.today().isoformat(),
@@ -130,6 +95,7 @@ def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dic
         "steps": steps,
         "score": spread(final_returns(metrics)),
         "greedy": spread(np.array(greedy)),
+        "returns": bin_returns(metrics),
         "updates_undone": int((~np.asarray(metrics["finite"])).sum()),
         "compile_seconds": compiled - start,
         "seconds": trained - compiled,
@@ -152,6 +118,7 @@ def run_on_host(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[
         "steps": results[0].summary["steps"],
         "score": spread(final_returns(metrics)),
         "greedy": spread(np.array(greedy)),
+        "returns": bin_returns(metrics),
         "num_actors": results[0].summary["num_actors"],
         "compile_seconds": sum(result.summary["compile_seconds"] for result in results),
         "seconds": seconds,
@@ -164,89 +131,21 @@ def evaluate_greedy(env: Any, policy: jppo.TrainedPolicy) -> float:
     return float(jppo.evaluate(env, policy, num_episodes=EVAL_EPISODES, seed=1).returns.mean())
 
 
-def _plus_minus(part: dict[str, Any], digits: int = 1) -> str:
-    std = "" if part["std"] is None else f" ± {part['std']:.{digits}f}"
-    return f"{part['mean']:.{digits}f}{std}"
-
-
-def table(rows: dict[str, dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
-    lines = [
-        "| environment | preset | steps | seeds | score | IQM | greedy | target | reference | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for env, task in TASKS.items():
-        if env not in rows:
-            continue
-        row, target = rows[env], task.target
-        reached = "" if target is None else f"≥ {target:.0f}"
-        if target is not None:
-            reached += ": yes" if row["score"]["mean"] >= target else ": **no**"
-        iqm = f"{row['score']['iqm']:.1f}"
-        name = row["env"] + (", Ray" if row.get("backend") == "ray" else "")
-        lines.append(
-            f"| {name} | `{row['preset']}` | {row['steps']:,} | {row['seeds']} | {_plus_minus(row['score'])} | {iqm} | "
-            f"{_plus_minus(row['greedy'])} | {reached} | {task.reference} | {row['seconds']:.0f} |"
-        )
-    return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in TASKS])])
-
-
-def memory_table(rows: dict[str, dict[str, Any]]) -> str:
-    """Returns the rows of recurrent networks and of those without memory as a Markdown table."""
-    lines = [
-        "| environment | steps | seeds | target | GRU, greedy | worst seed | MLP, greedy | best seed | GRU, sampled | "
-        "MLP, sampled | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for label, (_, _, target) in _MEMORY_ENVS.items():
-        if f"{label}/GRU" not in rows or f"{label}/MLP" not in rows:
-            continue
-        gru, mlp = rows[f"{label}/GRU"], rows[f"{label}/MLP"]
-        name = gru["env"] + (", Gymnasium" if gru["backend"] == "host" else "")
-        worst, best = min(gru["greedy"]["per_seed"]), max(mlp["greedy"]["per_seed"])
-        greedy = f"{_plus_minus(gru['greedy'], 2)} | {worst:.2f} | {_plus_minus(mlp['greedy'], 2)} | {best:.2f}"
-        sampled = f"{_plus_minus(gru['score'], 2)} | {_plus_minus(mlp['score'], 2)}"
-        lines.append(
-            f"| {name} | {gru['steps']:,} | {gru['seeds']} | ≥ {target:g} | {greedy} | {sampled} | "
-            f"{gru['seconds']:.0f} / {mlp['seconds']:.0f} |"
-        )
-    return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in MEMORY])])
-
-
-def machines_of(rows: list[dict[str, Any]]) -> str:
-    """Returns a sentence with the machines and the versions of JAX."""
-    machines = {(row["cpu"] if row["device"] == "cpu" else row["device"], row["cores"]) for row in rows}
-    where = "; ".join(f"{name}, {cores} CPU cores" for name, cores in sorted(machines))
-    return f"On {where}; JAX {', '.join(sorted({row['versions']['jax'] for row in rows}))}."
-
-
-def rewrite(document: Path, name: str, content: str) -> None:
-    """Replaces the text between the markers of a document's table."""
-    begin, end = (f"<!-- {name} table: {edge} -->" for edge in ("begin", "end"))
-    text = document.read_text(encoding="utf-8")
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise SystemExit(f"{document} must contain '{begin}' and '{end}' once each")
-    before, after = text.split(begin)[0], text.split(end)[1]
-    document.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
-
-
 def main(
     envs: tuple[str, ...] = tuple(TASKS),
     seeds: int | None = None,
-    breakout_steps: float = 10_000_000,
-    breakout_seeds: int | None = None,
+    share: float = 1.0,
     output: Path = RESULTS / "learning.json",
     document: Path | None = DOCS,
 ) -> None:
-    """Measures returns over seeds and writes the table of docs/learning.md.
+    """Measures returns over seeds and writes the tables and the picture of docs/learning.md.
 
     Args:
-      envs: environments to run; memory stands for all environments that need a memory.
-      seeds: number of seeds per environment; by default ten, or five with Ray and for memory.
-      breakout_steps: environment steps of Breakout-MinAtar; its learning rate decreases to 0 over these steps.
-      breakout_seeds: number of seeds of Breakout-MinAtar; by default `seeds`.
-      output: JSON file; rows of other environments in it are kept.
-      document: Markdown file with the table to replace, or `--document None`.
+      envs: tasks to run; memory stands for all environments that need a memory.
+      seeds: number of seeds per task; by default the task's.
+      share: share of the task's steps; schedules end with the run. The table marks rows with fewer steps.
+      output: JSON file; rows of other tasks in it are kept.
+      document: Markdown file with the tables to replace, or `--document None`.
     """
     tasks = TASKS | MEMORY
     labels = [label for env in envs for label in (MEMORY if env == "memory" else (env,))]
@@ -254,14 +153,15 @@ def main(
         raise SystemExit(f"unknown envs {', '.join(unknown)}; use memory, {', '.join(tasks)}")
     rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     output.parent.mkdir(parents=True, exist_ok=True)
-    for env in labels:
-        task, breakout = tasks[env], env == "Breakout-MinAtar"
-        total_steps = int(breakout_steps) if breakout else task.total_steps
-        rows[env] = run(env, task, (breakout and breakout_seeds) or seeds or task.seeds, total_steps)
-        print(json.dumps(rows[env]), flush=True)
+    for label in labels:
+        task = tasks[label]
+        rows[label] = run(label, task, seeds or task.seeds, int(share * task.total_steps))
+        print(json.dumps({k: v for k, v in rows[label].items() if k != "returns"}), flush=True)
         write_json(output, rows)
         if document is not None:
-            rewrite(document, *(("memory", memory_table(rows)) if env in MEMORY else ("learning", table(rows))))
+            write_report(document, rows)
+    if document is not None:
+        write_report(document, rows)
     for content in (table(rows), memory_table(rows)):
         Console(width=200).print(content, markup=False)
 

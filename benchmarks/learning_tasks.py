@@ -1,0 +1,73 @@
+"""Tasks of learning.py, with the published scores."""
+
+from typing import Any, NamedTuple
+
+from memory_envs import HiddenVelocities, HostHiddenVelocities, TMaze
+
+import jppo
+
+
+class Task(NamedTuple):
+    """An environment, the number of steps, and the published score for comparison."""
+
+    total_steps: int
+    published: str = ""  # score ± standard deviation
+    source: str = ""
+    target: float | None = None  # lower limit of our score
+    seeds: int = 10
+    preset: str = ""  # default: the environment's
+    env: Any = None  # default: the name in the label
+    settings: tuple[jppo.PPOConfig, jppo.Hyperparams] | None = None  # instead of the preset's
+
+
+_CLEANRL = "CleanRL, 3 seeds"
+_CLEANRL_V4 = "CleanRL, v4, 3 seeds"
+_ZOO = "rl-zoo, 1 seed, greedy"
+_BLINES = "gymnax-blines, 1 seed"
+
+# Labels: environment, then /ray if it is stepped by actors. Numbers of steps are those of the published scores.
+TASKS = {
+    "CartPole-v1": Task(500_000, "490.0 ± 6.1", _CLEANRL, 484.0),
+    "Acrobot-v1": Task(500_000, "-86.4 ± 1.3", _CLEANRL, -90.0),
+    "Pendulum-v1": Task(100_000, "-172 ± 104", _ZOO, -200.0),
+    "MountainCar-v0": Task(1_000_000, "-110 ± 19", _ZOO, -125.0),
+    "CartPole-v1/ray": Task(500_000, "490.0 ± 6.1", _CLEANRL, 484.0, 5),
+    "Pendulum-v1/ray": Task(100_000, "-172 ± 104", _ZOO, -200.0, 5),
+    "Asterix-MinAtar": Task(10_000_000, "15", _BLINES),
+    "Breakout-MinAtar": Task(10_000_000, "28", _BLINES),
+    "Freeway-MinAtar": Task(10_000_000, "58", _BLINES),
+    "SpaceInvaders-MinAtar": Task(10_000_000, "131", _BLINES),
+    "HalfCheetah-v5/ray": Task(1_000_000, "1443 ± 46", _CLEANRL_V4, 1443.0, 5),
+    "Hopper-v5/ray": Task(1_000_000, "2383 ± 272", _CLEANRL_V4, 2111.0, 5),
+    "Walker2d-v5/ray": Task(1_000_000, "2288 ± 572", _CLEANRL_V4, 1716.0, 5),
+    "Ant-v5/ray": Task(1_000_000, seeds=5),
+    "LunarLander-v3/ray": Task(1_000_000, "242", f"{_ZOO}, v2", 200.0, 5),
+    "Taxi-v4/ray": Task(500_000, "8", "Gymnasium's threshold", 7.5, 5),
+    "ALE/Pong-v5/ray": Task(10_000_000, "20.36 ± 0.20", "CleanRL ppo_atari.py, 3 seeds", 19.0, 5),
+    "craftax:Craftax-Classic-Symbolic-v1": Task(1_000_000_000, seeds=5),
+    "playground:CartpoleBalance": Task(60_000_000, seeds=5),
+    "playground:CheetahRun": Task(60_000_000, seeds=5),
+    "jumanji:Snake-v1": Task(10_000_000, seeds=5),
+    "jumanji:Game2048-v1": Task(10_000_000, seeds=5),
+    "xminigrid:MiniGrid-Empty-8x8": Task(1_000_000, seeds=5),
+    "xminigrid:MiniGrid-DoorKey-8x8": Task(10_000_000, seeds=5),
+}
+
+# Memory: the same settings for all environments. The two networks have about the same number of parameters.
+_COMMON = {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4, "normalize_obs": True}
+NETWORKS = {
+    "GRU": jppo.PPOConfig(recurrent="gru", recurrent_size=64, hidden_sizes=(64, 64), sequence_length=64, **_COMMON),
+    "MLP": jppo.PPOConfig(hidden_sizes=(64, 64, 64), **_COMMON),
+}
+MEMORY_ENVS = {  # label: environment, steps, target
+    "MemoryChain-bsuite": ("MemoryChain-bsuite", 300_000, 0.95),
+    "CartPole without velocities": (HiddenVelocities(), 1_500_000, 475.0),
+    "CartPole without velocities/host": (HostHiddenVelocities, 3_000_000, 475.0),
+    "T-maze of length 20": (TMaze(), 1_000_000, 0.95),
+}
+_ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
+MEMORY = {
+    f"{label}/{network}": Task(steps, target=target, seeds=5, env=env, settings=(config, _ANNEALED))
+    for label, (env, steps, target) in MEMORY_ENVS.items()
+    for network, config in NETWORKS.items()
+}
