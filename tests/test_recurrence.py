@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checks import quick_jit
 from host_probes import Counting as HostCounting
+from host_probes import InfoMasked
 from lenient import lenient_env
 from probes import Counting
 from reference import GRU, LSTM, RecurrentReference
@@ -182,6 +183,23 @@ def test_actors_reset_the_carry_at_the_end_of_an_episode():
     assert rollout.done[:L].any()
 
 
+class EmptyAtOne(InfoMasked):
+    """Marks no action as legal at time 1 of each episode."""
+
+    def info(self):
+        return {"action_mask": super().info()["action_mask"] * np.int8(self.time != 1)}
+
+
+def test_actors_stop_before_a_first_step_without_legal_actions():
+    config = dataclasses.replace(CONFIG, num_steps=1, num_minibatches=1, sequence_length=None)
+    agent, key = jppo.make_sebulba(EmptyAtOne, config, total_steps=2 * N), jax.random.key(0)
+    runner, params = EnvRunner(agent.runner_spec(key), np.arange(N)), jax.device_get(agent.init(key).policy)
+    runner.collect(params, 0.9)
+    rollout = runner.collect(params, 0.9).rollout
+    assert not rollout.obs["action_mask"].any()
+    assert rollout.carry.shape == (1, N, CONFIG.recurrent_size)
+
+
 def test_first_minibatch_has_ratio_one():
     config = dataclasses.replace(CONFIG, num_epochs=1, num_minibatches=1)
     result = jppo.train(Counting(), total_steps=T * N, config=config, learning_rate=0.1, num_devices=1)
@@ -277,3 +295,41 @@ def test_carries_of_changing_shape_are_rejected():
 
     with pytest.raises(ValueError, match="same structure, shapes and dtypes"):
         jppo.make_anakin(Counting(), CONFIG, network=Growing())
+
+
+def returning(value):
+    return lambda self, *args: value
+
+
+@pytest.mark.parametrize(
+    ("method", "function", "message"),
+    [
+        (
+            "initial_carry",
+            lambda self: jnp.zeros((3, H)),
+            "initial_carry failed for observations .*: TypeError: .* argu",
+        ),
+        (
+            "initial_carry",
+            returning(jnp.zeros(H)),
+            r"initial_carry\(7\) has arrays of shapes \[\(5,\)\]; the first dim",
+        ),
+        ("initial_carry", returning(None), r"has arrays of shapes \[\]"),
+        ("unroll", lambda self, params, obs, carry: carry, "unroll failed for observations .*: TypeError: .* argu"),
+        (
+            "unroll",
+            returning(3.0),
+            r"unroll returned arrays of shapes \[\(\)\] for 3 steps of 7 sequences",
+        ),
+        (
+            "unroll",
+            lambda self, params, obs, carry, reset: (jppo.Categorical(obs[..., :2]), obs[..., 0], carry),
+            r"shapes \[\(3, 7, 2\), \(3, 7\), \(7, 5\)\] .* of shapes \[\(21, 2\), \(21,\), \(7, 5\)\]",
+        ),
+    ],
+)
+def test_invalid_methods_of_recurrent_networks_are_explained(method, function, message):
+    network = type("Wrong", (StepwiseGRU,), {method: nn.nowrap(function)})()
+    with pytest.raises(ValueError, match=message) as error:
+        jppo.make_anakin(Counting(), CONFIG, network=network)
+    assert "\n" not in str(error.value)

@@ -214,7 +214,7 @@ class _Steps:
         others = (self.action, self.reward, self.terminated, self.truncated, self.active, self._next_obs or ())
         for leaf in jax.tree.leaves(others):
             leaf[t:] = 0
-        if self.carries or carry != ():
+        if jax.tree.leaves(carry):
             self.carries += [carry] * (self._num_sequences - len(self.carries))
 
     def record_transition(self, t: int, action: PyTree, after: HostStep) -> None:

@@ -11,10 +11,12 @@ from jppo.envs.masks import check_mask_spec, has_mask, legal_categories
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
 from jppo.errors import describe_error
 from jppo.ppo.distributions import Joint
+from jppo.ppo.networks import RecurrentActorCritic
 from jppo.ppo.policy import is_recurrent, prepare_obs, sample_actions
 from jppo.ppo.types import Array, PyTree
 
 _CHECK_BATCH = 7  # batch size of the trace; unlike the usual sizes of other dims
+_CHECK_STEPS = 3  # of the trace of a network's unroll
 
 
 def check_network(network: Any, obs_spec: PyTree, action_spec: PyTree) -> PyTree:
@@ -36,39 +38,64 @@ def check_network(network: Any, obs_spec: PyTree, action_spec: PyTree) -> PyTree
     features = jax.eval_shape(functools.partial(prepare_obs, obs_spec), obs)
     if not jax.tree.leaves(features):
         raise ValueError("the observation has no leaves besides action_mask, so the network would see nothing")
-    carry = jax.eval_shape(lambda: _check_carry(network, batch)) if is_recurrent(network) else ()
-    extra = (carry,) if is_recurrent(network) else ()
-    params = _shapes_of("init", network.init, jax.eval_shape(lambda: jax.random.key(0)), features, *extra)
+    extra = (_check_carry(network, batch, features),) if is_recurrent(network) else ()
+    params = _shapes_of("init", network.init, features, jax.eval_shape(lambda: jax.random.key(0)), features, *extra)
     for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(
                 f"the network's parameter {jax.tree_util.keystr(path)} is {leaf.dtype}, but must be a real float: "
                 "leave arrays that are not trained out of the result of init"
             )
-    returned = _shapes_of("apply", network.apply, params, features, *extra)
+    returned = _shapes_of("apply", network.apply, features, params, features, *extra)
     expected = "(distribution, value, carry)" if extra else "(distribution, value)"
     if not (isinstance(returned, tuple) and len(returned) == 2 + len(extra)):
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise ValueError(f"the network returned a {type(returned).__name__}{count}; it must return {expected}")
-    if extra and _shape_list(returned[2]) != _shape_list(carry):
+    if extra and _shape_list(returned[2]) != _shape_list(extra[0]):
         raise ValueError(
             f"the network's apply returned a carry {_shape_list(returned[2])}; initial_carry returned "
-            f"{_shape_list(carry)}, and both must have the same structure, shapes and dtypes"
+            f"{_shape_list(extra[0])}, and both must have the same structure, shapes and dtypes"
         )
     distribution = _check_mask(returned[0], obs_spec, action_spec, obs)
     _check_outputs(distribution, returned[1], batch, action_spec)
+    if extra and hasattr(network, "unroll") and type(network) is not RecurrentActorCritic:
+        _check_unroll(network, features, params, returned)
     return params
 
 
-def _check_carry(network: Any, batch: int) -> PyTree:
-    """Returns the initial carry. Raises ValueError unless its leaves have the leading dim B."""
-    carry = network.initial_carry(batch)
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(carry)]
+def _check_carry(network: Any, batch: int, features: PyTree) -> PyTree:
+    """Returns the shapes of the initial carry. Raises ValueError unless its leaves have the leading dim B."""
+    carry = _shapes_of("initial_carry", lambda: network.initial_carry(batch), features)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
     if not shapes or any(shape[:1] != (batch,) for shape in shapes):
         raise ValueError(
             f"the network's initial_carry({batch}) has arrays of shapes {shapes}; the first dim of each must be {batch}"
         )
     return carry
+
+
+def _check_unroll(network: Any, features: PyTree, params: PyTree, applied: tuple[Any, Any, PyTree]) -> None:
+    """Raises ValueError if a network's `unroll` returns other shapes than its `apply` does for the same steps.
+
+    Args:
+      applied: shapes of the result of `apply` for features [B, ...].
+    """
+
+    def with_lead(*lead: int) -> Any:
+        return lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape[1:]), leaf.dtype)
+
+    distribution, value, carry = applied
+    steps = jax.tree.map(with_lead(_CHECK_STEPS, _CHECK_BATCH), features)
+    reset = jax.ShapeDtypeStruct((_CHECK_STEPS, _CHECK_BATCH), bool)
+    returned: Any = _shapes_of("unroll", network.unroll, features, params, steps, carry, reset)
+    expected = (*jax.tree.map(with_lead(_CHECK_STEPS * _CHECK_BATCH), (distribution, value)), carry)
+    found, needed = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (returned, expected))
+    structure: Any = jax.tree.structure(expected)
+    if jax.tree.structure(returned) != structure or found != needed:
+        raise ValueError(
+            f"the network's unroll returned arrays of shapes {found} for {_CHECK_STEPS} steps of {_CHECK_BATCH} "
+            f"sequences; it must return (distribution, value, carry) of shapes {needed}"
+        )
 
 
 def _check_mask(distribution: Any, obs_spec: PyTree, action_spec: PyTree, obs: PyTree) -> Any:
@@ -133,10 +160,10 @@ def _shape_list(tree: PyTree) -> Any:
     return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
 
 
-def _shapes_of(name: str, function: Any, first: PyTree, features: PyTree, *carry: PyTree) -> Any:
+def _shapes_of(name: str, function: Any, features: PyTree, *arguments: PyTree) -> Any:
     """Returns the output shapes of a network's function. Raises ValueError if it fails."""
     try:
-        return jax.eval_shape(function, first, features, *carry)
+        return jax.eval_shape(function, *arguments)
     except Exception as error:
         shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
         reason = describe_error(error)
