@@ -198,8 +198,17 @@ def replaced(change):
         ),
         (
             replaced(lambda state: state.replace(train=state.train.replace(key=()))),
-            r"event.state.train.key is nothing, but the run needs uint32\[2\]",
+            r"event.state.train.key is nothing, but the run needs a key\[\] of threefry2x32",
         ),
+        (
+            replaced(lambda state: state.replace(train=state.train.replace(key=jax.random.key_data(state.train.key)))),
+            r"event.state.train.key is uint32\[2\], but the run needs a key\[\] of threefry2x32",
+        ),
+        (
+            replaced(lambda state: state.replace(train=state.train.replace(hyperparams=CONSTANT.replace(gamma=2.0)))),
+            r"gamma = 2 is outside \[0, 1\]",
+        ),
+        (lambda event: False, "the callback returned a bool, but it must return None; use event.stop"),
         (replaced(lambda state: state.train), r"event.state.train.policy.* is nothing, but the run needs float32"),
         (lambda event: event.log("loss/total", 1.0), "the metric 'loss/total' is one of jppo's; choose another name"),
         (lambda event: event.log("my/x", "high"), "the metric 'my/x' must be a number, not 'high'"),

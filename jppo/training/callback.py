@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jppo.config.ppo import check_hyperparams
 from jppo.ppo.types import PyTree
 from jppo.runs.leaves import describe_array
 
@@ -64,6 +65,30 @@ class CallbackEvent:
 
 _FLOAT_BITS = 1023  # of integers that a float can represent
 Callback = Callable[[CallbackEvent], None]
+
+
+def call(callback: Callback, event: CallbackEvent, before: PyTree) -> PyTree:
+    """Calls a callback and returns the state with which training continues.
+
+    Args:
+      before: the state, with other dicts than that of the event, which the callback may change in place.
+
+    Raises:
+      ValueError: the callback returned something, or a value of the new state is invalid.
+    """
+    returned: Any = callback(event)  # type: ignore[func-returns-value]
+    if returned is not None:
+        raise ValueError(
+            f"the callback returned a {type(returned).__name__}, but it must return None; use event.stop() to end the "
+            "run and event.state = ... to change the state"
+        )
+    state = fit_state(before, event.state)
+    old, new = ((part.train if hasattr(part, "train") else part).hyperparams for part in (before, state))
+    if any(x is not y for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)):
+        check_hyperparams(jax.device_get(new))
+    return state
+
+
 _SCALARS = {
     "a Python float": ("float32[]",),
     "a Python int": ("float32[]", "int32[]"),
@@ -102,4 +127,7 @@ def _leaves_by_name(state: PyTree) -> dict[str, Any]:
 def _describe(leaf: Any) -> str:
     if isinstance(leaf, int | float):
         return f"a Python {type(leaf).__name__}"
-    return describe_array(leaf) if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
+    if not hasattr(leaf, "dtype"):
+        return f"a {type(leaf).__name__}"
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return f"a key{list(leaf.shape)} of {jax.random.key_impl(leaf)}" if is_key else describe_array(leaf)

@@ -10,7 +10,7 @@ from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import Best
-from jppo.training.callback import Callback, CallbackEvent, fit_state
+from jppo.training.callback import Callback, CallbackEvent, call
 from jppo.training.evaluator import Evaluated, Evaluator
 from jppo.training.logger import LoopResult
 
@@ -157,8 +157,7 @@ class Monitor:
             return_mean=log.recent.mean,
         )
         try:
-            self._callback(event)
-            loop.state = fit_state(loop.state, event.state)
+            loop.state = call(self._callback, event, loop.state)
         except Exception as failure:
             error = failure  # raised when the run is saved
         except BaseException as failure:
