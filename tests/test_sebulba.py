@@ -18,6 +18,7 @@ from jppo.errors import TrainingDiverged
 from jppo.ppo.types import EpisodeStats, Moments, Rollout
 from jppo.runs.run_dir import load_policy_state, read_metrics
 from jppo.training import ray_loop
+from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
@@ -206,3 +207,44 @@ def test_an_interrupt_saves_the_result_so_far(tmp_path, monkeypatch):
     assert result.state.update == 2
     check_equal(load_policy_state(tmp_path / "run", result.policy.state), result.policy.state)
     assert closed == [1]
+
+
+class Interrupted(Counting):
+    """Is interrupted in a reset of the third rollout, after it has replaced the handler of Ctrl-C, as some libraries
+    do."""
+
+    steps = 0
+
+    def reset(self, **options):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if type(self).steps > 2 * CONFIG.batch_size + 1:  # the check of the environment takes one step
+            self.interrupt()
+        return super().reset(**options)
+
+    def step(self, action):
+        type(self).steps += 1
+        return super().step(action)
+
+
+def send_interrupt(env):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def raise_interrupt(env):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupt", [raise_interrupt, send_interrupt])
+def test_an_interrupt_in_an_environment_saves_the_result_so_far(tmp_path, interrupt):
+    source = type("Once", (Interrupted,), {"interrupt": interrupt})
+    options = {"backend": "ray", "num_actors": 0, "config": CONFIG}
+    result = jppo.train(source, total_steps=1e9, run_dir=tmp_path / "run", **options)
+    assert (result.summary["status"], result.summary["updates"], result.summary["checkpoint"]) == ("interrupted", 2, 2)
+
+
+def test_ctrl_c_works_after_an_environment_has_replaced_its_handler():
+    with stop_on_interrupt(NullReporter()) as stop_requested:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        assert not stop_requested()
+        send_interrupt(None)
+        assert stop_requested()

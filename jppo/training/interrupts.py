@@ -14,7 +14,7 @@ def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
     """Yields a function that returns whether Ctrl-C or SIGTERM has arrived, so that a chunk is never cut off.
 
     A second signal raises KeyboardInterrupt. Outside the main thread, Python delivers no signals and the function
-    always returns False.
+    always returns False. The function also restores the handlers, because an environment may replace them.
     """
     requested = threading.Event()
 
@@ -29,8 +29,15 @@ def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
         return
     signals = (signal.SIGINT, signal.SIGTERM)  # schedulers of clusters send SIGTERM
     before = [signal.signal(number, on_interrupt) for number in signals]
+
+    def is_requested() -> bool:
+        for number in signals:
+            if signal.getsignal(number) is not on_interrupt:
+                signal.signal(number, on_interrupt)
+        return requested.is_set()
+
     try:
-        yield requested.is_set
+        yield is_requested
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -230,6 +230,9 @@ class RayLoop:
                 self._log.reporter.tick()
         except ActorsFailed as failure:
             error = failure
+        except KeyboardInterrupt:  # of an environment in this process, which is a stop request; or a second Ctrl-C
+            if stop_requested():
+                raise
         own = _FAILED if error is not None else _STOP if result is None else _CONTINUE
         counts = self._actors.counts()
         rows = allgather_ints([own, *counts.values()])
