@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checks import SMALL, quick_jit
 from jax.sharding import Mesh, PartitionSpec
+from lenient import lenient
 from parallel_probes import LIMIT, Immortal, Masked, Team, Uneven, Vanishing, duo
 
 import jppo
@@ -16,6 +17,7 @@ from jppo.actors.sebulba import make_sebulba
 from jppo.config.ray import RayConfig, spread_envs
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import make_host_env
+from jppo.envs.host_families import host_env_names
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.learner import make_learner
 from jppo.ppo.losses import ppo_loss
@@ -266,3 +268,84 @@ def test_numbers_of_environments_must_be_multiples_of_the_agents():
     with pytest.raises(ValueError, match="num_actors = 6 splits environments with 3 agents"):
         spread_envs(config_of(num_envs=12), RayConfig(num_actors=6), 2, True, 1, 3)
     assert spread_envs(config_of(num_envs=12), RayConfig(), 8, True, 1, 3)[1].num_actors == 4
+
+
+def play_jaxmarl(env, num_steps, seed=0):
+    """Steps one environment with random legal actions. Returns the first observation, the states, and the steps."""
+    obs, state = quick_jit(env.reset)(jax.random.key(seed))
+    step, rng, states, steps, first = quick_jit(env.step), np.random.default_rng(seed), [], [], obs
+    for t in range(num_steps):
+        mask = obs["action_mask"] if isinstance(obs, dict) else np.ones((env.num_agents, env.action_spec.num_actions))
+        action = jnp.asarray([rng.choice(np.flatnonzero(row)) for row in np.asarray(mask)], jnp.int32)
+        states.append(state)
+        steps.append(step(jax.random.fold_in(jax.random.key(seed), t), state, action))
+        obs, state = steps[-1].obs, steps[-1].state
+    return first, states, steps
+
+
+def test_the_limit_of_jaxmarl_truncates():
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        env = jppo.make_env("jaxmarl:MPE_simple_spread_v3")
+        assert (env.num_agents, env.obs_spec.shape) == (3, (18,))
+        _, _, steps = play_jaxmarl(env, 51)
+    for t, step in enumerate(steps, start=1):
+        assert not step.terminated.any()
+        assert (step.truncated == (t % 25 == 0)).all()
+        assert step.active.all()
+        assert ((step.obs == step.final_obs).all()) == (t % 25 != 0)
+
+
+def test_dead_agents_of_jaxmarl_are_inactive_until_the_battle_ends():
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        env = jppo.make_env("jaxmarl:HeuristicEnemySMAX", max_steps_in_episode=60)
+        _, states, steps = play_jaxmarl(env, 150)
+    active, deaths, ends = np.ones(5, bool), 0, 0
+    for state, step in zip(states, steps, strict=True):
+        inner = state.env_state.state
+        np.testing.assert_array_equal(active, np.asarray(inner.unit_alive[:5]))
+        assert np.asarray(step.terminated)[~active].all()
+        assert not np.asarray(step.reward)[~active].any()
+        assert not np.asarray(step.truncated)[~active].any()
+        done = np.asarray(step.terminated | step.truncated)
+        over = int(step.state.time) == 0
+        assert step.truncated.any() == (over and int(state.time) == 59 and (active & ~step.terminated).any())
+        assert np.asarray(step.obs["action_mask"])[~np.asarray(step.active)].all()
+        deaths, ends = deaths + int((done & active).sum()), ends + over
+        active = np.ones(5, bool) if over else active & ~done
+        np.testing.assert_array_equal(step.active, active)
+    assert ends >= 2
+    assert deaths >= 6
+
+
+def test_agents_of_jaxmarl_need_equal_spaces():
+    pytest.importorskip("jaxmarl")
+    with pytest.raises(ValueError, match="the agents adversary_0 and agent_0 have different observation spaces"):
+        jppo.make_env("jaxmarl:MPE_simple_tag_v3")
+
+
+@pytest.mark.parametrize("name", ["mpe/simple_spread_v3", "butterfly/knights_archers_zombies-v11"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pettingzoo(name):
+    """In the second environment, agents die, and all end at a limit or when the game is lost."""
+    pytest.importorskip("pettingzoo")
+    env = make_host_env(f"pettingzoo:{name}")
+    assert f"pettingzoo:{name}" in host_env_names()
+    envs, rng = env.make(list(range(2 * env.num_agents))), np.random.default_rng(0)
+    envs.reset()
+    before, ends = envs.active.copy(), 0
+    assert before.all()
+    for t in range(1, 301):
+        after = envs.step(rng.integers(env.action_spec.num_actions, size=len(before)))
+        done = after.terminated | after.truncated
+        assert done[~before].all()
+        assert not after.reward[~before].any()
+        assert set(after.final_obs) == set(np.flatnonzero(done & before))
+        if name.startswith("mpe"):
+            assert (after.truncated == (t % 25 == 0)).all()
+        before, ends = envs.active.copy(), ends + int((done & before).sum())
+    envs.close()
+    assert ends >= 8
+    with pytest.raises(ValueError, match="the agents adversary_0 and agent_0 have different observation spaces"):
+        make_host_env("pettingzoo:mpe/simple_tag_v3")

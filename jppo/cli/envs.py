@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jppo.config.families import FAMILIES
+from jppo.config.families import FAMILIES, HOST_FAMILIES
 from jppo.config.presets import preset_for
 
 
@@ -17,6 +17,7 @@ class Envs:
         from jppo.envs import available
         from jppo.envs.families import family_env_names, install_command, is_installed
         from jppo.envs.host_families import host_env_names
+        from jppo.envs.host_families import is_installed as is_host_family_installed
         from jppo.runs.render import DRAWABLE
 
         on_device, on_host = available(), host_env_names()
@@ -26,13 +27,16 @@ class Envs:
             can_play = name in DRAWABLE or name not in on_device
             rows.append((name, ", ".join(backends), preset_for(name), "yes" if can_play else "no"))
         for family in filter(is_installed, FAMILIES):
-            rows += [(name, "device", preset_for(name), "yes") for name in family_env_names(family)]
+            drawn = "no" if family == "jaxmarl" else "yes"
+            rows += [(name, "device", preset_for(name), drawn) for name in family_env_names(family)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         print("device: environments in JAX; ray: Gymnasium environments")
-        if missing := [family for family in FAMILIES if not is_installed(family)]:
-            print("\nfamilies that are not installed (docs/environments.md):")
+        missing = [family for family in FAMILIES if not is_installed(family)]
+        missing += [family for family in HOST_FAMILIES if not is_host_family_installed(family)]
+        if missing:
+            print("\nfamilies that are not installed (docs/environments.md, docs/host_environments.md):")
             for family in missing:
                 print(f"  {family:<12}{install_command(family)}")
         return 0

@@ -5,6 +5,7 @@ from typing import Any
 FAMILIES = {  # on the device: prefix of the ids and name of the extra -> package to import
     "brax": "brax",
     "craftax": "craftax",
+    "jaxmarl": "jaxmarl",
     "jumanji": "jumanji",
     "navix": "navix",
     "playground": "mujoco_playground",

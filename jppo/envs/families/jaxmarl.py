@@ -1,0 +1,143 @@
+"""Adapter for JaxMARL, tested with 0.2.0 (https://github.com/FLAIROx/JaxMARL).
+
+All agents share one policy. JaxMARL does not report truncation. The adapter puts the time limits of MPE and SMAX out of
+reach and truncates instead. Other environments end their episodes themselves at `max_steps`, which the adapter reports
+as truncation. Agents that ended stay inactive until the episode ends.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxmarl
+import numpy as np
+
+from jppo.envs.action_spaces import action_spec_of
+from jppo.envs.base import Environment, Step, strip_weak_types
+from jppo.envs.resets import make_restart
+from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
+
+_NEVER = 2**30  # steps
+_HAS_PLAIN_LIMIT = ("MPE_", "SMAX", "HeuristicEnemySMAX")  # the limit only ends episodes
+_EXCLUDED = (  # one agent, observations without arrays, more arguments, or further packages
+    *("MPE_simple_v3", "MPE_simple_facmac", "storm", "LearnedPolicyEnemySMAX", "JaxRobotarium"),
+    *("ant_", "halfcheetah_", "hopper_", "humanoid_", "walker2d_"),
+)
+
+
+class AgentsState(NamedTuple):
+    """The state of an environment and the progress of its episode."""
+
+    env_state: PyTree
+    time: Array  # [] i32
+    ended: Array  # [M] bool
+
+
+def names() -> tuple[str, ...]:
+    """Returns the names of the environments."""
+    return tuple(sorted(name for name in jaxmarl.registered_envs if not name.startswith(_EXCLUDED)))
+
+
+def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> Environment:
+    """Returns an environment.
+
+    Args:
+      max_steps_in_episode: time limit; JaxMARL's own one when None.
+      **options: arguments of JaxMARL's class, e.g. scenario=jaxmarl.environments.smax.map_name_to_scenario("3m").
+
+    Raises:
+      ValueError: the agents have different spaces.
+    """
+    limit = max_steps_in_episode
+    if has_own_limit := name.startswith(_HAS_PLAIN_LIMIT):
+        limit = limit or jaxmarl.make(name, **options).max_steps
+        options |= {"max_steps": _NEVER}
+    elif limit is not None:
+        options |= {"max_steps": limit}
+    source = jaxmarl.make(name, **options)
+    limit = limit or getattr(source, "max_steps", None)
+    agents = list(source.agents)
+    action_space = _common_space(name, "action", source.action_space, agents)
+    _common_space(name, "observation", source.observation_space, agents)
+    action_spec = action_spec_of(name, action_space)
+    observe = _observer(source, agents, masks=hasattr(action_space, "n"))
+
+    def begin(key: Array) -> tuple[PyTree, PyTree]:
+        obs, env_state = source.reset(key)
+        env_state = strip_weak_types(env_state)
+        return observe(obs, env_state, jnp.zeros(len(agents), bool)), env_state
+
+    restart = make_restart(begin)
+
+    def reset(key: Array) -> tuple[PyTree, AgentsState]:
+        obs, env_state = begin(key)
+        return obs, AgentsState(env_state, jnp.zeros((), jnp.int32), jnp.zeros(len(agents), bool))
+
+    def step(key: Array, state: AgentsState, action: Array) -> Step:
+        step_key, reset_key = jax.random.split(key)
+        actions = {agent: action[i] for i, agent in enumerate(agents)}
+        obs, env_state, rewards, dones, _ = source.step_env(step_key, state.env_state, actions)
+        time, active = state.time + 1, ~state.ended
+        done = jnp.stack([jnp.asarray(dones[agent], bool).reshape(()) | dones["__all__"] for agent in agents])
+        at_limit = jnp.asarray(False) if limit is None else time >= limit
+        is_own_end = done if has_own_limit else done & ~at_limit
+        truncated = active & at_limit & ~is_own_end
+        ended = state.ended | done
+        over = jnp.asarray(dones["__all__"], bool).reshape(()) | at_limit | ended.all()
+        final_obs = observe(obs, env_state, ended)
+        next_obs, env_state = restart(over, reset_key, final_obs, strip_weak_types(env_state))
+        ended = jnp.where(over, False, ended)
+        reward = jnp.stack([jnp.asarray(rewards[agent], jnp.float32).reshape(()) for agent in agents])
+        return Step(
+            obs=next_obs,
+            state=AgentsState(env_state, jnp.where(over, 0, time), ended),
+            reward=jnp.where(active, reward, 0.0),
+            terminated=~active | is_own_end,
+            truncated=truncated,
+            final_obs=final_obs,
+            active=~ended,
+        )
+
+    shapes = jax.eval_shape(reset, jax.random.key(0))[0]
+    obs_spec = jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape[1:]), str(leaf.dtype)), shapes)
+    return Environment(name, reset, step, obs_spec, action_spec, source, num_agents=len(agents))
+
+
+def _observer(source: Any, agents: list[str], masks: bool) -> Any:
+    """Returns a function of JaxMARL's observations, the state and which agents ended: (...) -> leaves [M, ...].
+
+    Observations are dicts with an `action_mask` if the environment has masks. Ended agents may take any action.
+    """
+    legal_actions = getattr(source, "get_legal_moves", source.get_avail_actions)  # the former in Hanabi
+    try:
+        jax.eval_shape(legal_actions, jax.eval_shape(source.reset, jax.random.key(0))[1])
+    except NotImplementedError:
+        masks = False
+
+    def observe(obs: dict[str, Array], state: PyTree, ended: Array) -> PyTree:
+        stacked = strip_weak_types(jnp.stack([obs[agent] for agent in agents]))
+        if stacked.dtype == jnp.uint8:  # numbers, not colours, which jppo divides by 255
+            stacked = stacked.astype(jnp.float32)
+        if not masks:
+            return stacked
+        avail = legal_actions(state)
+        legal = jnp.stack([avail[agent] for agent in agents]).astype(bool)
+        return {"observation": stacked, ACTION_MASK: legal | ended[:, None]}
+
+    return observe
+
+
+def _common_space(name: str, kind: str, space_of: Any, agents: list[str]) -> Any:
+    """Returns the space of all agents. Raises ValueError if they have different ones."""
+    first = space_of(agents[0])
+    for agent in agents[1:]:
+        if _essence(other := space_of(agent)) != _essence(first):
+            raise ValueError(
+                f"jaxmarl:{name}: the agents {agents[0]} and {agent} have different {kind} spaces, {_essence(first)} "
+                f"and {_essence(other)}; one policy for all agents needs equal spaces"
+            )
+    return first
+
+
+def _essence(space: Any) -> tuple[Any, ...]:
+    return type(space).__name__, *np.ravel(space.shape).tolist(), *np.ravel(getattr(space, "n", ())).tolist()
