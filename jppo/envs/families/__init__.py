@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 from typing import Any
 
 from jppo.config.families import FAMILIES, family_of
@@ -53,4 +54,6 @@ def make_family_env(name: str, **options: Any) -> Environment:
 
 
 def _adapter(family: str) -> Any:
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads it when it is imported, and aborts without a display
     return importlib.import_module(f"jppo.envs.families.{family}")

@@ -5,14 +5,10 @@ by default. Here, the limit is `episode_length` of the environment's configurati
 """
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-
-if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-    os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads it when it is imported
 import mujoco
 from mujoco_playground import registry
 
