@@ -4,7 +4,8 @@
 
 ENV is brax:NAME. One call of `brax.training.agents.ppo.train` trains until standard input ends: its callback after each
 `UPDATES` updates waits for the next line. Brax compiles in the first of these parts, so its "compile time" contains one
-training. The seconds are Brax's own measurement, without evaluations.
+training. The seconds are Brax's own measurement, without evaluations. Brax 0.14.2 calls `jax.device_put_replicated`,
+which JAX 0.10 has removed; this script defines it for one device.
 """
 
 import functools
@@ -15,11 +16,13 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from brax import envs
 from brax.training.agents.ppo import networks
 from brax.training.agents.ppo.train import train
 from serving import say
 
+jax.device_put_replicated = lambda tree, devices: jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
 _PARTS = 1000  # more than any benchmark needs
 
 

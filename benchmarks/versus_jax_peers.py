@@ -125,7 +125,8 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
 
 def updates_of(workload: Workload) -> int:
     """Returns the number of updates per repetition."""
-    steps = _STEPS // 5 if workload.recurrent else _STEPS
+    is_slow = workload.recurrent or workload.env.startswith("brax:")
+    steps = _STEPS // 5 if is_slow else _STEPS
     return max(2, round(steps / workload.config.batch_size))
 
 

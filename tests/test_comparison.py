@@ -181,6 +181,29 @@ def test_compare_stays_within_an_environment(tmp_path):
     assert [(x.first, x.second) for x in compare(paths).differences] == [("B", "C")]
 
 
+def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_path, monkeypatch):
+    """On a narrow terminal, in lines instead of a table."""
+    paths = [write_run(tmp_path / "cart", [1.0], summary=finished(1.0), total_steps=7)]
+    for actors in (2, 8):
+        settings = {"env": "Pong-misc", "actors": {"num_actors": actors, "envs_per_actor": 4}}
+        paths += write_group(tmp_path / str(actors), [1.0, 2.0], **settings)
+    text = " ".join(call("compare", *paths)[1])
+    assert "num_actors" in text
+    assert not {"total_steps", "envs_per_actor", "{"} & set(text.replace("│", " ").split())
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = call("compare", *paths)[1]
+    assert max(map(len, lines[:-1])) <= 40
+    start = lines.index("Pong-misc")
+    assert lines[start + 1 : start + 3] == ["  B", "    num_actors = 2, runs = 2 finished,"]
+
+
+def test_the_parent_of_runs_and_a_sweep_are_not_run_directories(tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    assert f"it has no config.json; `jppo runs {tmp_path}` lists the runs in it" in call("compare", tmp_path)[2]
+    assert "`jppo sweep --run-dirs` writes run directories" in call("compare", tmp_path / "sweep")[2]
+
+
 def test_compare_refuses_invalid_arguments(tmp_path):
     code, _, err = call("compare")
     assert (code, err.startswith("jppo: no run directory; name at least two")) == (2, True)

@@ -53,6 +53,7 @@ CASES = [
     ("jppo train CartPole-v1 --hidden-sizes 0", "hidden_sizes = 0 must be a whole number of at least 1"),
     ("jppo sweep", "no environment; name at least one"),
     ("jppo sweep CartPole-v1 --learning-rate", "--learning-rate needs one value, or several values to sweep"),
+    ("jppo sweep CartPole-v1 --learning-rate 1e-3,1e-4", "or warmup:0.1:3e-4; separate several values with spaces"),
     ("jppo sweep CartPole-v1 --seeds 0", "seeds = 0 must be from 1 to 100,000"),
     (
         "jppo bench CartPole-v1 --output no/such/folder/bench.png",
@@ -65,6 +66,7 @@ CASES = [
     # Environments and networks
     ("jppo train HalfCheeta-v5", "unknown environment 'HalfCheeta-v5'; did you mean HalfCheetah-v5?"),
     ("jppo train nothing:Env", "nothing:Env: there is no module nothing on the Python path"),
+    ("jppo train ./walk.py:Env", "./walk.py:Env: write the name of the module, not of its file: walk:Env"),
     ("jppo train math:pi", "math:pi is a float, not a class or function that makes a gymnasium.Env"),
     ("jppo train Taxi-v4 --backend device", "Taxi-v4 is a Gymnasium environment; use backend = 'ray'"),
     (

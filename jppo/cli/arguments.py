@@ -100,7 +100,8 @@ def _parse_hyperparam(text: str) -> Any:
     try:
         return schedules.parse(text)
     except ValueError as error:
-        raise InvalidValue(str(error)) from None
+        several = "; separate several values with spaces" if "," in text else ""
+        raise InvalidValue(f"{error}{several}") from None
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()

@@ -8,7 +8,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from jppo.cli.runs import wrap
 from jppo.config.checks import escape_controls
+
+_RESULTS = ("runs", "return", "95 % interval")
+_WIDE = 10_000  # columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,24 +54,39 @@ class Compare:
 
 
 def _print_table(env: str, scores: list[Any]) -> None:
-    """Prints one row per setting of an environment."""
+    """Prints one row per setting of an environment, or a few lines per setting if the terminal is too narrow."""
     from rich.console import Console
     from rich.table import Table
 
+    settings = [score.group.settings for score in scores]
+    all_names = dict.fromkeys(name for one in settings for name in one)
+    names = [name for name in all_names if len({repr(one.get(name)) for one in settings}) > 1]
+    table = Table("", *map(escape_controls, names), *_RESULTS, title=escape_controls(env))
+    rows = [_row(score, names) for score in scores]
+    for row in rows:
+        table.add_row(*row)
+    console = Console(file=sys.stdout, markup=False)
+    if console.measure(table, options=console.options.update(max_width=_WIDE)).maximum <= console.width:
+        console.print(table)
+        return
+    print(escape_controls(env))
+    for name, *cells in rows:
+        texts = (f"{column} = {cell}" for column, cell in zip([*names, *_RESULTS], cells, strict=True))
+        print(f"  {name}", *wrap(escape_controls(", ".join(texts)), 4), sep="\n")
+
+
+def _row(score: Any, names: list[str]) -> list[str]:
+    """Returns the cells of a setting."""
     from jppo.runs.groups import format_value
 
-    names = list(dict.fromkeys(name for score in scores for name in score.group.settings))
-    columns = ("", *map(escape_controls, names), "runs", "return", "95 % interval")
-    table = Table(*columns, title=escape_controls(env))
-    for score in scores:
-        table.add_row(
-            score.name,
-            *(format_value(score.group.settings[name]) if name in score.group.settings else "-" for name in names),
-            escape_controls(", ".join(f"{count} {status}" for status, count in score.statuses.items())),
-            f"{score.score:.1f}" if len(score.returns) else "-",
-            _show(score.interval) if score.interval else "-",
-        )
-    Console(file=sys.stdout, markup=False).print(table)
+    settings = score.group.settings
+    return [
+        score.name,
+        *(format_value(settings[name]) if name in settings else "-" for name in names),
+        escape_controls(", ".join(f"{count} {status}" for status, count in score.statuses.items())),
+        f"{score.score:.1f}" if len(score.returns) else "-",
+        _show(score.interval) if score.interval else "-",
+    ]
 
 
 def _show(interval: tuple[float, float]) -> str:

@@ -44,7 +44,7 @@ class Runs:
         for (folder, env), states in folders.items():
             _print_lines(f"{env} in {folder}", *_table(states), "")
         if damaged:
-            _print_lines("damaged:", *(line for error in damaged for line in _wrap(str(error), 2)), "")
+            _print_lines("damaged:", *(line for error in damaged for line in wrap(str(error), 2)), "")
         print(f"{len(runs)} run{'s' * (len(runs) != 1)}" if found else f"there is no run in {self.folder}")
         return 0
 
@@ -76,12 +76,13 @@ def _table(states: list[Any]) -> list[str]:
     for row, state in zip(rows, states, strict=True):
         lines.append(_align(row, widths))
         changes = ", ".join(f"{name} = {format_value(value)}" for name, value in state.changes.items())
-        lines += _wrap(changes, 6)
+        lines += wrap(changes, 6)
     return lines
 
 
-def _wrap(text: str, indent: int) -> list[str]:
-    columns = max(80, shutil.get_terminal_size().columns)
+def wrap(text: str, indent: int) -> list[str]:
+    """Returns lines of text that fit into the terminal."""
+    columns = max(40, shutil.get_terminal_size().columns)
     return textwrap.wrap(text, columns, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
 

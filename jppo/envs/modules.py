@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -13,6 +14,10 @@ def import_module_of(source: str) -> tuple[Any, str]:
       ValueError: the module does not exist.
     """
     module_name, _, attribute = source.partition(":")
+    if module_name.endswith(".py"):
+        raise ValueError(
+            f"{source}: write the name of the module, not of its file: {Path(module_name).stem}:{attribute}"
+        )
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ValueError(f"{source}: {module_name!r} is not a valid module name; write module:name")
     try:

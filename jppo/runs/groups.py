@@ -9,7 +9,7 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.config.schedules import Schedule, from_json
 from jppo.runs.run_dir import read_config
 
-_NO_SETTINGS = ("config", "hyperparams", "seed", "versions")
+_NO_SETTINGS = ("config", "hyperparams", "actors", "seed", "versions")
 
 
 class RunGroup(NamedTuple):
@@ -51,7 +51,8 @@ def all_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         numbers = {name: from_json(value) for name, value in config["hyperparams"].items()}
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
-    return config["config"] | numbers | {name: value for name, value in config.items() if name not in _NO_SETTINGS}
+    others = {name: value for name, value in config.items() if name not in _NO_SETTINGS}
+    return config["config"] | numbers | others | config.get("actors", {})
 
 
 def changed_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:

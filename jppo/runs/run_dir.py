@@ -77,7 +77,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     try:
         config = read_json(run_dir / "config.json")
     except OSError:
-        raise ValueError(f"{run_dir} is not a run directory: it has no config.json") from None
+        raise ValueError(f"{run_dir} is not a run directory: it has no config.json{_hint(run_dir)}") from None
     except ValueError as error:
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
     missing = set(_SETTINGS) - (set(config) if isinstance(config, dict) else set())
@@ -87,6 +87,13 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         if name in config and (not isinstance(config[name], kind) or isinstance(config[name], bool)):
             raise ValueError(f"{run_dir}/config.json is damaged: {name} is {config[name]!r}")
     return config
+
+
+def _hint(path: Path) -> str:
+    """Returns where the runs of a directory may be, if it is not a run itself."""
+    if (path / "sweep.json").exists():
+        return "; it is the directory of a sweep, and `jppo sweep --run-dirs` writes run directories into it"
+    return f"; `jppo runs {path}` lists the runs in it" if path.is_dir() else ""
 
 
 def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyperparams]:

@@ -14,6 +14,7 @@ from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED, SweepRun, as_cell
+from jppo.training.progress import short_path
 
 _MAX_SETTINGS_SHOWN = 10
 
@@ -258,7 +259,7 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         print(f"{result.not_started} runs were not started", file=stream)
     if result.sweep_dir is not None and result.runs:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
-        print(f"saved in {result.sweep_dir}: {files}", file=stream)
+        print(f"saved in {short_path(result.sweep_dir)}: {files}", file=stream)
 
 
 def _setting_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
