@@ -213,6 +213,26 @@ def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
     loaded = numpy_policy.load(jppo.export_policy(recurrent, tmp_path / "policy.npz"))
     with pytest.raises(ValueError, match=r"the state has shapes \[\(3, 5\)\]; for 2 observations it has \[\(2, 5\)\]"):
         loaded.act(obs, np.zeros((3, 5)))
+    program = jppo.load_exported(jppo.export_policy(recurrent, tmp_path / "policy.stablehlo", platforms=["cpu"]))
+    for state in (np.zeros((3, 5)), np.zeros((2, 4)), (np.zeros((2, 5)),)):
+        with pytest.raises(ValueError, match=r"^state has arrays of shapes .*; for 2 observations, this policy needs"):
+            program.act(obs, state)
+    for policy in (loaded, program, recurrent):
+        np.testing.assert_array_equal(policy.act(obs, np.zeros((2, 5), int))[0], recurrent.act(obs)[0])
+        with pytest.raises(ValueError, match=r"^episode_start has shape \(3,\); for 2 observations it must be \(2,\)"):
+            policy.act(obs, np.zeros((2, 5)), np.zeros(3, bool))
+
+
+@pytest.mark.parametrize("platforms", ["cpu", (), ("cpu", "quantum")])
+def test_unknown_platforms_are_refused(simple, tmp_path, platforms):
+    with pytest.raises(ValueError, match="must be a sequence of cpu, cuda, rocm, tpu"):
+        jppo.export_policy(simple, tmp_path / "policy.stablehlo", platforms=platforms)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_remedy_for_an_exported_result_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"policy is a dict; it must be a TrainedPolicy, such as result\.policy"):
+        jppo.export_policy({}, tmp_path / "policy.npz")
 
 
 def test_files_of_the_first_version_are_read(simple, exported):

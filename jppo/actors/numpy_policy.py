@@ -186,7 +186,10 @@ class NumpyPolicy:
                 raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {[zeros.shape]}")
             leaves = found
         if episode_start is not None:
-            start = np.broadcast_to(np.asarray(episode_start, bool), (size,))[:, None]
+            start = np.asarray(episode_start, bool)
+            if start.shape not in ((), (size,)):
+                raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
+            start = np.broadcast_to(start, (size,))[:, None]
             leaves = tuple(np.where(start, zeros, leaf) for leaf in leaves)
         return leaves if self._memory.num_carries > 1 else leaves[0]
 

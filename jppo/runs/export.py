@@ -27,7 +27,7 @@ from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.files import write_atomically
-from jppo.runs.policy import NO_STATE, TrainedPolicy, as_batch, as_starts
+from jppo.runs.policy import NO_STATE, TrainedPolicy, as_batch, as_starts, check_state
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1
@@ -52,11 +52,18 @@ def export_policy(
       env, trust_env: of a run directory, see `jppo.load_policy`.
 
     Raises:
-      ValueError: the ending is unknown, the path cannot be written, the run directory has no policy, or the network
-        is the user's own and the format is .npz.
+      ValueError: the ending or a platform is unknown, the path cannot be written, the run directory has no policy, or
+        the network is the user's own and the format is .npz.
     """
     path = Path(path)
     check_output_path(path)
+    if isinstance(platforms, str) or not platforms or set(platforms) - set(PLATFORMS):
+        raise ValueError(f"platforms = {platforms!r} must be a sequence of {', '.join(PLATFORMS)}")
+    if not isinstance(policy, TrainedPolicy | str | Path):
+        raise ValueError(
+            f"policy is a {type(policy).__name__}; it must be a TrainedPolicy, such as result.policy, or a run "
+            "directory"
+        )
     if not isinstance(policy, TrainedPolicy):
         from jppo.runs.load import load_run  # gymnax takes seconds to import
 
@@ -150,7 +157,7 @@ class ExportedPolicy:
             start = as_starts(size, state, episode_start)
             if state is None:  # every row starts, which replaces these zeros
                 state = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), self._state_shapes)
-            memory = (state, start)
+            memory = (check_state(state, self._state_shapes, size), start)
         elif state is not None or episode_start is not None:
             raise ValueError(NO_STATE)
         outputs = jax.device_get(self._call(batch, np.uint32(seed), *memory))

@@ -37,9 +37,7 @@ class TrainedPolicy:
             chosen = act(policy, state, obs, key if sampled else None, reset_carry(policy, carry, start))
             return chosen.env_action, chosen.carry
 
-        one = jax.eval_shape(lambda: policy.initial_carry(1))
-        self._carry_structure: Any = jax.tree.structure(one)
-        self._carry_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(one)]
+        self._carry_like = jax.eval_shape(lambda: policy.initial_carry(1))
         self._act = jit(select_action, static_argnames="sampled")
         self._value = jit(lambda state, obs, carry: policy.step(state, obs, carry)[1])
 
@@ -117,16 +115,28 @@ class TrainedPolicy:
 
     def _carry(self, state: PyTree, size: int) -> PyTree:
         """Returns the carry of `size` rows. Raises ValueError if the state of a caller has other shapes."""
-        if state is None:
-            return self.policy.initial_carry(size)
-        wanted = [(size, *shape) for shape in self._carry_shapes]
-        found = [np.shape(leaf) for leaf in jax.tree.leaves(state)]
-        if jax.tree.structure(state) != self._carry_structure or found != wanted:
-            raise ValueError(
-                f"state has arrays of shapes {found}; for {size} observations, this policy needs {wanted}, as the call "
-                "before returned them"
-            )
-        return state
+        return self.policy.initial_carry(size) if state is None else check_state(state, self._carry_like, size)
+
+
+def check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
+    """Returns a caller's state of a recurrent policy in the policy's dtypes.
+
+    Args:
+      like: shapes and dtypes of a carry, leaves [B, ...].
+      size: number of observations.
+
+    Raises:
+      ValueError: the state has other shapes.
+    """
+    structure: Any = jax.tree.structure(like)
+    wanted = [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(like)]
+    found = [np.shape(leaf) for leaf in jax.tree.leaves(state)]
+    if jax.tree.structure(state) != structure or found != wanted:
+        raise ValueError(
+            f"state has arrays of shapes {found}; for {size} observations, this policy needs {wanted}, as the call "
+            "before returned them"
+        )
+    return jax.tree.map(lambda leaf, own: np.asarray(leaf, own.dtype), state, like)
 
 
 def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | bool = True) -> int | None:
@@ -142,9 +152,14 @@ def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | boo
 
 
 def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
-    """Returns the rows in which an episode starts, [B] bool with B = size: all rows without a state."""
-    start = state is None or (False if episode_start is None else episode_start)
-    return np.broadcast_to(np.asarray(start, bool), (size,))
+    """Returns the rows in which an episode starts, [B] bool with B = size: all rows without a state.
+
+    Raises ValueError if the argument of a caller has another shape.
+    """
+    start = np.asarray(False if episode_start is None else episode_start, bool)
+    if start.shape not in ((), (size,)):
+        raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
+    return np.broadcast_to(start | (state is None), (size,))
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
