@@ -371,7 +371,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--pbt-every", "5"], "jppo: --pbt-every and --pbt-fraction need --pbt"),
         (["sweep", "CartPole-v1", "--pbt"], "jppo: pbt needs a hyperparameter with several values"),
         (["sweep", "CartPole-v1", "--pbt", "--pbt-fraction", "2"], "jppo: fraction = 2.0 must be a number from 0 to"),
-        (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports on-device"),
+        (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
         (["plan", "CartPole-v1", "--num-devices", "3"], "jppo: num_devices = 3 must divide 4"),
         (["train", "Taxi-v4", "--num-actors", "-1"], "num_actors = -1 must be a whole number"),
         (["train", "Taxi-v4", "--num-actors", "3"], "jppo: num_envs = 16 cannot be spread evenly over num_actors = 3"),

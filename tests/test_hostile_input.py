@@ -73,7 +73,7 @@ CASES = [
         "jppo train Breakout-MinAtar --backend ray",
         "Breakout-MinAtar is a gymnax environment; use backend = 'device'",
     ),
-    ("jppo plan Taxi-v4", "Taxi-v4 is a Gymnasium environment; plan supports on-device (JAX) environments only"),
+    ("jppo plan Taxi-v4", "Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
     (
         "jppo train CartPole-v1 --network cnn",
         'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is (4,): use network = "mlp"',

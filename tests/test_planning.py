@@ -80,8 +80,8 @@ def test_a_run_that_does_not_fit_is_an_error_with_a_remedy():
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        ("Taxi-v4", {}, "Taxi-v4 is a Gymnasium environment; plan supports on-device"),
-        (lambda: None, {}, "<lambda> is a Gymnasium environment; plan supports on-device"),
+        ("Taxi-v4", {}, "Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
+        (lambda: None, {}, "<lambda> is a function; plan supports JAX environments only"),
         ("CartPole-v2", {}, "did you mean CartPole-v1"),
         (Counting(), {"num_devices": 9}, "num_devices = 9; JAX has 8 here"),
     ],

@@ -7,10 +7,12 @@ import signal
 import warnings
 from unittest.mock import Mock
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
 from checks import SMALL, compiled_programs
+from host_probes import Guessing
 from PIL import Image
 from probes import NO_LIMIT, Moving, NaNReward, ObsActionReward, Probe
 
@@ -309,6 +311,12 @@ def test_invalid_arguments_raise_before_anything_is_written(tmp_path, options, m
     [
         ("CartPole-v2", "unknown environment 'CartPole-v2'; did you mean CartPole-v1"),
         ("Taxi-v4", "Taxi-v4 is a Gymnasium environment; sweep supports JAX environments only"),
+        (Guessing, "Guessing is a Gymnasium environment; sweep supports JAX environments only: .* jppo.tune.trainable"),
+        (jppo.make_host_env(Guessing), "Guessing is a Gymnasium environment; sweep supports JAX"),
+        (
+            [Cued(), lambda: gymnasium.make("CartPole-v1")],
+            "<lambda> is a function; sweep supports JAX environments only",
+        ),
         ([Cued(), Cued()], "env = Cued, Cued must name each environment once"),
         ([], "must contain at least one environment"),
     ],

@@ -10,7 +10,7 @@ from jppo.benchmark.memory import count_parameters, memory_by_purpose
 from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
-from jppo.envs.backends import choose_backend
+from jppo.envs.backends import require_device
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.losses import Loss, LossModule
@@ -78,9 +78,7 @@ def plan(
       ValueError: an invalid argument, a Gymnasium environment, or a run that does not fit in memory.
     """
     check_overrides(plan, overrides)
-    if choose_backend(env) == "ray":
-        name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-        raise ValueError(f"{name} is a Gymnasium environment; plan supports on-device (JAX) environments only")
+    require_device(env, "plan", "pass an environment of that kind")
     network, overrides = take_network(network, overrides)
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "loss": loss, "advantages": advantages}
     settings = RunSettings(

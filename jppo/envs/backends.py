@@ -1,5 +1,6 @@
 """Selects the backend of an environment."""
 
+import inspect
 from typing import Any
 
 from jppo.config.checks import names_module
@@ -55,3 +56,17 @@ def _check_backend(env: Any, backend: str) -> None:
         raise ValueError(f"{env} is a Gymnasium environment; use backend = 'ray'")
     if backend == "ray" and not is_host_env(env) and env in available():
         raise ValueError(f"{env} is a gymnax environment; use backend = 'device'")
+
+
+def require_device(env: Any, function: str, remedy: str) -> None:
+    """Raises ValueError for an environment that does not run on the device.
+
+    Args:
+      function: the name of the caller, which supports no other environments.
+      remedy: the end of the message.
+    """
+    if choose_backend(env) == "device":
+        return
+    name = env if isinstance(env, str) else getattr(env, "__name__", getattr(env, "name", type(env).__name__))
+    kind = "a function" if inspect.isfunction(env) else "a Gymnasium environment"
+    raise ValueError(f"{name} is {kind}; {function} supports JAX environments only: {remedy}")

@@ -17,8 +17,7 @@ from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, check_hyperparams
 from jppo.config.schedules import Schedule, to_json
-from jppo.envs.backends import choose_backend
-from jppo.envs.base import Environment
+from jppo.envs.backends import require_device
 from jppo.ppo.anakin import Anakin
 from jppo.runs.files import jsonable
 from jppo.runs.groups import format_value
@@ -102,16 +101,12 @@ def make_groups(
     Raises:
       ValueError: an argument is invalid.
     """
-    is_list = isinstance(settings.env, list | tuple) and not isinstance(settings.env, Environment)  # a NamedTuple
+    is_list = isinstance(settings.env, list | tuple) and not hasattr(settings.env, "_fields")  # of a NamedTuple
     envs = list(settings.env) if is_list else [settings.env]
     if not envs:
         raise ValueError("env = [] must contain at least one environment")
     for env in envs:
-        if isinstance(env, str) and choose_backend(env) == "ray":
-            raise ValueError(
-                f"{env} is a Gymnasium environment; sweep supports JAX environments only. Use jppo.tune.trainable "
-                "instead"
-            )
+        require_device(env, "sweep", "pass an environment of that kind, or use jppo.tune.trainable instead")
     groups: list[ProgramGroup] = []
     names, index = [], itertools.count()
     for env in envs:
