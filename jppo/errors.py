@@ -1,7 +1,10 @@
 """Exceptions that users may catch, and text from the errors of others."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 EMPTY_MASK = "every mask must have a nonzero entry for each component of the action"
 
 
@@ -57,6 +60,21 @@ def end_of_process(what: str, error: BaseException) -> RuntimeError:
     """Returns an ordinary error for an exception that would end the process, like SystemExit, raised by user code."""
     call = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raise {type(error).__name__}"
     return RuntimeError(f"{what} called {call}")
+
+
+def forbid_exit(function: _Function) -> _Function:
+    """Decorates a function that calls an environment. sys.exit in it, and the like, raise RuntimeError."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise end_of_process("the environment", error) from error
+
+    return wrapper  # type: ignore[return-value]
 
 
 def first_line(error: BaseException) -> str:

@@ -1,12 +1,14 @@
 """Common mistakes with environments raise one line that names the mistake, before training starts."""
 
 import functools
+import sys
 
 import broken_device_envs as device
 import broken_host_envs as host
 import gymnasium
 import numpy as np
 import pytest
+from probes import Probe
 
 import jppo
 from jppo.envs import make_env
@@ -103,6 +105,13 @@ def test_a_function_as_device_environment_is_named():
 def test_exit_of_an_environment_is_an_error():
     with pytest.raises(RuntimeError, match=r"the environment called sys\.exit\(0\)"):
         jppo.make_host_env(Exiting)
+
+
+@pytest.mark.parametrize("method", ["reset_env", "step_env"])
+def test_exit_of_an_environment_on_the_device_is_an_error(method):
+    env = type("Exiting", (Probe,), {method: lambda *args: sys.exit(3)})()
+    with pytest.raises(RuntimeError, match=r"^the environment called sys\.exit\(3\)$"):
+        jppo.train(env, total_steps=1)
 
 
 def test_observations_outside_a_box_warn():

@@ -136,6 +136,8 @@ def test_malformed_text_raises(text):
         ({"gamma": piecewise([0.9, 0.8], [1.0])}, "the boundaries must increase and lie between 0 and 1"),
         ({"gamma": piecewise([0.9, 1.8], [0.5])}, r"1.8 is outside \[0, 1\]"),
         ({"learning_rate": warmup(1.0, 1e-3)}, "the fraction 1.0 must be between 0 and 1"),
+        ({"learning_rate": warmup(linear(0.1, 0.2), 1e-3)}, r"the fraction linear\(0.1, 0.2\) must be between 0 and 1"),
+        ({"ent_coef": piecewise([1, 2], [linear(0.1, 0.2)])}, "the boundaries must increase and lie between 0 and 1"),
         ({"learning_rate": warmup(0.1, exponential(1, -1))}, "both numbers must be positive"),
     ],
 )

@@ -100,7 +100,7 @@ class Piecewise(Schedule):
         return self.values
 
     def check(self) -> None:
-        ends = (0.0, *self.boundaries, 1.0)
+        ends = (0.0, *map(to_float, self.boundaries), 1.0)
         if any(not low < high for low, high in itertools.pairwise(ends)):
             raise ValueError("the boundaries must increase and lie between 0 and 1")
 
@@ -125,7 +125,7 @@ class Warmup(Schedule):
         return (0.0, *(self.schedule.extremes if isinstance(self.schedule, Schedule) else (self.schedule,)))
 
     def check(self) -> None:
-        if not 0 < self.fraction < 1:
+        if not 0 < to_float(self.fraction) < 1:
             raise ValueError(f"the fraction {self.fraction} must be between 0 and 1")
         if isinstance(self.schedule, Schedule):
             self.schedule.check()

@@ -24,7 +24,7 @@ from jppo.envs.info_mask import InfoMask, has_info_mask
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.modules import import_module_of
 from jppo.envs.spaces import ACTION_MASK, PyTree
-from jppo.errors import end_of_process
+from jppo.errors import forbid_exit
 
 
 class HostStep(NamedTuple):
@@ -58,25 +58,10 @@ class HostEnvironment(NamedTuple):
         return HostEnvs(self, list(seeds), render)
 
 
-def _forbid_exit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function that calls an environment. sys.exit in it, and the like, raise RuntimeError."""
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except (Exception, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise end_of_process("the environment", error) from error
-
-    return wrapper
-
-
 class HostEnvs:
     """n environments, each of which resets in the step that ends its episode."""
 
-    @_forbid_exit
+    @forbid_exit
     def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
         self._name, self._seeds = env.name, seeds
         self._vector = _make_vector(env.source, seeds, "rgb_array" if render else None, env.has_info_mask)
@@ -89,13 +74,13 @@ class HostEnvs:
         self.num_agents = env.num_agents
         self._action_dtypes = dtypes_of(env.action_space)
 
-    @_forbid_exit
+    @forbid_exit
     def reset(self) -> PyTree:
         """Resets all environments with their seeds. Returns the observations [n, ...]."""
         seeds = {} if is_envpool(self._vector) else {"seed": self._seeds}
         return self._vector.reset(**seeds)[0]
 
-    @_forbid_exit
+    @forbid_exit
     def step(self, action: PyTree) -> HostStep:
         """Steps all environments with actions [n, ...] from `to_env_action`."""
         if isinstance(action, np.ndarray):  # faster than tree.map
@@ -118,12 +103,12 @@ class HostEnvs:
     def render(self) -> np.ndarray:
         """Returns a picture of the first environment, [height, width, 3] u8. Raises ValueError if drawing fails."""
         try:
-            return _forbid_exit(self._vector.render)()[0]
+            return forbid_exit(self._vector.render)()[0]
         except Exception as error:  # from any graphics library
             hint = " (MUJOCO_GL=egl or osmesa may help)" if "mujoco" in type(error).__module__ else ""
             raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
-    @_forbid_exit
+    @forbid_exit
     def close(self) -> None:
         """Closes all environments."""
         self._vector.close()
@@ -171,7 +156,7 @@ class _Vector(SyncVectorEnv):
         return self._observations
 
 
-@_forbid_exit
+@forbid_exit
 def make_host_env(env: Any) -> HostEnvironment:
     """Returns a host environment. Makes one instance in this process, resets it and takes one step to check it.
 

@@ -20,6 +20,7 @@ from jppo.envs.gymnax_contract import check_methods, trace_env
 from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.spaces import Array, PyTree
+from jppo.errors import forbid_exit
 
 _BOOL_IMAGES = "gymnax.environments.minatar."  # bool images that gymnax casts to float32: four times the memory
 _ONLY_FOR_DRAWINGS = ("matplotlib.pyplot", "seaborn")
@@ -30,6 +31,7 @@ def available() -> list[str]:
     return list(_gymnax().registered_envs)
 
 
+@forbid_exit
 def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     """Returns an on-device environment.
 
