@@ -1,6 +1,7 @@
 """Tests jppo.check_env: correct environments pass; an environment with one fault fails exactly one check."""
 
 import functools
+import io
 import json
 
 import broken_device_envs as device
@@ -15,6 +16,7 @@ from jppo.cli.main import main
 from jppo.envs import make_env
 from jppo.envs.checks import check_gymnasium as host_checks
 from jppo.envs.checks import check_gymnax as device_checks
+from jppo.envs.checks.report import FAIL, PASS, Check, Report, print_report
 from jppo.envs.checks.trajectory import draw_actions
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import ActionSpec
@@ -252,3 +254,12 @@ def test_the_name_of_a_gymnax_class_is_checked_on_the_device(capsys):
 def test_a_raising_environment_shows_its_traceback(capsys):
     assert main(["check-env", "broken_host_envs:Raising", "--num-envs", "1"]) == 1
     assert "return 1 / (10 - self.age)" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_lines_instead_of_a_table(monkeypatch):
+    checks = (Check("seeds", PASS, "seeds differ"), Check("finite", FAIL, "NaN [x]", "fix"))
+    report = Report(env="E", backend="ray", seed=0, steps=4, num_envs=2, checks=checks)
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = io.StringIO()
+    print_report(report, stream)
+    assert stream.getvalue().splitlines()[1:3] == ["seeds: pass: seeds differ", "finite: fail: NaN [x]: fix"]

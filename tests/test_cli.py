@@ -438,6 +438,18 @@ def test_a_closed_standard_output_is_opened():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_an_interrupt_during_the_imports_is_one_line():
+    code = (
+        "import os, signal, sys, types, jppo.__main__ as entry\n"
+        "class Slow(types.ModuleType):\n"
+        "    def __getattr__(self, name): os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.modules['jppo.cli.main'] = Slow('jppo.cli.main')\n"
+        "entry.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "jppo: interrupted\n")
+
+
 def test_a_warning_is_one_line():
     code = (
         "import sys, warnings; from jppo.cli import envs, main; sys.argv = ['jppo', 'envs'];"

@@ -155,13 +155,16 @@ def test_sparkline_shows_the_whole_course_of_many_values():
     assert str(line) == "▁▁"
 
 
-def test_narrow_terminal_shows_steps_and_speed_instead_of_bar():
-    console = Console(file=io.StringIO(), width=40, force_terminal=True)
+@pytest.mark.parametrize(
+    ("width", "shown"), [(70, "500k/1M steps  10k steps/s"), (40, "500k/1M  return 1.5  0:50 left")]
+)
+def test_narrow_terminal_shows_numbers_instead_of_bar(width, shown):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
     bar = BarReporter(console, 1_000_000)
     bar.start()
     bar.update(500_000, 10000.0, 1.5)
     bar.close()
-    assert "500k/1M steps  10k steps/s" in console.file.getvalue()
+    assert shown in console.file.getvalue()
 
 
 def test_make_reporter_accepts_names_and_reporters():

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+from jppo.cli.interrupt import EXIT_INTERRUPTED
 from jppo.config import schedules
 from jppo.config.checks import did_you_mean, find_similar
 from jppo.config.overrides import SCALE_ENVS, SCALED, check_scale_envs
@@ -16,7 +17,7 @@ from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import SAVED_FIELDS
 
-EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED = 1, 2, 3
 EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
 
 Backend = Literal["auto", "device", "ray"]

@@ -31,6 +31,7 @@ from jppo.cli.doctor import Doctor
 from jppo.cli.envs import Envs
 from jppo.cli.eval import Eval
 from jppo.cli.export import Export
+from jppo.cli.interrupt import exit_at_once
 from jppo.cli.plan import Plan
 from jppo.cli.play import Play
 from jppo.cli.plot import Plot
@@ -101,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
         _open_closed_streams()
-        signal.signal(signal.SIGINT, _exit_at_once)
+        signal.signal(signal.SIGINT, exit_at_once)
         warnings.showwarning = _show_warning
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(
@@ -249,9 +250,3 @@ def _import_training() -> None:
     import jppo.training.train  # noqa: F401
 
     gc.freeze()
-
-
-def _exit_at_once(signum: int, frame: Any) -> None:
-    """Handles Ctrl-C outside training. An exception could get lost in JAX's garbage-collection callback."""
-    os.write(sys.stderr.fileno(), b"jppo: interrupted\n")
-    os._exit(EXIT_INTERRUPTED)

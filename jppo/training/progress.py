@@ -18,6 +18,7 @@ from jppo.runs.plots import format_steps
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
 _BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
+_STATUS_COLUMNS = 60  # a terminal with fewer columns shows only steps, return and the remaining time
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 8  # characters
 
@@ -96,10 +97,13 @@ class BarReporter(Reporter):
             self._progress.refresh()
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        status = format_short_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation)
+        values = (env_steps, self._total, steps_per_second, recent_return)
+        status = format_short_status(*values, self._evaluation)
         if self._returns is not None:
             self._returns.add(recent_return)
             status += f" {self._returns}"
+        if self._progress.console.width < _STATUS_COLUMNS:
+            status = format_tiny_status(*values)
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
@@ -240,11 +244,21 @@ def format_short_status(
     return status if math.isnan(evaluation) else status.replace(" steps", "")
 
 
+def format_tiny_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
+    """Returns the steps so far, the recent return and the remaining time in less than 40 columns."""
+    returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
+    left = _format_left(env_steps, total_steps, steps_per_second)
+    return f"{format_steps(env_steps)}/{format_steps(total_steps)}  {returns}  {left} left"
+
+
+def _format_left(env_steps: int, total_steps: int, steps_per_second: float) -> str:
+    return _format_duration(max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf)
+
+
 def _format_rest(
     env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float
 ) -> str:
-    remaining = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
-    speed, left = format_steps(steps_per_second), _format_duration(remaining)
+    speed, left = format_steps(steps_per_second), _format_left(env_steps, total_steps, steps_per_second)
     returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
     evaluated = "" if math.isnan(evaluation) else f"  eval {evaluation:.1f}"
     return f"  {speed} steps/s  {left} left  {returns}{evaluated}"

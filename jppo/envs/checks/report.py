@@ -14,6 +14,7 @@ from jppo.envs.observations import MisfitError
 from jppo.errors import describe_error
 
 PASS, FAIL, WARN, SKIPPED = "pass", "fail", "warn", "skipped"
+_TABLE_COLUMNS = 70  # a terminal with fewer columns shows lines instead of a table
 _COLOURS = {PASS: "green", FAIL: "bold red", WARN: "yellow", SKIPPED: "dim"}
 
 
@@ -120,15 +121,22 @@ def make_report(names: tuple[str, ...], found: list[Check], **fields: Any) -> Re
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
-    """Prints a table, and the tracebacks of exceptions below it."""
+    """Prints a table, or lines on a narrow terminal, and the tracebacks of exceptions below it."""
     sizes = f"{report.num_envs} x {report.steps:,} steps, seed {report.seed}"
-    table = Table("check", "result", "finding", "remedy", title=f"{report.env} ({report.backend}), {sizes}")
-    table.columns[0].no_wrap = table.columns[1].no_wrap = True
-    for check in report.checks:
-        colour = _COLOURS[check.status]
-        table.add_row(check.name, f"[{colour}]{check.status}[/]", _plain(check.seen), _plain(check.advice))
+    title = f"{report.env} ({report.backend}), {sizes}"
+    rows = [
+        (check.name, f"[{_COLOURS[check.status]}]{check.status}[/]", _plain(check.seen), _plain(check.advice))
+        for check in report.checks
+    ]
     console = Console(file=stream)
-    console.print(table)
+    if console.width < _TABLE_COLUMNS:
+        console.print(title, *(": ".join(filter(None, row)) for row in rows), sep="\n")
+    else:
+        table = Table("check", "result", "finding", "remedy", title=title)
+        table.columns[0].no_wrap = table.columns[1].no_wrap = True
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     for check in report.checks:
         if check.traceback:
             console.print(check.traceback, markup=False, highlight=False)

@@ -1,0 +1,12 @@
+"""The reaction to Ctrl-C outside training. Imports nothing, because the command installs it before other modules."""
+
+import os
+from typing import Any
+
+EXIT_INTERRUPTED = 130
+
+
+def exit_at_once(signum: int, frame: Any) -> None:
+    """Handles SIGINT. An exception would show a traceback of imports, or get lost in a callback of JAX."""
+    os.write(2, b"jppo: interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
