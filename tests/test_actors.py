@@ -235,6 +235,7 @@ def test_an_environment_that_raises_in_actors_only_ends_the_run(local_ray, tmp_p
         train(env, tmp_path, max_restarts=0, num_actors=1)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_saved(local_ray, tmp_path, capsys):
     sizes = ["--num-envs", "8", "--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8"]
     options = ["--num-actors", "2", "--max-restarts", "1", "--run-dir", str(tmp_path / "run"), "--json", *sizes]

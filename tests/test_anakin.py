@@ -65,6 +65,7 @@ def test_train_equals_a_loop_of_steps():
     np.testing.assert_array_equal(whole.collect.obs, state.collect.obs)
 
 
+@pytest.mark.slow
 def test_vmapped_runs_equal_separate_runs():
     """Vmaps over seeds and learning rates; a sweep must report the same as single runs."""
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=3 * 32)
@@ -84,6 +85,7 @@ def test_vmapped_runs_equal_separate_runs():
     assert (metrics["episode/return_mean"][1] != metrics["episode/return_mean"][2]).any(), "seeds do not differ"
 
 
+@pytest.mark.slow
 def test_every_hyperparameter_can_be_vmapped():
     agent = jppo.make_anakin(Counting(), SMALL(kl_control="stop"), total_steps=2 * 32)
     grid = jax.tree.map(lambda x: jnp.asarray([x, 0.5 * x], jnp.float32), jppo.Hyperparams())

@@ -67,6 +67,7 @@ def check_result(result):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_on_two_devices():
     messages = []
     result = jppo.bench(probes.Counting(), config=CONFIG, num_devices=2, seconds=0.05, message=messages.append)

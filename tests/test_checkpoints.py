@@ -748,6 +748,7 @@ def test_the_learner_and_the_random_streams_are_restored(acted, tmp_path):
     assert_rows(result.run_dir, UPDATES)
 
 
+@pytest.mark.slow
 def test_environments_are_reset_with_other_seeds(tmp_path):
     given = {"num_actors": 0, "backend": "ray", "env": "CartPole-v1"}
     train(tmp_path / "run", after=4, **given)
@@ -862,6 +863,7 @@ def test_a_custom_network_is_needed_to_load_the_policy(tmp_path):
 # From the command line
 
 
+@pytest.mark.slow
 def test_the_command_line_resumes_with_the_settings_of_the_run(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     options = ["train", "CartPole-v1", "--num-envs", "8", "--num-steps", "8", "--hidden-sizes", "8", "--seed", "5"]

@@ -459,6 +459,7 @@ def test_a_warning_is_one_line():
     assert ended.stderr == "jppo: warning: the policy is damaged\n"
 
 
+@pytest.mark.slow
 def test_sweep(tmp_path):
     """Two shapes, two learning rates and two seeds, with run directories. The second call finds all results."""
     words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-3, 1e-2, "--hidden-sizes", "8", "8,8"]
@@ -503,6 +504,7 @@ def test_an_interrupted_sweep_prints_the_command_that_continues_it(monkeypatch, 
     assert re.search(re.escape(command) + ("'my sweep'$" if options else r"runs/sweeps/[\d-]+$"), out)
 
 
+@pytest.mark.slow
 def test_sweep_with_population_based_training(tmp_path):
     """Four runs exchange twice; `jppo plot` draws the saved sweep."""
     words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-4, 1e-2, "--pbt", "--pbt-every", 3]
@@ -519,6 +521,7 @@ def test_sweep_with_population_based_training(tmp_path):
     assert "is not a sweep directory of this version of jppo" in call("plot", tmp_path)[2]
 
 
+@pytest.mark.slow
 def test_plan():
     words = ["plan", "CartPole-v1", *SMALL, "--num-devices", 1]
     code, out, _ = call(*words)
@@ -874,6 +877,7 @@ def test_play_shows_progress_on_the_standard_error(monkeypatch):
     assert err.getvalue().removeprefix("step 5\nstep 10\n") == "step 12\rstep 13\r       \r"
 
 
+@pytest.mark.slow
 def test_play_shows_a_whole_long_episode(shell):
     options = ["--num-actors", "0", "--total-steps", "64", "--num-envs", "2", "--num-steps", "32", "--quiet"]
     assert shell("train", "corridors:Long", *options, "--run-dir", "run")[0] == 0

@@ -71,6 +71,7 @@ def test_without_a_writable_folder_there_is_no_cache(no_cache, tmp_path):
     assert cache_folder() is None
 
 
+@pytest.mark.slow
 def test_a_second_process_does_not_compile(tmp_path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
     env |= {"JAX_PLATFORMS": "cpu", compiling.CACHE: str(tmp_path)}

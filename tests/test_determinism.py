@@ -50,6 +50,7 @@ def trained(seed, **more):
         )
 
 
+@pytest.mark.slow
 def test_the_flag_is_added_to_other_flags_and_set_again_on_resume(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--mine=1")
     ask_for_determinism()

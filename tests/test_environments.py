@@ -67,6 +67,7 @@ def test_a_failed_download_raises_a_clear_error(monkeypatch):
         jppo.make_anakin(NEEDS_DOWNLOAD)
 
 
+@pytest.mark.slow
 def test_cnn_trains_on_images():
     check_two_updates(lenient_env("Breakout-MinAtar"), SMALL(network="cnn", shared_torso=True))
 

@@ -37,6 +37,7 @@ def box(low, high):
     return ActionSpec((len(low),), "float32", low=tuple(low), high=tuple(high))
 
 
+@pytest.mark.slow
 def test_gymnax_is_imported_without_plotting_libraries():
     code = """
 import sys

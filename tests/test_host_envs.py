@@ -550,6 +550,7 @@ def test_exceptions_that_end_the_process_are_errors():
         make_host_env(functools.partial(Exiting, "reset", error=GeneratorExit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [0, 1])
 def test_a_run_whose_environment_exits_is_saved(tmp_path, num_actors):
     config = jppo.PPOConfig(num_envs=1, num_steps=8, num_minibatches=1, hidden_sizes=(4,))

@@ -32,6 +32,7 @@ def needs(num_envs, num_devices=1):
     return bytes_needed(compile_chunk(agent, PRESETS["default"].hyperparams))
 
 
+@pytest.mark.slow
 def test_memory_by_purpose_adds_up_to_the_peak(planned):
     agent = jppo.make_anakin(Counting(), CONFIG)
     state = jax.jit(agent.init)(jax.random.key(0), jppo.Hyperparams())
@@ -61,12 +62,14 @@ def test_the_result_has_a_short_repr_and_a_summary(planned):
     assert set(planned.summary()) == {field.name for field in dataclasses.fields(planned)}
 
 
+@pytest.mark.slow
 def test_devices_share_the_environments(planned):
     parts = plan(2_000_000, num_devices=4).memory
     assert parts["environments"] == planned.memory["environments"] // 4
     assert parts["parameters"] == planned.memory["parameters"]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_an_error_with_a_remedy():
     free = needs(4)
     message = r"num_envs = 8 and num_steps = 16 need .* KiB .* and .* are free; the largest num_envs that fits is 4"

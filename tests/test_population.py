@@ -62,6 +62,7 @@ def assert_same_run(run, other, rtol=2e-4, atol=2e-5):
         np.testing.assert_allclose(run.metrics[name], other.metrics[name], rtol, atol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_each_run_equals_a_run_trained_alone(population_runs):
     assert [(run.seed, run.settings["learning_rate"]) for run in population_runs.runs] == [
         (seed, rate) for rate in RATES for seed in SEEDS
@@ -181,6 +182,7 @@ def test_sweep_ends_when_all_runs_have_diverged():
     assert result.status == "diverged"
 
 
+@pytest.mark.slow
 def test_state_moved_to_the_host_and_back_continues_identically():
     agent = jppo.make_anakin(Probe(), CONFIG, total_steps=STEPS)
     program = compile_population(agent, 3)

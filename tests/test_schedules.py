@@ -288,6 +288,7 @@ def test_vmapped_training_over_schedules_equals_a_loop():
         np.testing.assert_allclose(metrics["hyperparams/ent_coef"][i], expected["hyperparams/ent_coef"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_schedules_of_one_kind_in_one_program(tmp_path):
     values = [0.01, linear(0.01, 0), linear(0.5, 0)]
     options = {"config": SMALL(), "total_steps": 4 * 32, "learning_rate": 1e-2, "num_devices": 1}

@@ -147,6 +147,7 @@ def test_a_run_whose_daemon_is_killed_is_saved_and_can_be_resumed(command, daemo
     assert read_metrics(command.directory / "run")["update"].tolist() == list(range(1, resumed["updates"] + 1))
 
 
+@pytest.mark.slow
 def test_two_interrupts_while_actors_start_end_the_run_at_once(command):
     command.await_(command.acting)
     everything = command.started()
@@ -159,6 +160,7 @@ def test_two_interrupts_while_actors_start_end_the_run_at_once(command):
     assert not (command.directory / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_killed_driver_end(command):
     command.await_(lambda: "ready" in command.out.read_text())
     everything = without_agents(command.started())

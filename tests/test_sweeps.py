@@ -69,6 +69,7 @@ def grid(tmp_path_factory):
     return result, messages.texts, names, path
 
 
+@pytest.mark.slow
 def test_runs_are_grouped_by_program_and_announced(grid):
     result, texts, names, _ = grid
     assert texts[0] == "8 runs in 2 programs"
@@ -155,6 +156,7 @@ def test_saved_runs_are_not_trained_again(grid):
     check_equal(again, result)
 
 
+@pytest.mark.slow
 def test_only_missing_runs_are_trained(grid, tmp_path):
     result = grid[0]
     run = result.run(5)
@@ -208,6 +210,7 @@ def test_run_directories_are_written_on_demand(grid):
         load_run(path / "run_dirs" / result.run(6).name)
 
 
+@pytest.mark.slow
 def test_successive_halving_stops_the_worse_half():
     """The learning rates range from useless to good; a good one survives."""
     rates, messages = [1e-9, 1e-8, 1e-7, 3e-3, 1e-2, 3e-2, 1e-6, 1e-5], Messages()
@@ -256,6 +259,7 @@ def test_several_environments_share_one_table(tmp_path):
         result.run(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("halving", [False, True])
 def test_interrupt_returns_the_results_so_far(tmp_path, halving, monkeypatch):
     monkeypatch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 1)

@@ -293,6 +293,7 @@ def test_actors_use_the_resources_of_their_trial(ray_of_two, tmp_path):
     assert all(actor == share | {"XLA_PYTHON_CLIENT_MEM_FRACTION": None} or actor == share for actor in found)
 
 
+@pytest.mark.slow
 def test_population_trial_reports_every_run(tmp_path, monkeypatch):
     """The last report of a trial of four runs agrees with a sweep of the same runs; examples/tune_populations.py runs
     such trials with Ray."""
