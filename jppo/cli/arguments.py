@@ -29,6 +29,9 @@ OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 
 
+_PRESET_HELP = (
+    "Preset with the default values of the options below (auto: the environment's own): " + ", ".join(PRESETS) + "."
+)
 _HINTS = {  # options of other programs
     **dict.fromkeys(
         ("env", "env_id", "env_name"), "the environment is an argument without an option: jppo {} CartPole-v1"
@@ -188,8 +191,7 @@ class RunArguments:
     """device: JAX environments (gymnax); ray: Gymnasium environments in Ray actors; auto: device if the environment is in JAX."""  # noqa: E501
     seed: int = 0
     """Seed of all random numbers."""
-    preset: str = "auto"
-    """Preset with the default values of the options below (auto: the environment's own): default, cleanrl-classic, mountaincar, pendulum, mujoco, taxi, gymnax-minatar, craftax, playground, brax, jumanji, xminigrid, navix."""  # noqa: E501
+    preset: Annotated[str, tyro.conf.arg(help=_PRESET_HELP)] = "auto"
     num_devices: OptionalInt = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
     scale_envs: ScaleEnvs = None
