@@ -3,8 +3,12 @@
 import csv
 import dataclasses
 import functools
+import json
 import os
 import signal
+import types
+from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +21,11 @@ from probes import NO_LIMIT, ObsActionReward, Probe
 import jppo
 from jppo.config.ppo import check_hyperparams
 from jppo.runs import plots
+from jppo.runs.checkpoints import Checkpoint
+from jppo.runs.leaves import copy_leaves
 from jppo.sweeps import pbt_trainer
 from jppo.sweeps.pbt import FACTORS, choose_sources, exchange, perturb
-from jppo.sweeps.population import to_host
+from jppo.sweeps.population import SweepProgress, to_host
 from jppo.sweeps.store import load_sweep
 from jppo.training.history import RecentEpisodes
 from jppo.training.progress import NullReporter
@@ -162,8 +168,8 @@ def test_exchange_copies_everything_but_keys_and_hyperparameters():
 
     def fill(like, number):
         rows = 1000 * np.arange(5) + number
-        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-            keys = jax.vmap(jax.random.key)(rows)
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):  # runs 2 and 3 have the same seed
+            keys = jax.vmap(jax.random.key)(np.where(np.arange(5) == 3, rows[2], rows))
             return keys if like.ndim == 1 else jax.vmap(lambda key: jax.random.split(key, like.shape[1]))(keys)
         return jnp.array(np.broadcast_to(rows.reshape(5, *[1] * (like.ndim - 1)), like.shape), like.dtype)
 
@@ -176,9 +182,13 @@ def test_exchange_copies_everything_but_keys_and_hyperparameters():
     changed = np.asarray(after.train.hyperparams.gae_lambda)
     assert (changed != np.asarray(expected.train.hyperparams.gae_lambda)).tolist() == [False, False, False, True, False]
     hyperparams = expected.train.hyperparams.replace(gae_lambda=after.train.hyperparams.gae_lambda)
-    train = expected.train.replace(key=before.train.key, hyperparams=hyperparams)
-    expected = expected.replace(train=train, collect=expected.collect.replace(key=before.collect.key))
+    train = expected.train.replace(key=after.train.key, hyperparams=hyperparams)
+    expected = expected.replace(train=train, collect=expected.collect.replace(key=after.collect.key))
     jax.tree.map(np.testing.assert_array_equal, to_host(after, 5), to_host(expected, 5))
+    for new, old in ((after.train.key, before.train.key), (after.collect.key, before.collect.key)):
+        new, old = jax.random.key_data(new), jax.random.key_data(old)
+        assert (new == old).reshape(5, -1).all(axis=1).tolist() == [True, True, True, False, True]
+        assert len(np.unique(new[:4].reshape(-1, 2), axis=0)) == new[:4].size // 2
 
 
 def test_the_sweep_replaces_bad_runs_and_records_it(trained):
@@ -307,6 +317,18 @@ def test_a_sweep_resumes_after_a_crash(trained, tmp_path, shared_program, monkey
     with pytest.raises(RuntimeError, match="no power"):
         sweep(sweep_dir=tmp_path / "s", progress=lambda _: Acting(8, crash))
     assert_same(sweep(sweep_dir=tmp_path / "s"), trained[0])
+
+
+def test_a_checkpoint_contains_the_reason_why_a_run_ended():
+    runs = [types.SimpleNamespace(number=number) for number in range(2)]
+    group = types.SimpleNamespace(runs=runs, agent=types.SimpleNamespace(config=CONFIG))
+    log, resumed = (pbt_trainer.PBTLogger(group, SweepProgress(NullReporter())) for _ in range(2))
+    log.empty_masks[1], state, checkpoints = 7, {"x": np.arange(2)}, Mock()
+    log.save(checkpoints, state)
+    update, seconds, counts, saved, content = checkpoints.save.call_args.args
+    content = json.loads(json.dumps(content))
+    resumed.restore(Checkpoint(Path(), update, seconds, counts, content, copy_leaves(saved)), state)
+    assert resumed.empty_masks == {1: 7}
 
 
 def test_result_is_the_same_on_several_devices(trained):

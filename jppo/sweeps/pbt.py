@@ -69,8 +69,8 @@ def exchange(
 ) -> tuple[AnakinState, Array]:
     """Replaces the worst runs by copies of the best ones and changes the hyperparameters of the copies.
 
-    A copy has the parameters, the optimizer's state, the normalization and the environments of the other run, but its
-    own random keys.
+    A copy has the parameters, the optimizer's state, the normalization and the environments of the other run, but other
+    random keys.
 
     Args:
       state: leaves [S, ...] of S >= R runs; the last S - R are padding.
@@ -83,19 +83,30 @@ def exchange(
       the new state, and the run [R] i32 from which each run was copied; the run itself if it was not replaced.
     """
     source = choose_sources(returns, finite, derive_key(key, "sources"), config.fraction)
-    runs = jnp.arange(len(returns))
-    padding = jnp.arange(len(returns), len(state.train.update))
-    rows = jnp.concatenate([source, padding])
+    runs = jnp.arange(len(state.train.update))
+    rows = jnp.concatenate([source, runs[len(returns) :]])
     copied = jax.tree.map(lambda x: x[rows], state)
     hyperparams = perturb(
         copied.train.hyperparams,
-        source != runs,
+        (rows != runs)[: len(returns)],
         derive_key(key, "hyperparameters"),
         ranges,
         config.resample_probability,
     )
-    train = copied.train.replace(hyperparams=hyperparams, key=state.train.key)
-    return AnakinState(train=train, collect=copied.collect.replace(key=state.collect.key)), source
+    train = copied.train.replace(hyperparams=hyperparams, key=_renew(state.train.key, rows != runs))
+    collect = copied.collect.replace(key=_renew(state.collect.key, rows != runs))
+    return AnakinState(train=train, collect=collect), source
+
+
+def _renew(keys: Array, replaced: Array) -> Array:
+    """Returns the keys [S, ...] of S runs with new ones where replaced, [S] bool.
+
+    Runs with the same seed have the same keys, and a copy must not repeat the draws of its source.
+    """
+    lead = (-1, *[1] * (keys.ndim - 1))
+    runs = jnp.broadcast_to(jnp.arange(len(keys)).reshape(lead), keys.shape)
+    renew = jax.vmap(lambda key, run: jax.random.fold_in(derive_key(key, "copy"), run))
+    return jnp.where(replaced.reshape(lead), renew(keys.ravel(), runs.ravel()).reshape(keys.shape), keys)
 
 
 def choose_sources(returns: Array, finite: Array, key: Array, fraction: float) -> Array:

@@ -199,6 +199,7 @@ class PBTLogger(PopulationLogger):
             "recent": [recent.to_json() for recent in self.recent],
             "completed": self.completed.tolist(),
             "finite": self.finite.tolist(),
+            "empty_masks": list(self.empty_masks.items()),
         }
         everything = {"state": to_host(state, len(self._numbers)), "history": self._history.arrays()}
         checkpoints.save(self.updates, self.seconds, counts or {}, everything, log)
@@ -214,6 +215,7 @@ class PBTLogger(PopulationLogger):
         for recent, content in zip(self.recent, start.log["recent"], strict=True):
             recent.restore(content)
         self.completed, self.finite = (np.array(start.log[name]) for name in ("completed", "finite"))
+        self.empty_masks = dict(start.log["empty_masks"])
         prefix = "['history']['"
         columns = {name.removeprefix(prefix)[:-2]: x for name, x in start.leaves.items() if name.startswith(prefix)}
         self._history.restore(columns, self.updates)
