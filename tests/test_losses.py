@@ -10,7 +10,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from probes import Probe
 
+import jppo
 from jppo.ppo import losses
 from jppo.ppo.advantages import gae
 from jppo.ppo.distributions import Categorical, DiagGaussian
@@ -210,3 +212,55 @@ def _terms(new, old, advantage, eps):
 def test_arrays_of_another_shape_raise_instead_of_broadcasting(loss):
     with pytest.raises(AssertionError, match="Assertion assert_"):
         loss(jnp.ones(4), jnp.ones((4, 1)))
+
+
+def returning(value):
+    return lambda *args: value
+
+
+def metric(name, value):
+    return lambda apply, batch, *rest: (jnp.mean(apply(batch.obs)[1]), {name: value})
+
+
+def module(init=returning(((), ())), **functions):
+    return jppo.LossModule(init=init, apply=lambda params, state, *args: losses.ppo_loss(*args), **functions)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": jppo.LossModule(init=returning(((), ())), apply=None)}, "LossModule.apply = None must be a function"),
+        ({"loss": returning(0.0)}, r"the loss returned float; it must return \(scalar, dict of scalar metrics\)"),
+        ({"loss": returning((0.0, {}, 1))}, "the loss returned tuple of 3; it must"),
+        ({"loss": returning((0.0, []))}, "the loss returned metrics in a list"),
+        ({"loss": returning((np.zeros(3), {}))}, r"the loss has shape \(3,\); the loss must return"),
+        ({"loss": metric("my/x", np.zeros(3))}, r"the metric 'my/x' has shape \(3,\)"),
+        ({"loss": metric("update", 0.0)}, "the metric 'update' is one of jppo's; choose another name"),
+        ({"loss": metric("eval/return_mean", 0.0)}, "the metric 'eval/return_mean' is one of jppo's"),
+        ({"loss": lambda apply, batch, *rest: (apply(batch.next_obs)[1].mean(), {})}, "batch.next_obs is empty; set"),
+        ({"loss": module(returning(3))}, r"LossModule.init returned int; it must return \(parameters, state\)"),
+        (
+            {"loss": module(returning((np.zeros(3, int), ())))},
+            "parameters of the LossModule are int32, but must",
+        ),
+        ({"loss": module(reward=returning(np.zeros((8, 4))))}, r"LossModule.reward returned ndarray; it must"),
+        (
+            {"loss": module(reward=returning((np.zeros(3), ())))},
+            r"LossModule has shape \(3,\); .* = \[8, 4\]",
+        ),
+        (
+            {"loss": module(reward=lambda params, state, rollout, axis: (rollout.reward, np.float32(1.0)))},
+            r"LossModule.reward returned the state float32\[\], but must keep its shapes and dtypes, \(\)",
+        ),
+        ({"advantages": returning(0.0)}, "the function of the advantages returned float; it must return"),
+        ({"advantages": returning((np.zeros((8, 4)), np.zeros(3)))}, r"array of value targets has shape \(3,\)"),
+    ],
+)
+def test_invalid_results_of_losses_and_advantages_are_explained(options, message):
+    def trace():
+        agent = jppo.make_anakin(Probe(), jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(4,)), **options)
+        jax.eval_shape(agent.step, jax.eval_shape(agent.init, jax.random.key(0)))
+
+    with pytest.raises(ValueError, match=message) as error:
+        trace()
+    assert "\n" not in str(error.value)

@@ -185,8 +185,8 @@ def test_exchange_copies_everything_but_keys_and_hyperparameters():
     train = expected.train.replace(key=after.train.key, hyperparams=hyperparams)
     expected = expected.replace(train=train, collect=expected.collect.replace(key=after.collect.key))
     jax.tree.map(np.testing.assert_array_equal, to_host(after, 5), to_host(expected, 5))
-    for new, old in ((after.train.key, before.train.key), (after.collect.key, before.collect.key)):
-        new, old = jax.random.key_data(new), jax.random.key_data(old)
+    keys = ((after.train.key, before.train.key), (after.collect.key, before.collect.key))
+    for new, old in jax.tree.map(jax.random.key_data, keys):
         assert (new == old).reshape(5, -1).all(axis=1).tolist() == [True, True, True, False, True]
         assert len(np.unique(new[:4].reshape(-1, 2), axis=0)) == new[:4].size // 2
 

@@ -11,6 +11,7 @@ from jppo.config.ppo import PPOConfig
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.kernels.flat_gradient import pack
 from jppo.ppo.kernels.microbatches import accumulate_gradients, num_microbatches
+from jppo.ppo.loss_check import check_loss, check_obs
 from jppo.ppo.losses import Apply, Loss, LossModule
 from jppo.ppo.optimizer import Optimizer, apply_gradient
 from jppo.ppo.policy import Policy
@@ -49,8 +50,8 @@ def gradient_step(
         apply = _make_apply(spec, state.policy.replace(params=params), minibatch)
         arguments = (apply, minibatch.samples, state.hyperparams, spec.config, key)
         if isinstance(spec.loss, LossModule):
-            return spec.loss.apply(loss_params, state.loss_state, *arguments)
-        return spec.loss(*arguments)
+            return check_loss(spec.loss.apply(loss_params, state.loss_state, *arguments))
+        return check_loss(spec.loss(*arguments))
 
     def gradient_of(minibatch: Minibatch) -> tuple[Metrics, PyTree]:
         (total, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, minibatch)
@@ -75,11 +76,11 @@ def gradient_step(
 def _make_apply(spec: LearnerSpec, policy_state: PolicyState, minibatch: Minibatch) -> Apply:
     """Returns the loss's function `apply`: obs [B, *obs] -> distribution, value [B]."""
     if not spec.policy.is_recurrent:
-        return lambda obs: spec.policy.step(policy_state, obs)[:2]
+        return lambda obs: spec.policy.step(policy_state, check_obs(obs))[:2]
     carry, reset = minibatch.carry, minibatch.reset
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
-        sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), obs)
+        sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), check_obs(obs))
         return spec.policy.unroll(policy_state, sequences, carry, reset)[:2]
 
     return apply

@@ -52,7 +52,10 @@ def build_learner(
       ValueError: an invalid network, optimizer, loss or advantages, or a number of devices that is not available or
         does not fit.
     """
-    if loss is not None and not isinstance(loss, LossModule):
+    if isinstance(loss, LossModule):
+        check_function("LossModule.init", loss.init)
+        check_function("LossModule.apply", loss.apply)
+    elif loss is not None:
         check_function("loss", loss)
     if advantages is not None:
         check_function("advantages", advantages)

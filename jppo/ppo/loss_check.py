@@ -1,0 +1,76 @@
+"""Validates the results of a user's loss and advantages while they are traced, so before anything runs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jppo.ppo.types import Array, Metrics, PyTree
+
+_OWN_METRICS = ("update", "env_steps", "finite", "reached", "empty_mask", "learning_rate")
+_OWN_PREFIXES = ("episode/", "eval/", "time/", "actors/", "hyperparams/")
+
+
+def as_pair(name: str, returned: Any, wanted: str) -> tuple[Any, Any]:
+    """Returns the result of a user's function. Raises ValueError unless it is a tuple of two."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise ValueError(f"{name} returned {type(returned).__name__}{count}; it must return {wanted}")
+    return returned
+
+
+def check_loss(returned: Any) -> tuple[Array, Metrics]:
+    """Returns the result of a loss. Raises ValueError unless it is a scalar and a dict of scalars."""
+    wanted = "(scalar, dict of scalar metrics)"
+    total, metrics = as_pair("the loss", returned, wanted)
+    if not isinstance(metrics, dict):
+        raise ValueError(f"the loss returned metrics in a {type(metrics).__name__}; it must return {wanted}")
+    for name, value in [("the loss", total), *((f"the metric {name!r}", value) for name, value in metrics.items())]:
+        if jnp.shape(value) != ():
+            raise ValueError(f"{name} has shape {jnp.shape(value)}; the loss must return {wanted}, for example means")
+    for name in metrics:
+        if name in _OWN_METRICS or name.startswith(_OWN_PREFIXES):
+            raise ValueError(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
+    return total, metrics
+
+
+def check_loss_init(returned: Any) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and the state of a `LossModule`. Raises ValueError if they are something else."""
+    params, state = as_pair("LossModule.init", returned, "(parameters, state), () for none")
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
+            name = f"parameters{jax.tree_util.keystr(path)} of the LossModule"
+            raise ValueError(f"the {name} are {dtype}, but must be real floats; put other arrays into the state")
+    return params, state
+
+
+def check_bonus(returned: Any, reward: Array, state: PyTree) -> tuple[Array, PyTree]:
+    """Returns the result of `LossModule.reward`.
+
+    Args:
+      reward: [T, N], the rollout's rewards.
+      state: the state before.
+
+    Raises:
+      ValueError: the rewards or the state have other shapes.
+    """
+    bonus, after = as_pair("LossModule.reward", returned, "(rewards [T, N], state)")
+    shapes = jax.eval_shape(lambda: (state, after))
+    before, now = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", shapes)
+    if before != now:
+        raise ValueError(f"LossModule.reward returned the state {now}, but must keep its shapes and dtypes, {before}")
+    return check_shape("the reward of the LossModule", bonus, reward), after
+
+
+def check_shape(name: str, array: Any, reward: Array) -> Array:
+    """Returns an array. Raises ValueError unless it has the shape of the rollout's rewards [T, N]."""
+    if jnp.shape(array) != reward.shape:
+        raise ValueError(f"{name} has shape {jnp.shape(array)}; it must be [T, N] = {list(reward.shape)}")
+    return array
+
+
+def check_obs(obs: PyTree) -> PyTree:
+    """Returns the observations of a call of `apply`. Raises ValueError for those that are not stored."""
+    if isinstance(obs, tuple) and not obs:
+        raise ValueError("batch.next_obs is empty; set PPOConfig(keep_next_obs=True) to store the next observations")
+    return obs
