@@ -36,7 +36,7 @@ class Envs:
         missing = [family for family in FAMILIES if not is_installed(family)]
         missing += [family for family in HOST_FAMILIES if not is_host_family_installed(family)]
         if missing:
-            print("\nfamilies that are not installed (docs/environments.md, docs/host_environments.md):")
+            print("\nfamilies not installed (docs/environments.md, docs/host_environments.md):")
             for family in missing:
                 print(f"  {family:<12}{install_command(family)}")
         return 0

@@ -146,6 +146,11 @@ def _run(command: Any) -> int:
             return 0
         print(f"jppo: sys.exit({error.code!r}) ended the command; the environment may call it", file=sys.stderr)
         return EXIT_FAILED
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, SystemExit):
+            raise
+        print(f"jppo: {error}", file=sys.stderr)
+        return EXIT_FAILED
     return code
 
 
