@@ -349,3 +349,10 @@ def test_pettingzoo(name):
     assert ends >= 8
     with pytest.raises(ValueError, match="the agents adversary_0 and agent_0 have different observation spaces"):
         make_host_env("pettingzoo:mpe/simple_tag_v3")
+
+
+def test_check_env_checks_the_rows_of_agents():
+    report = jppo.check_env(Team, steps=32, num_envs=2)
+    assert report.passed, report.failed
+    with pytest.raises(ValueError, match="duo has 2 agents; check_env checks on-device environments with one"):
+        jppo.check_env(duo())

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.envs.agent_rows import is_parallel_env
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import PASS, SKIPPED, Check, report_exceptions, report_refusals
@@ -58,7 +59,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
         yield from _check_envs(lambda: _without_close(env), steps, seed, [env])
         return
     first = _make(env, seed)
-    if hasattr(first, "num_envs"):
+    if hasattr(first, "num_envs") or is_parallel_env(first):
         first.close()
         with report_refusals():
             host = open_host_env(env)

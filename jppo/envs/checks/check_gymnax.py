@@ -62,6 +62,8 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         yield from _judge_tracing(source, params)
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
+    if made.num_agents > 1:
+        raise ValueError(f"{made.name} has {made.num_agents} agents; check_env checks on-device environments with one")
     if has_functions:
         yield from _judge_functions(made)
     with report_refusals():

@@ -1,4 +1,7 @@
-"""Checks of Gymnasium's vector environments, made by a function of num_envs or by EnvPool."""
+"""Checks of Gymnasium's vector environments, made by a function of num_envs or by EnvPool, and of several agents.
+
+With several agents, there are num_envs environments, and each agent is a row.
+"""
 
 import contextlib
 import time
@@ -20,6 +23,7 @@ _RESETS = 32
 
 def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     """Yields the results of all checks. Final observations come from the autoreset mode, as in a run."""
+    num_envs *= host.num_agents
     seeds = list(range(seed, seed + num_envs))
     actions = draw_actions(host.action_spec, seed, steps, num_envs)
     observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
@@ -28,8 +32,8 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
         trace = _play(host, seeds, actions, observations, masks)
         seconds = time.perf_counter() - begin
         again = _play(host, seeds, actions, observations, masks)
-        many = host.make(list(range(seed, seed + _RESETS)))
-        obs, digest = observations.see(many.reset(), (_RESETS,))
+        many = host.make(list(range(seed, seed + _RESETS * host.num_agents)))
+        obs, digest = observations.see(many.reset(), (_RESETS * host.num_agents,))
         many.close()
     starts = Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
     yield Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
