@@ -169,6 +169,22 @@ def test_convolution_equals_its_plain_form():
     chex.assert_trees_all_close(tuned, plain, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1)])
+def test_strided_convolution_equals_its_plain_form(size, stride):
+    """The height is no multiple of the stride."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, kernel = jax.random.normal(keys[0], (2, 23, 16, 3)), jax.random.normal(keys[1], (size, size, 3, 5))
+    shape = jax.eval_shape(lambda: convolution.convolve_plain(x, kernel, jnp.arange(5.0), stride)).shape
+    weights = jax.random.normal(keys[2], shape)
+
+    def value_and_gradient(function):
+        total = lambda *args: jnp.sum(weights * function(*args, stride))  # noqa: E731
+        return jax.value_and_grad(total, (0, 1, 2))(x, kernel, jnp.arange(5.0))
+
+    tuned, plain = map(value_and_gradient, (convolution.convolve_tuned, convolution.convolve_plain))
+    chex.assert_trees_all_close(tuned, plain, rtol=1e-3, atol=1e-3)
+
+
 def test_categorical_kernels_equal_their_plain_forms():
     logits = jax.random.normal(jax.random.key(0), (6, 5, 3)).at[0, 0, 1].set(-jnp.inf)
     action = jax.random.randint(jax.random.key(1), (6, 5), 0, 3).at[0, 0].set(2).at[1, :2].set(jnp.array([-1, 3]))

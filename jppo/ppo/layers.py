@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jppo.ppo.kernels.convolution import convolve_3x3
+from jppo.ppo.kernels.convolution import convolve, convolve_3x3
 from jppo.ppo.kernels.dense import affine
 from jppo.ppo.types import Array
 
@@ -83,10 +83,25 @@ class ConvTorso(nn.Module):
         if min(x.shape[1:3]) < _SCREEN_SIZE:
             weights = Dense(16, math.sqrt(2.0), self.dtype, name="conv").weights(9 * x.shape[-1])
             return flatten(nn.relu(convolve_3x3(x, *weights)))
-        for features, kernel, stride in SCREEN_CONVOLUTIONS:
-            init = nn.initializers.orthogonal(math.sqrt(2.0))
-            x = nn.relu(nn.Conv(features, (kernel, kernel), stride, "VALID", dtype=self.dtype, kernel_init=init)(x))
+        for number, (features, size, stride) in enumerate(SCREEN_CONVOLUTIONS):
+            x = nn.relu(Convolution(features, size, stride, self.dtype, name=f"Conv_{number}")(x))
         return flatten(x)
+
+
+class Convolution(nn.Module):
+    """A convolution without padding, with orthogonal initial weights of gain sqrt(2)."""
+
+    features: int
+    size: int
+    stride: int
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.orthogonal(math.sqrt(2.0)), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return convolve(x, kernel.astype(self.dtype), bias.astype(self.dtype), self.stride)
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
