@@ -275,6 +275,11 @@ def test_unknown_names_have_a_hint():
         choose_backend("craftax:Craftax-Symbolc-v1")
 
 
+def test_a_name_without_its_family_has_a_hint():
+    with pytest.raises(ValueError, match=r"did you mean craftax:Craftax-Symbolic-v1\?"):
+        choose_backend("Craftax-Symbolic-v1")
+
+
 def test_a_family_that_is_not_installed_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr(families, "is_installed", lambda family: False)
     with pytest.raises(ValueError, match=r"needs the package xminigrid, which is not installed; pip install 'jppo\[xm"):

@@ -39,9 +39,9 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
     limit = max_steps_in_episode or getattr(source, "time_limit", None)
     if "time_limit" in inspect.signature(type(source)).parameters:
         source = jumanji.make(name, **options | {"time_limit": _NEVER})
-    action_space = _action_space(source.action_spec)
-    sizes = tuple(map(int, getattr(action_space, "nvec", ())))
     mask = getattr(jax.eval_shape(source.reset, jax.random.key(0))[1].observation, ACTION_MASK, None)
+    action_space = _action_space(source.action_spec, mask)
+    sizes = tuple(map(int, getattr(action_space, "nvec", ())))
     is_joint = bool(sizes) and mask is not None and mask.shape == sizes
 
     def observe(obs: PyTree) -> PyTree:
@@ -67,14 +67,14 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
     return with_limit_and_reset(EpisodicEnv(name, reset, step, space, render=_renderer(source)), limit, pool)
 
 
-def _action_space(spec: Any) -> spaces.Space:
-    """Returns the space of Jumanji's action spec."""
+def _action_space(spec: Any, mask: Any) -> spaces.Space:
+    """Returns the space of Jumanji's action spec. MultiCVRP's bounds allow one number more than its mask."""
     if hasattr(spec, "num_values"):
         sizes = np.asarray(spec.num_values)
         return spaces.MultiDiscrete(sizes) if sizes.ndim else spaces.Discrete(int(sizes))
     low, high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
     if np.issubdtype(spec.dtype, np.integer):
-        return spaces.MultiDiscrete(high - low + 1, start=low)
+        return spaces.MultiDiscrete(high - low + 1 if mask is None else np.full(spec.shape, mask.shape[-1]), start=low)
     return spaces.Box(low, high, dtype=np.float32)
 
 

@@ -1,14 +1,15 @@
 """Adapter for Navix, tested with 0.7.4 (https://github.com/epignatelli/navix).
 
 `step_type` is 1 after a truncation and 2 after a termination. `step` would reset in the step after the end of an
-episode and ignore its action, so the adapter uses `_step`. The state contains the images of the grid, which are
-removed: 200 kB per environment of 8 x 8.
+episode and ignore its action, so the adapter uses `_step`. The state contains images of the grid, 12 kB per environment
+of 8 x 8, which are removed.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 import navix
+import numpy as np
 from gymnasium import spaces
 from navix import observations
 from navix.rendering.cache import RenderingCache
@@ -53,7 +54,7 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
 
     def render(timestep: PyTree) -> Any:
         state = timestep.state.replace(cache=RenderingCache.init(jnp.asarray(timestep.state.grid)))
-        return observations.rgb(state)
+        return np.asarray(observations.rgb(state)).repeat(4, axis=0).repeat(4, axis=1)
 
     env = EpisodicEnv(name, reset, step, spaces.Discrete(len(source.action_set)), render=render)
     return with_limit_and_reset(env, source.max_steps, pool)
