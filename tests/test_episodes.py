@@ -141,6 +141,21 @@ def test_named_tuples_become_dicts_whose_mask_counts():
     assert set(env.reset(jax.random.key(0))[0]) == {"position", "action_mask"}
 
 
+def test_states_with_empty_arrays_train_on_several_devices():
+    def reset(key):
+        obs, state = walk_reset(key)
+        return obs, (state, jnp.zeros((0, 3)))
+
+    def step(key, state, action):
+        assert state[1].shape == (0, 3)
+        obs, *rest = walk_step(key, state[0], action)
+        return obs, (rest[0], state[1]), *rest[1:]
+
+    env = jppo.with_limit_and_reset(jppo.EpisodicEnv("empty", reset, step, ACTIONS))
+    result = jppo.train(env, num_envs=8, num_steps=8, total_steps=128, hidden_sizes=(4,), num_devices=2)
+    assert result.summary["status"] == "finished"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -73,6 +73,7 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
         obs = trace_episodic_env(env, action_spec)
     except BrokenContractError as error:
         raise BrokenContractError(f"{env.name}: {error.args[0]}", error.args[1], error.check) from None
+    env = _without_empty_arrays(env)
     restart = make_restart(env.reset if pool is None else _pool_reset(env.reset, pool))
 
     def reset(key: Array) -> tuple[PyTree, EpisodeState]:
@@ -123,6 +124,33 @@ def _plain_step(step: Callable[..., Any]) -> Callable[..., Any]:
         return (*strip_weak_types((_as_dicts(returned[0]), returned[1])), *returned[2:])
 
     return plain_step
+
+
+def _without_empty_arrays(env: EpisodicEnv) -> EpisodicEnv:
+    """Returns an environment whose state has None for arrays without elements, such as MuJoCo's, which JAX cannot shard
+    over devices."""
+    specs, structure = jax.tree.flatten(jax.eval_shape(env.reset, jax.random.key(0))[1])
+    if all(spec.size for spec in specs):
+        return env
+
+    def reduced(state: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x if x.size else None, state)
+
+    def complete(state: PyTree) -> PyTree:
+        leaves = iter(jax.tree.leaves(state))
+        filled = [next(leaves) if spec.size else jnp.zeros(spec.shape, spec.dtype) for spec in specs]
+        return jax.tree.unflatten(structure, filled)
+
+    def reset(key: Array) -> tuple[PyTree, PyTree]:
+        obs, state = env.reset(key)
+        return obs, reduced(state)
+
+    def step(key: Array, state: PyTree, action: PyTree) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        obs, state, *outcome = env.step(key, complete(state), action)
+        return obs, reduced(state), *outcome
+
+    render = env.render
+    return env._replace(reset=reset, step=step, render=render and (lambda state: render(complete(state))))
 
 
 def _as_dicts(obs: PyTree) -> PyTree:
