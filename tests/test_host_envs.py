@@ -356,8 +356,8 @@ REFUSED = {
     "host_probes:by_hand.no": "module host_probes has no by_hand.no",
     "os:getcwd": "os:getcwd made a str; it must make a gymnasium.Env",
     ":": "'' is not a valid module name; write module:name",
-    "./host_probes.py:Counting": "'./host_probes.py' is not a valid module name; write module:name",
-    "host_probes.py:Counting": "there is no module host_probes.py",
+    "./host_probes.py:Counting": "write the name of the module, not of its file: host_probes:Counting",
+    "host_probes.py:Counting": "write the name of the module, not of its file: host_probes:Counting",
     "host_probes:INSTANCE": "host_probes:INSTANCE is a Counting, not a class or function that makes a gymnasium.Env",
     "an instance": (
         Counting(),

@@ -44,7 +44,7 @@ CASES = [
     ("jppo train CartPole-v1 --num-devices 0", "num_devices = 0 must be a whole number of at least 1"),
     ("jppo train CartPole-v1 --total-steps 1e30", "updates; there must be less than 2**31"),
     ("jppo train CartPole-v1 --seed -1", "seed = -1 must be a whole number from 0 to 2**32 - 1"),
-    ("jppo train CartPole-v1 --preset atary", "unknown preset 'atary'; choose from default,"),
+    ("jppo train CartPole-v1 --preset atary", "unknown preset 'atary'; did you mean atari?"),
     ("jppo train CartPole-v1 --lerning-rate 1", "did you mean --learning-rate?"),
     (
         "jppo train CartPole-v1 --num-devices 3",

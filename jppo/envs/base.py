@@ -40,9 +40,10 @@ class Environment(NamedTuple):
 
 def replace_fields(params: Any, changes: dict[str, Any]) -> Any:
     """Returns parameters of an environment with other values. Raises ValueError for unknown names."""
-    unknown = sorted(set(changes) - set(vars(params)))
-    if unknown:
-        raise ValueError(f"unknown parameters {', '.join(unknown)}; choose from {', '.join(sorted(vars(params)))}")
+    known = getattr(params, "__dict__", {})  # parameters may be None
+    if unknown := sorted(set(changes) - set(known)):
+        choices = f"choose from {', '.join(sorted(known))}" if known else "the environment has none"
+        raise ValueError(f"unknown parameters {', '.join(unknown)}; {choices}")
     return params.replace(**changes) if changes else params
 
 
