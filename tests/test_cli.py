@@ -979,7 +979,7 @@ def test_the_current_directory_is_last_on_the_path_of_actors(tmp_path):
 
 def test_the_script_is_installed():
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="jppo")
-    assert script.load() is main
+    assert script.load() is importlib.import_module("jppo.__main__").main
 
 
 def start(program, *argv):
