@@ -1,9 +1,11 @@
 """Tests that names, commands and links in the documentation exist."""
 
+import ast
 import dataclasses
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -119,11 +121,33 @@ def test_navigation_contains_every_page_once():
     )  # examples: generated
 
 
-def test_commands_of_the_tutorial_exist():
-    argvs = [argv for block in tutorial.blocks() if block.language == "sh" for argv in tutorial.commands(block)]
-    assert {argv[0] for argv in argvs} >= {"train", "eval", "plot", "play", "check-env", "sweep"}
+def blocks_of_all_pages(language):
+    """Yields the page and the text of each block in README and the documentation."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for text in re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            yield page, text
+
+
+def test_commands_of_all_pages_exist():
+    block_commands = [commands_of(text) for _, text in blocks_of_all_pages("sh")]
+    argvs = [argv for commands in block_commands for argv in commands]
+    assert {argv[0] for argv in argvs} >= {"train", "eval", "plot", "play", "check-env", "sweep", "export", "report"}
     for argv in argvs:
-        parse_command(argv)
+        if argv != ["--version"]:
+            parse_command(argv)
+
+
+def commands_of(text):
+    """Returns the arguments of each `jppo` command, without what follows a pipe or an ampersand."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(re.split(r" [|&>]", line)[0], comments=True)[1:] for line in lines if line.startswith("jppo ")]
+
+
+def test_python_code_of_all_pages_uses_existing_names():
+    for page, text in blocks_of_all_pages("python"):
+        for node in ast.walk(ast.parse(text, str(page))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jppo":
+                assert hasattr(jppo, node.attr), (page, node.attr)
 
 
 @pytest.mark.slow
