@@ -138,7 +138,7 @@ def test_commands_of_all_pages_exist():
 
 
 def commands_of(text):
-    """Returns the arguments of each `jppo` command, without what follows a pipe or an ampersand."""
+    """Returns the arguments of each `jppo` command, up to a pipe, an ampersand or a redirection."""
     lines = text.replace("\\\n", " ").splitlines()
     return [shlex.split(re.split(r" [|&>]", line)[0], comments=True)[1:] for line in lines if line.startswith("jppo ")]
 

@@ -171,7 +171,7 @@ def test_convolution_equals_its_plain_form():
 
 @pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1)])
 def test_strided_convolution_equals_its_plain_form(size, stride):
-    """The height is no multiple of the stride."""
+    """The height is not a multiple of the stride."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, kernel = jax.random.normal(keys[0], (2, 23, 16, 3)), jax.random.normal(keys[1], (size, size, 3, 5))
     shape = jax.eval_shape(lambda: convolution.convolve_plain(x, kernel, jnp.arange(5.0), stride)).shape

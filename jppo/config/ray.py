@@ -98,7 +98,7 @@ def spread_envs(
 
 
 def not_divisible_by_agents(name: str, number: int, agents: int) -> str:
-    """Returns the message for a number of environments that is no multiple of the number of agents."""
+    """Returns the message for a number of environments that is not a multiple of the number of agents."""
     below = number - number % agents
     nearest = " or ".join(str(n) for n in (below, below + agents) if n)
     return f"{name} = {number} counts agents and must be a multiple of the {agents} agents of an environment: {nearest}"

@@ -47,7 +47,7 @@ class HostEnvironment(NamedTuple):
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
     action_spec: PyTree  # ActionSpec leaves
     has_info_mask: bool = False  # whether the observations contain the mask of the info (`InfoMask`)
-    num_agents: int = 1  # M agents share the policy; each is a row of its own
+    num_agents: int = 1  # M agents share the policy; there is one row per agent
 
     def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
         """Makes one environment per seed. With M agents, there is a seed for each agent of each environment.

@@ -1,4 +1,4 @@
-"""Resets of environments whose episode ended, for any reset function, at the price of the resets that are needed."""
+"""Resets of environments whose episode ended, for any reset function. Only the resets that are needed are computed."""
 
 from collections.abc import Callable
 
