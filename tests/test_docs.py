@@ -107,6 +107,20 @@ def test_migration_pages_name_existing_settings():
         assert named <= names | {"action_mask", "env_steps", "stop", "update"}, page
 
 
+def test_navigation_starts_with_the_main_guides():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("- Guides:")[2]
+    assert re.findall(r"- (\w.*): [\w/]+\.md$", nav, re.MULTILINE)[:8] == [
+        "Devices",
+        "Ray on one machine",
+        "Clusters",
+        "Sweeps and PBT",
+        "Recurrence and masks",
+        "Checkpoints",
+        "Export",
+        "Debugging a run that does not learn",
+    ]
+
+
 def test_reference_contains_every_public_name_once():
     pages = (ROOT / "docs/reference").glob("*.md")
     named = [name for page in pages for name in re.findall(r"^::: jppo\.(\w+)$", page.read_text(), re.MULTILINE)]
