@@ -107,6 +107,35 @@ def test_migration_pages_name_existing_settings():
         assert named <= names | {"action_mask", "env_steps", "stop", "update"}, page
 
 
+ARGUMENTS = {
+    "brax": "environment num_timesteps max_devices_per_host wrap_env vision augment_pixels num_envs episode_length "
+    "action_repeat wrap_env_fn randomization_fn learning_rate entropy_cost discounting unroll_length batch_size "
+    "num_minibatches num_updates_per_batch num_resets_per_eval normalize_observations normalize_observations_std_eps "
+    "normalize_observations_mode normalize_until_count reward_scaling clipping_epsilon clipping_epsilon_value "
+    "gae_lambda max_grad_norm normalize_advantage vf_loss_coefficient bootstrap_on_timeout use_distributional_critic "
+    "desired_kl learning_rate_schedule learning_rate_schedule_min_lr learning_rate_schedule_max_lr network_factory "
+    "seed use_pmap_on_reset num_evals eval_env num_eval_envs deterministic_eval log_training_metrics "
+    "training_metrics_steps progress_fn policy_params_fn save_checkpoint_path restore_checkpoint_path restore_params "
+    "restore_value_fn run_evals",
+    "sb3": "policy env learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_vf "
+    "normalize_advantage ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class "
+    "rollout_buffer_kwargs target_kl stats_window_size tensorboard_log policy_kwargs verbose seed device "
+    "_init_setup_model",
+    "cleanrl": "exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video save_model "
+    "upload_model hf_entity env_id total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda "
+    "num_minibatches update_epochs norm_adv clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl batch_size "
+    "minibatch_size num_iterations",
+}
+
+
+@pytest.mark.parametrize("library", ARGUMENTS)
+def test_migration_pages_name_every_argument_of_the_other_library(library):
+    """The arguments are those of the versions in docs/migration/README.md."""
+    rows = re.findall(r"^\| (`.*?) \| ", (ROOT / f"docs/migration/{library}.md").read_text(), re.MULTILINE)
+    named = {name for cell in rows for name in re.findall(r"`(\w+)(?:=[^`]*)?`", cell)}
+    assert set(ARGUMENTS[library].split()) <= named
+
+
 def test_navigation_starts_with_the_main_guides():
     nav = (ROOT / "mkdocs.yml").read_text().partition("- Guides:")[2]
     assert re.findall(r"- (\w.*): [\w/]+\.md$", nav, re.MULTILINE)[:8] == [
