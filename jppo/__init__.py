@@ -11,6 +11,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.actors import numpy_policy as numpy_policy
     from jppo.actors.env_runner import EnvRunner as EnvRunner
+    from jppo.actors.sebulba import Sebulba as Sebulba
     from jppo.actors.sebulba import make_sebulba as make_sebulba
     from jppo.benchmark.bench import bench as bench
     from jppo.benchmark.plan import PlanResult as PlanResult
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.config.ppo import Hyperparams as Hyperparams
     from jppo.config.ppo import PPOConfig as PPOConfig
     from jppo.config.presets import PRESETS as PRESETS
+    from jppo.config.presets import Preset as Preset
     from jppo.config.ray import RayConfig as RayConfig
     from jppo.config.resources import Resources as Resources
     from jppo.config.run import RunConfig as RunConfig
@@ -38,6 +40,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.errors import TrainingDiverged as TrainingDiverged
     from jppo.ppo.advantages import gae as gae
     from jppo.ppo.advantages import gae_advantages as gae_advantages
+    from jppo.ppo.anakin import Anakin as Anakin
     from jppo.ppo.anakin import make_anakin as make_anakin
     from jppo.ppo.distributions import Categorical as Categorical
     from jppo.ppo.distributions import DiagGaussian as DiagGaussian
@@ -48,17 +51,22 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.ppo.losses import ppo_loss as ppo_loss
     from jppo.ppo.networks import Network as Network
     from jppo.ppo.networks import RecurrentNetwork as RecurrentNetwork
+    from jppo.ppo.types import Batch as Batch
+    from jppo.ppo.types import Transition as Transition
     from jppo.runs.display import Picture as Picture
     from jppo.runs.evaluation import Evaluation as Evaluation
     from jppo.runs.evaluation import evaluate as evaluate
+    from jppo.runs.export import ExportedPolicy as ExportedPolicy
     from jppo.runs.export import export_policy as export_policy
     from jppo.runs.export import load_exported as load_exported
     from jppo.runs.load import load_policy as load_policy
     from jppo.runs.playback import play as play
     from jppo.runs.policy import TrainedPolicy as TrainedPolicy
     from jppo.sweeps import tune as tune
+    from jppo.sweeps.results import SettingResult as SettingResult
     from jppo.sweeps.results import SweepResult as SweepResult
     from jppo.sweeps.sweep import sweep as sweep
+    from jppo.sweeps.sweep_run import SweepRun as SweepRun
     from jppo.training.callback import CallbackEvent as CallbackEvent
     from jppo.training.progress import NullReporter as NullReporter
     from jppo.training.progress import PrintReporter as PrintReporter
@@ -68,14 +76,14 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
 
 _MODULES = {
     "jppo.actors.env_runner": ("EnvRunner",),
-    "jppo.actors.sebulba": ("make_sebulba",),
+    "jppo.actors.sebulba": ("Sebulba", "make_sebulba"),
     "jppo.actors.numpy_policy": ("numpy_policy",),
     "jppo.benchmark.bench": ("bench",),
     "jppo.benchmark.plan": ("PlanResult", "plan"),
     "jppo.benchmark.report": ("BenchResult",),
     "jppo.config.pbt": ("PBTConfig",),
     "jppo.config.ppo": ("Hyperparams", "PPOConfig"),
-    "jppo.config.presets": ("PRESETS",),
+    "jppo.config.presets": ("PRESETS", "Preset"),
     "jppo.config.ray": ("RayConfig",),
     "jppo.config.resources": ("Resources",),
     "jppo.config.run": ("RunConfig",),
@@ -88,18 +96,20 @@ _MODULES = {
     "jppo.envs.gymnasium": ("make_host_env",),
     "jppo.errors": ("ActorsFailed", "HostFailed", "NoLegalAction", "TrainingDiverged"),
     "jppo.ppo.advantages": ("gae", "gae_advantages"),
-    "jppo.ppo.anakin": ("make_anakin",),
+    "jppo.ppo.anakin": ("Anakin", "make_anakin"),
     "jppo.ppo.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
     "jppo.ppo.losses": ("LossModule", "mean_over_rows", "ppo_loss"),
     "jppo.ppo.networks": ("Network", "RecurrentNetwork"),
+    "jppo.ppo.types": ("Batch", "Transition"),
     "jppo.runs.display": ("Picture",),
     "jppo.runs.evaluation": ("Evaluation", "evaluate"),
-    "jppo.runs.export": ("export_policy", "load_exported"),
+    "jppo.runs.export": ("ExportedPolicy", "export_policy", "load_exported"),
     "jppo.runs.load": ("load_policy",),
     "jppo.runs.playback": ("play",),
     "jppo.runs.policy": ("TrainedPolicy",),
-    "jppo.sweeps.results": ("SweepResult",),
+    "jppo.sweeps.results": ("SettingResult", "SweepResult"),
     "jppo.sweeps.sweep": ("sweep",),
+    "jppo.sweeps.sweep_run": ("SweepRun",),
     "jppo.sweeps.tune": ("tune",),
     "jppo.training.callback": ("CallbackEvent",),
     "jppo.training.progress": ("NullReporter", "PrintReporter", "Reporter"),

@@ -4,36 +4,12 @@ A block with a title is saved as a file of this name. Lines that do not start wi
 """
 
 import re
-import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-PAGES = Path(__file__).parent.parent / "docs" / "tutorial"
+from snippets import ROOT, blocks, commands, run
+
 NAMES = ("train", "inspect", "own-environment", "own-network", "many-seeds")
-_BLOCK = re.compile(r'^```(python|sh)(?: title="([\w.]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-
-
-class Block(NamedTuple):
-    """A code block: a file, Python code or commands."""
-
-    page: str
-    language: str
-    title: str
-    text: str
-
-
-def blocks() -> Iterator[Block]:
-    """Yields the blocks of all pages in order."""
-    for name in NAMES:
-        for language, title, text in _BLOCK.findall((PAGES / f"{name}.md").read_text()):
-            yield Block(name, language, title, text)
-
-
-def commands(block: Block) -> list[list[str]]:
-    """Returns the arguments of each `jppo` command of a block."""
-    return [shlex.split(line, comments=True)[1:] for line in block.text.splitlines() if line.startswith("jppo ")]
 
 
 def _prepare(argv: list[str]) -> list[str]:
@@ -53,13 +29,10 @@ def run_all() -> None:
 
     sys.path.insert(0, "")
     names: dict[str, object] = {}
-    for block in blocks():
-        if block.title:
-            Path(block.title).write_text(block.text)
-        elif block.language == "python":
-            code = re.sub(r"total_steps=[\d_]+", "total_steps=4096", block.text)
-            exec(compile(code, block.page, "exec"), names)
-        else:
+    for block in (block for name in NAMES for block in blocks(ROOT / f"docs/tutorial/{name}.md")):
+        if block.language == "python":
+            run(block._replace(text=re.sub(r"total_steps=[\d_]+", "total_steps=4096", block.text)), names)
+        elif block.language == "sh":
             for argv in commands(block):
                 assert main(_prepare(argv)) == 0, argv
 

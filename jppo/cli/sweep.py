@@ -75,7 +75,7 @@ class Sweep:
     successive_halving: bool = False
     """Stop the worse half of the runs after 1/16, 1/8, 1/4 and 1/2 of the updates."""
     pbt: bool = False
-    """Population-based training: at regular times, the worst runs become copies of the best ones, and the hyperparameters with several values change in the copies (docs/scaling.md)."""  # noqa: E501
+    """Population-based training: at regular times, the worst runs become copies of the best ones, and the hyperparameters with several values change in the copies (docs/sweeps.md)."""  # noqa: E501
     pbt_every: OptionalInt = None
     """With --pbt: number of updates between two exchanges. Default: a twentieth of the updates."""
     pbt_fraction: float = PBTConfig.fraction
