@@ -7,13 +7,12 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """Takes the comment at the end of the field's line, or the line before it, as the docstring of the field."""
+    """Takes the comment at the end of the field's line as the docstring of the field."""
 
     def on_attribute_instance(self, *, node: Any, attr: griffe.Attribute, agent: Any, **kwargs: Any) -> None:
         if attr.docstring or not isinstance(node, ast.AnnAssign) or not isinstance(attr.parent, griffe.Class):
             return
-        lines = attr.lines_collection[attr.filepath]
-        before, line = lines[node.lineno - 2].strip(), lines[node.end_lineno - 1][node.end_col_offset :]
-        comment = line.partition("#")[2].strip() or (before.removeprefix("# ") if before.startswith("# ") else "")
-        if comment:
-            attr.docstring = griffe.Docstring(comment[0].upper() + comment[1:], parent=attr)
+        line = attr.lines_collection[attr.filepath][node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        comment = line.partition("#")[2].strip()
+        if comment and not comment.startswith(("noqa", "type:")):
+            attr.docstring = griffe.Docstring(comment.replace("*", r"\*"), parent=attr)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(
-    r'^(?:<!-- not run: (?P<reason>.+) -->\n)?(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[\w.]+)")?\n'
-    r"(?P<text>.*?)^ *```$",
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)? *```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<text>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -35,7 +34,7 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
             page=page,
             line=text.count("\n", 0, match.start("text")) + 1,
             language=match["language"],
-            title=match["title"] or "",
+            title="".join(re.findall(r'title="([^"]+)"', match["options"])),
             text=textwrap.dedent(match["text"]),
             reason=match["reason"] or "",
         )
@@ -65,11 +64,9 @@ def shrink_runs(monkeypatch) -> None:
     from jppo.ppo import anakin
     from jppo.training import settings
 
-    check_total_steps, spread, make_anakin = (
-        settings.check_total_steps,
-        settings._spread_over_actors,
-        anakin.make_anakin,
-    )
+    check_total_steps = settings.check_total_steps
+    spread = settings._spread_over_actors
+    make_anakin = anakin.make_anakin
 
     def shrink(config, num_agents=1):
         sizes = {"num_envs": 4 * num_agents, "num_steps": 16, "num_minibatches": 4}

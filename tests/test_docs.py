@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 import tutorial
 from lenient import lenient_env
@@ -17,6 +18,7 @@ from snippets import PAGES, ROOT, blocks, commands
 import jppo
 from jppo.cli.main import COMMANDS, parse_command
 from jppo.ppo import losses
+from jppo.ppo.losses import ppo_loss
 
 
 def test_metrics_page_defines_exactly_the_logged_metrics():
@@ -55,6 +57,18 @@ def test_architecture_page_names_existing_files_and_objects():
         source = "".join(file.read_text() for file in files if file.is_file())
         for name in names:
             assert re.search(rf"^(def|class) {name}\b|^{name}\b.* = ", source, re.MULTILINE), name
+
+
+def test_loss_of_the_extension_page_trains():
+    def with_symmetric_kl(apply, batch, hyperparams, config, key):
+        total, metrics = ppo_loss(apply, batch, hyperparams, config, key)
+        distribution, _ = apply(batch.obs)
+        penalty = jax.numpy.mean(jax.numpy.square(distribution.log_prob(batch.action) - batch.log_prob))
+        return total + 0.1 * penalty, metrics | {"loss/penalty": penalty}
+
+    config = jppo.PPOConfig(num_envs=4, num_steps=16)
+    result = jppo.train(lenient_env("CartPole-v1"), total_steps=256, config=config, loss=with_symmetric_kl)
+    assert (result.metrics["loss/penalty"] > 0).all()
 
 
 def test_loss_functions_and_options_have_docstrings():

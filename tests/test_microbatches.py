@@ -17,13 +17,20 @@ from jppo.ppo.policy import make_policy
 from jppo.ppo.types import Batch, PolicyState
 
 ROWS = 2048
-ACTIONS = [ActionSpec((), "int32", num_actions=2), ActionSpec((), "int32", num_actions=18), ActionSpec((6,), "float32")]
+ACTIONS = [
+    ActionSpec((), "int32", num_actions=2),
+    ActionSpec((), "int32", num_actions=18),
+    ActionSpec((1,), "float32"),
+    ActionSpec((6,), "float32"),
+]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "swish"])
-@pytest.mark.parametrize(("inputs", "sizes"), [(4, (64, 64)), (400, (64, 64)), (17, (256, 32, 64)), (17, (8,))])
-@pytest.mark.parametrize("action", ACTIONS, ids=["2", "18", "box"])
+@pytest.mark.parametrize(
+    ("inputs", "sizes"), [(4, (64, 64)), (400, (64, 64)), (17, (256, 32, 64)), (17, (128, 128)), (17, (8,))]
+)
+@pytest.mark.parametrize("action", ACTIONS, ids=["2", "18", "box-1", "box-6"])
 def test_memory_estimate_of_dense_layers_equals_the_traced_one(action, inputs, sizes, activation, shared):
     config, obs_spec = (
         jppo.PPOConfig(hidden_sizes=sizes, activation=activation, shared_torso=shared),

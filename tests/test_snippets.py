@@ -1,9 +1,10 @@
-"""Runs the Python code of README and the documentation. The code of the tutorial is run by `test_docs`.
+"""Runs the Python code of the documentation. The code of README and the tutorial is run by `test_docs`.
 
 The blocks of a page run in order, with one set of names, in an empty folder. A block that cannot run needs the line
 `<!-- not run: REASON -->` before it.
 """
 
+import re
 import sys
 
 import gymnasium
@@ -13,9 +14,7 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from lenient import lenient
 from snippets import PAGES, ROOT, blocks, run, shrink_runs
 
-SLOW = ("README.md", "docs/extending.md", "docs/recurrence_and_masks.md", "docs/reference/agents.md", "docs/scaling.md")
-SLOW += ("docs/schedules.md", "docs/sweeps.md")
-TUTORIAL = ROOT / "docs" / "tutorial"
+SLOW = ("extending.md", "recurrence_and_masks.md", "agents.md", "scaling.md", "schedules.md", "sweeps.md")
 
 
 def make_env():
@@ -27,11 +26,11 @@ READERS_NAMES = {"MyEnv": CartPole, "make_env": make_env, "obs": np.array([0.0, 
 
 
 def pages():
-    """Returns the pages with Python code outside the tutorial, the slow ones with a mark."""
+    """Yields the pages with Python code outside README and the tutorial, the slow ones with a mark."""
     for page in PAGES:
-        if blocks(page, "python") and page.parent != TUTORIAL:
-            name = str(page.relative_to(ROOT))
-            yield pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        if blocks(page, "python") and page.parent not in (ROOT, ROOT / "docs/tutorial"):
+            marks = [pytest.mark.slow] if page.name in SLOW else []
+            yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
 @pytest.mark.parametrize("page", list(pages()))
@@ -40,7 +39,7 @@ def test_python_code_runs(page, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     shrink_runs(monkeypatch)
     before = set(sys.modules)
-    names = dict(READERS_NAMES)
+    names = READERS_NAMES | {"__name__": "__main__"}
     with lenient():
         for block in blocks(page, "python"):
             if not block.reason:
@@ -53,6 +52,12 @@ def test_python_code_runs(page, tmp_path, monkeypatch):
 def test_every_block_has_a_known_language():
     languages = {block.language for page in PAGES for block in blocks(page)}
     assert languages == {"python", "sh", "yaml", ""}
+
+
+def test_blocks_contain_all_fences():
+    for page in PAGES:
+        fences = re.findall(r"^ *```", page.read_text(), re.MULTILINE)
+        assert len(fences) == 2 * len(blocks(page)), page
 
 
 def test_few_blocks_are_not_run():

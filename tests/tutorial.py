@@ -28,9 +28,11 @@ def run_all() -> None:
     from jppo.cli.main import main
 
     sys.path.insert(0, "")
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"__name__": "__main__"}
     for block in (block for name in NAMES for block in blocks(ROOT / f"docs/tutorial/{name}.md")):
-        if block.language == "python":
+        if block.title:
+            Path(block.title).write_text(block.text)
+        elif block.language == "python":
             run(block._replace(text=re.sub(r"total_steps=[\d_]+", "total_steps=4096", block.text)), names)
         elif block.language == "sh":
             for argv in commands(block):

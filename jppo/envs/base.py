@@ -35,7 +35,7 @@ class Environment(NamedTuple):
     action_spec: ActionSpec
     source: Any = None  # the original object, for drawing
     params: Any = None
-    num_agents: int = 1  # M
+    num_agents: int = 1  # number of agents M
 
 
 def replace_fields(params: Any, changes: dict[str, Any]) -> Any:

@@ -25,8 +25,8 @@ class EpisodicEnv(NamedTuple):
     reset: Reset  # key -> obs, state
     step: Callable[[Array, PyTree, PyTree], tuple[PyTree, PyTree, Any, Any, Any]]
     """key, state, action -> obs, state, reward, terminated, truncated"""
-    action_space: Any  # of Gymnasium or gymnax
-    observation_space: Any = None  # the same; None for arrays of any numbers
+    action_space: Any  # a space of Gymnasium or gymnax
+    observation_space: Any = None  # a space of Gymnasium or gymnax; None for arrays of any numbers
     render: Callable[[PyTree], Any] | None = None  # state -> image [H, W, 3] u8
 
 

@@ -42,7 +42,7 @@ class HostEnvironment(NamedTuple):
 
     name: str
     source: Any  # the argument of make_host_env
-    obs_space: Any  # of one environment
+    obs_space: Any  # observation space of one environment
     action_space: Any
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
     action_spec: PyTree  # ActionSpec leaves

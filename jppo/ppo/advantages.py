@@ -18,7 +18,7 @@ def gae_advantages(apply: Apply, rollout: Rollout, hyperparams: Hyperparams, con
     """Returns the default advantages, `gae`, and value targets, advantage + value; [T, N] f32 each.
 
     Args:
-      apply: evaluates the current network: obs [T, N, *obs] -> (distribution [T*N], value [T*N]); unused here.
+      apply: evaluates the current network: `obs [T, N, *obs] -> (distribution [T*N], value [T*N])`; unused here.
       rollout: its rewards are scaled if config.normalize_reward, and include the bonus of a `LossModule`.
     """
     advantage = gae(

@@ -57,7 +57,7 @@ def ppo_loss(
     Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 9, with the sign of a loss.
 
     Args:
-      apply: evaluates the network: obs [B, *obs] -> (distribution, value [B]). Gradients flow to the parameters. A
+      apply: evaluates the network: `obs [B, *obs] -> (distribution, value [B])`. Gradients flow to the parameters. A
         recurrent network evaluates its argument, B = L*M rows, as the steps of the batch's sequences, so it is not for
         batch.next_obs there.
       batch: a minibatch; its advantages are standardized if config.normalize_advantage.

@@ -27,8 +27,8 @@ class Policy(NamedTuple):
     init: Callable[[Array, PyTree], PyTree]  # (key, obs [B, *obs]) -> params
     initial_carry: Callable[[int], PyTree]  # B -> carry at an episode's start, leaves [B, ...]
     step: Callable[..., tuple[Any, Array, PyTree]]  # (state, obs [B, *obs], carry=()) -> distribution, value [B], carry
-    # (state, obs [L, B, *obs], carry [B, ...], reset [L, B]) -> distribution [L*B], value [L*B], carry [B, ...]
     unroll: Callable[[PolicyState, PyTree, PyTree, Array], tuple[Any, Array, PyTree]]
+    """`(state, obs [L, B, *obs], carry [B, ...], reset [L, B]) -> distribution [L*B], value [L*B], carry [B, ...]`"""
     network: Network | RecurrentNetwork
     obs_spec: PyTree  # ObsSpec for each observation leaf
     action_spec: PyTree  # ActionSpec, or a pytree of them

@@ -118,7 +118,7 @@ class TrainState(struct.PyTreeNode, kw_only=True):
     update: Array  # [] i32, number of updates so far
     num_updates: Array  # [] i32, number of updates of the whole run, for schedules
     loss_params: PyTree = ()  # parameters of a `LossModule`
-    loss_state: PyTree = ()  # its state
+    loss_state: PyTree = ()  # state of a LossModule; () without one
 
 
 class Episode(struct.PyTreeNode, kw_only=True):

@@ -25,7 +25,7 @@ class Check(NamedTuple):
     status: str  # pass, fail (training would stop or learn something unintended), warn or skipped
     seen: str
     advice: str = ""  # the remedy
-    traceback: str = ""  # of an exception that the environment raised
+    traceback: str = ""  # traceback of an exception that the environment raised
 
 
 @dataclasses.dataclass(frozen=True)

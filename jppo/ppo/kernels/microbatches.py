@@ -77,14 +77,14 @@ def dense_residual_bytes(network: ActorCritic, num_inputs: int) -> int:
 
     def kept(width: int, readers: Sequence[int]) -> float:  # the output sizes of the layers that read this layer
         copied = [copies_inputs(width, outputs) for outputs in readers]
-        read = False if network.activation == "tanh" else not all(copied)  # tanh keeps its outputs in any case
+        read = network.activation != "tanh" and not all(copied)  # tanh keeps its outputs in any case
         return width * (_NUMBERS_KEPT[network.activation] + any(copied) + read)
 
     heads = [(policy_outputs, 1)] if network.shared_torso else [(policy_outputs,), (1,)]
     hidden = sum(kept(width, (outputs,)) for width, outputs in pairwise(sizes))
     layers = torsos * (hidden + sizes[0]) + sum(kept(sizes[-1], readers) for readers in heads)
     inputs = num_inputs if num_inputs >= WIDE else torsos * num_inputs
-    loss = 20 + sum(3 * action.size if action.is_box else 6.5 * action.num_logits + 1 for action in actions)
+    loss = 18 + sum(3 * action.size if action.is_box else 6.5 * action.num_logits + 1 for action in actions)
     return round(4 * (inputs + layers + loss))
 
 
