@@ -5,6 +5,7 @@ Espeholt et al. (2018), "IMPALA: scalable distributed deep-RL with importance we
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jppo
 
@@ -43,7 +44,7 @@ def main(total_steps: int = 100_000) -> float:
     result = jppo.train(
         "CartPole-v1", total_steps=total_steps, backend="ray", num_actors=0, ray=ray, advantages=vtrace, **options
     )
-    score = float(result.metrics["episode/return_mean"][-10:].mean())
+    score = float(np.nanmean(result.metrics["episode/return_mean"][-10:]))
     print(f"mean return {score:.0f}")
     return score
 
