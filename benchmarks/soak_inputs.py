@@ -125,7 +125,7 @@ def try_run(path: Path, policies: set[str], final_policy: str) -> dict[str, str]
         warnings.simplefilter("ignore")
         return {
             "load": attempt(load),
-            "eval": run_command("eval", str(path), "--episodes", "2"),
+            "eval": run_command("eval", str(path), "--num-episodes", "2"),
             "plot": run_command("plot", str(path), "--output", str(path.parent / "curves.png")),
             "resume": attempt(resume),
         }

@@ -8,7 +8,14 @@ import jppo
 from jppo.runs.run_dir import run_config
 from jppo.runs.writer import RunWriter
 
-ROW = {"update": 1, "env_steps": 32, "episode/count": 2.0, "episode/return_mean": 1.5, "episode/return_std": 0.5}
+ROW = {
+    "update": 1,
+    "env_steps": 32,
+    "time/elapsed": 0.5,
+    "episode/count": 2.0,
+    "episode/return_mean": 1.5,
+    "episode/return_std": 0.5,
+}
 
 
 def save_run(path, env="CartPole-v1", config=jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(8,)), **more):

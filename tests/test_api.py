@@ -60,6 +60,8 @@ def test_evaluate_accepts_results_and_run_directories(result):
         returns = jppo.evaluate(result.agent.env, result.policy, num_episodes=4).returns
         for arguments in (
             (result,),
+            (result.policy,),
+            (jppo.load_policy(result.run_dir),),
             (result.run_dir,),
             (str(result.run_dir),),
             ("CartPole-v1", result.policy),
@@ -72,14 +74,12 @@ def test_evaluate_accepts_results_and_run_directories(result):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("policy",), r"a TrainedPolicy has no environment; use jppo\.evaluate\(env, policy\)"),
         (("CartPole-v1",), "CartPole-v1 is not a run directory"),
         ((7,), "env_or_run is a int; it must be a result of"),
         (("CartPole-v1", 7), "policy is a int; it must be a result of"),
     ],
 )
-def test_evaluate_refuses_other_arguments(result, arguments, message):
-    arguments = [result.policy if argument == "policy" else argument for argument in arguments]
+def test_evaluate_refuses_other_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         jppo.evaluate(*arguments)
 
@@ -109,8 +109,11 @@ def test_play_shows_an_episode(result):
     assert picture._repr_html_().startswith('<img src="data:image/gif;base64,')
     with Image.open(io.BytesIO(picture.data)) as film:
         assert film.format == "GIF"
-    with pytest.raises(ValueError, match=r"a TrainedPolicy has no environment; use jppo\.play\(env, policy\)"):
-        jppo.play(result.policy)
+    own = jppo.TrainedPolicy(result.policy.policy, result.policy.state)
+    with pytest.raises(ValueError, match=r"this TrainedPolicy has no environment; use jppo\.play\(env, policy\)"):
+        own.play()
+    with lenient():
+        assert own.play(result.agent.env, max_steps=3) == picture
 
 
 def test_training_works_in_a_running_event_loop(tmp_path, result):
@@ -123,6 +126,21 @@ def test_training_works_in_a_running_event_loop(tmp_path, result):
         trained = asyncio.run(train())
     assert trained.summary["policy_sha256"] == result.summary["policy_sha256"]
     assert trained.summary["checkpoint"] == trained.summary["updates"] == 2
+
+
+def test_a_cell_of_a_notebook_shows_pictures(result):
+    """A cell runs in an asyncio loop, and the notebook shows the value of its last line."""
+    scope = {"result": result}
+
+    async def run_cell(source):
+        return eval(source, scope)._repr_html_()
+
+    with lenient():
+        curve = asyncio.run(run_cell("result.plot()"))
+        episode = asyncio.run(run_cell("result.policy.play(max_steps=3)"))
+    assert curve.startswith('<img src="data:image/png;base64,')
+    assert episode.startswith('<img src="data:image/gif;base64,')
+    assert 'alt="CartPole-v1: 3 steps, return 3.0"' in episode
 
 
 def start_line(env, **arguments):

@@ -134,7 +134,7 @@ def test_help_is_also_a_command():
 
 
 def test_numbers_of_episodes_and_steps_may_be_written_in_scientific_notation():
-    assert cli.parse_command(["eval", "run", "--episodes", "1e2"]).episodes == 100
+    assert cli.parse_command(["eval", "run", "--num-episodes", "1e2"]).num_episodes == 100
     assert cli.parse_command(["play", "run", "--max-steps", "2e3"]).max_steps == 2000
 
 
@@ -299,7 +299,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "jppo: unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval, runs, "
             "compare, plot, report, play, export, envs, doctor, completion",
         ),
-        (["train"], "Environment to train on"),
+        (["train"], "jppo: Missing from jppo train: ENV; `jppo train --help` describes the arguments"),
         (["train", "CartPole-v1", "--total-stesp", "5"], "did you mean --total-steps?"),
         (["train", "CartPole-v1", "--lerning-rate", "5"], "did you mean --learning-rate?"),
         (
@@ -321,9 +321,12 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", ""], "jppo: unknown environment ''"),
         (["train", "CartPole-v1", "--preset", "pendulm"], "jppo: unknown preset 'pendulm'; did you mean pendulum?"),
         (["train", "CartPole-v1", "--preset", "x"], "jppo: unknown preset 'x'; choose from default, cleanrl-classic"),
-        (["train", "CartPole-v1", "--total-steps", "many"], "could not convert string to float: 'many'"),
-        (["train", "CartPole-v1", "--total-steps", "1.5"], "1.5 is not a whole number"),
-        (["train", "CartPole-v1", "--total-steps", "nan"], "nan is not a whole number"),
+        (
+            ["train", "CartPole-v1", "--total-steps", "many"],
+            "jppo: Error parsing --total-steps: 'many' is not a whole number",
+        ),
+        (["train", "CartPole-v1", "--total-steps", "1.5"], "'1.5' is not a whole number"),
+        (["train", "CartPole-v1", "--total-steps", "nan"], "'nan' is not a whole number"),
         (["train", "CartPole-v1", "--total-steps", "1e30"], "jppo: total_steps = 1,000,0"),
         (["train", "CartPole-v1", "--num-envs", "0"], "jppo: num_envs = 0 must be a whole number of at least 1"),
         (["train", "CartPole-v1", "--num-envs", "two"], "Error parsing --num-envs"),
@@ -382,7 +385,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "Taxi-v4", "--policy-lag", "2"], "--policy-lag"),
         (["train", "Taxi-v4", "--actor-timeout", "0"], "actor_timeout = 0.0 must be more than 0 seconds"),
         (["train", "Taxi-v4", "--num-actors", "0", "--num-devices", "99"], "jppo: num_devices = 99; JAX has 8 here"),
-        (["check-env"], "Environment to check"),
+        (["check-env"], "jppo: Missing from jppo check-env: ENV"),
         (["check-env", "CartPol-v1"], "jppo: unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         (
             ["check-env", "my_env"],
@@ -393,13 +396,13 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["check-env", "CartPole-v1", "--seed", "-1"], "jppo: seed = -1 must be a whole number from 0 to 2**32 - 1"),
         (["check-env", "Taxi-v4", "--backend", "device"], "jppo: Taxi-v4 is a Gymnasium environment; use"),
         (["check-env", "nowhere:Env"], "jppo: nowhere:Env: there is no module nowhere"),
-        (["eval"], "Run directory written by `jppo train`"),
+        (["eval"], "jppo: Missing from jppo eval: RUN_DIR"),
         (["eval", "nowhere"], "jppo: nowhere is not a run directory: it has no config.json"),
         (["eval", "nowhere", "--seed", "-1"], "jppo: seed = -1 must be"),
         (["plot"], "jppo: no run directory; name at least one"),
         (["plot", "nowhere"], "jppo: nowhere is not a run directory"),
         (["play", "nowhere"], "jppo: nowhere is not a run directory"),
-        (["play", "nowhere", "--seed", "1e9"], "Error parsing --seed"),
+        (["play", "nowhere", "--seed", "1e-9"], "jppo: Error parsing --seed: '1e-9' is not a whole number"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -409,6 +412,13 @@ def test_invalid_input_has_exit_code_2_a_message_and_writes_nothing(argv, messag
     assert message in err
     assert "Traceback" not in err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_errors_of_the_parser_have_one_line(monkeypatch, encoding):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    with pytest.raises(ValueError, match=r"^Missing from jppo eval: RUN_DIR; `jppo eval --help` describes the arg\w+$"):
+        cli.parse_command(["eval"])
 
 
 def test_training_ends_standard_output_with_json(trained):
@@ -430,7 +440,7 @@ def test_training_ends_standard_output_with_json(trained):
 
 def test_output_that_cannot_be_written(trained):
     """Training ignores a closed output; commands that only print fail."""
-    commands = {0: ["train", "CartPole-v1", "--resume"], 3: ["eval", "--episodes", "2"]}
+    commands = {0: ["train", "CartPole-v1", "--resume"], 3: ["eval", "--num-episodes", "2"]}
     for code, words in commands.items():
         with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
             assert main([*words, str(trained[0])]) == code
@@ -484,7 +494,7 @@ def test_sweep(tmp_path):
     )
     assert found == [(sizes, rate, seed) for sizes in ((8,), (8, 8)) for rate in (1e-3, 1e-2) for seed in (0, 1)]
     assert all(r.agent.config.normalize_obs for r in runs)
-    assert call("eval", next((tmp_path / "sweep" / "run_dirs").iterdir()), "--episodes", 4)[0] == 0
+    assert call("eval", next((tmp_path / "sweep" / "run_dirs").iterdir()), "--num-episodes", 4)[0] == 0
     code, out, err = call(*words, "--json")
     assert code == 0
     assert "0 runs in 0 programs; 8 runs already saved" in err
@@ -617,7 +627,7 @@ def test_quiet_and_json_output(pretend):
 
 def test_eval(trained):
     path = trained[0]
-    code, out, err = call("eval", path, "--episodes", "20", "--json")
+    code, out, err = call("eval", path, "--num-episodes", "20", "--json")
     assert (code, err) == (0, "")
     greedy = json.loads(out)
     assert set(greedy) == {
@@ -627,9 +637,11 @@ def test_eval(trained):
     assert (greedy["env"], greedy["sampled"], greedy["episodes"], greedy["unfinished"]) == ("CartPole-v1", False, 20, 0)
     assert greedy["return_mean"] == pytest.approx(greedy["length_mean"]), "the reward of CartPole is 1 per step"
     assert 5 < greedy["return_min"] < greedy["return_mean"] < greedy["return_max"] <= 500
-    text = call("eval", path, "--episodes", "20")[1]
+    text = call("eval", path, "--num-episodes", "20")[1]
     assert text.startswith(f"CartPole-v1, greedy, 20 episodes: return {greedy['return_mean']:.2f} +- ")
-    sampled = ["eval", path, "--episodes", "20", "--sampled", "--json"]
+    cut = call("eval", path, "--num-episodes", "4", "--max-steps", "3")[1]
+    assert cut.endswith("length 3.0 4 episodes did not end within --max-steps 3")
+    sampled = ["eval", path, "--num-episodes", "20", "--sampled", "--json"]
     draws = [json.loads(call(*sampled, *more)[1]) for more in ([], [], ["--seed", "1"])]
     assert draws[0]["sampled"]
     assert draws[0] == draws[1] != draws[2]
@@ -638,7 +650,7 @@ def test_eval(trained):
 
 @pytest.mark.parametrize("episodes", ["0", "-1", "10000000000"])
 def test_eval_refuses_odd_numbers_of_episodes(trained, episodes):
-    code, out, err = call("eval", trained[0], "--episodes", episodes)
+    code, out, err = call("eval", trained[0], "--num-episodes", episodes)
     assert (code, out) == (2, "")
     assert f"num_episodes = {episodes} must be" in err
 
@@ -652,7 +664,7 @@ def test_plot_of_two_seeds(trained):
     with Image.open("a.png") as picture:
         assert picture.format == "PNG"
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the plot is empty"
-    words = ["--metric", "loss/policy", "loss/value", "--x", "minutes", "--output", "b.png"]
+    words = ["--metrics", "loss/policy", "loss/value", "--x", "minutes", "--output", "b.png"]
     assert call("plot", trained[0], *words) == (0, "wrote b.png", "")
     with Image.open("b.png") as picture:
         assert picture.size[0] == 1584
@@ -764,7 +776,7 @@ def test_a_custom_environment_from_training_to_gif(shell):
     ):
         assert said in err
     named = ["--env", "corridors:Corridor"]
-    code, out, err = shell("eval", "run", "--episodes", "5", "--json", *named)
+    code, out, err = shell("eval", "run", "--num-episodes", "5", "--json", *named)
     assert (code, err) == (0, "")
     played = json.loads(out)
     assert (played["env"], played["episodes"], played["length_mean"]) == ("corridors:Corridor", 5, 10.0)
@@ -803,7 +815,7 @@ def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
     code, _, err = call("eval", "run")
     assert code == 2
     assert "run was trained in a custom environment, Counting; name it with --env module:name" in err
-    code, out, err = call("eval", "run", "--episodes", "2", "--env", "probes:Counting")
+    code, out, err = call("eval", "run", "--num-episodes", "2", "--env", "probes:Counting")
     assert (code, err) == (0, "")
     assert "probes:Counting, greedy, 2 episodes" in out
     with pytest.raises(ValueError, match=r"in Python, use jppo.load_policy\(run_dir, env=...\) or jppo.evaluate\("):

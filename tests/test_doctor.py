@@ -37,6 +37,7 @@ def test_doctor_finds_no_problem_here(capsys):
         "8 x cpu",
         "gymnax ",
         "Ray ",
+        *("flax ", "optax ", "orbax-checkpoint ", "gymnasium ", "numpy ", "chex "),
         "cache ",
         "memory ",
         "disk ",
@@ -80,20 +81,52 @@ def test_a_platform_that_jax_does_not_have():
     assert b"fix='unset JAX_PLATFORMS'" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("versions", "problem"),
-    [
-        ({"gymnax": "1.0.1"}, ""),
-        ({"gymnax": "1.0.1", "stable-gymnax": "0.0.2"}, "stable-gymnax has overwritten the files of gymnax"),
-        ({"gymnax": "0.0.9"}, "jppo needs gymnax 1.0.1 or later"),
-        ({}, "jppo needs gymnax 1.0.1 or later"),
-    ],
-)
-def test_gymnax(monkeypatch, versions, problem):
+def test_gymnax_overwritten_by_another_package(monkeypatch):
+    monkeypatch.setattr(diagnosis, "find_version", lambda name: {"gymnax": "1.0.1"}.get(name, "missing"))
+    assert diagnosis.check_gymnax() == Finding("gymnax", "1.0.1")
+    monkeypatch.setattr(diagnosis, "find_version", lambda name: "1.0.1")
+    assert diagnosis.check_gymnax().problem.startswith("stable-gymnax has overwritten the files of gymnax")
+
+
+def test_missing_and_old_packages(monkeypatch):
+    lines = ["jax>=0.10.2,<0.12", "optax>=0.2.6", "ray>=2.51,<3", "chex>=0.1.90", 'wandb>=0.19; extra == "wandb"']
+    monkeypatch.setattr(diagnosis.importlib.metadata, "requires", lambda name: lines)
+    versions = {"jax": "0.9.0", "chex": "0.1.91", "numpy": "2.4.6"}
     monkeypatch.setattr(diagnosis, "find_version", lambda name: versions.get(name, "missing"))
-    finding = findings_of(diagnosis.check_gymnax())["gymnax"]
-    assert finding.problem.startswith(problem)
-    assert bool(finding.problem) is bool(problem)
+    shown, *found = diagnosis.check_packages()
+    assert shown == Finding("packages", "chex 0.1.91, numpy 2.4.6, optax missing")
+    assert [(one.problem, one.fix) for one in found] == [
+        ("jppo needs jax<0.12,>=0.10.2; version 0.9.0 is installed", "pip install 'jax<0.12,>=0.10.2'"),
+        ("optax is not installed; jppo needs it", "pip install 'optax>=0.2.6'"),
+        ("ray is not installed; jppo needs it", "pip install 'ray<3,>=2.51'"),
+    ]
+    assert diagnosis.check_ray() == Finding("Ray", "missing")
+
+
+def test_an_installation_without_metadata(monkeypatch):
+    def missing(name):
+        raise diagnosis.importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(diagnosis.importlib.metadata, "requires", missing)
+    (finding,) = diagnosis.check_packages()
+    assert finding.fix == f"pip install -e {Path(jppo.__file__).parents[1]}"
+
+
+def test_files_that_hide_packages(tmp_path):
+    """In a new process, where JAX and Ray cannot be imported; all other checks still run."""
+    for name in ("jax", "optax", "ray"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('broken')")
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy/__init__.py").touch()
+    path = f"{tmp_path}:{Path(jppo.__file__).parents[1]}"
+    command = [sys.executable, "-m", "jppo", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONPATH": path}, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    fixes = {one["problem"]: one["fix"] for one in json.loads(done.stdout) if one["problem"]}
+    hidden = {f"{tmp_path}/{name}": name.partition(".")[0] for name in ("jax.py", "optax.py", "ray.py", "numpy")}
+    expected = {f"{file} hides the installed package {name}": f"mv {file} {file}.bak" for file, name in hidden.items()}
+    assert expected.items() <= fixes.items()
+    assert {"JAX cannot be imported: broken", "Ray cannot be imported: broken"} <= set(fixes)
 
 
 @pytest.fixture
@@ -169,7 +202,7 @@ def test_low_memory_and_disk(tmp_path, monkeypatch):
 def test_extras_are_those_of_the_project(monkeypatch):
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert set(diagnosis.EXTRAS) == set(project["optional-dependencies"]) - {"dev", "docs"}
-    assert diagnosis.check_extra("x", ("missing-package",)).text == "x is not installed: pip install 'jppo[x]'"
+    missing = diagnosis.check_extra("x", ("missing-package",))
+    assert missing.text == "x          missing: pip install 'jppo[x]'"
     monkeypatch.setattr(diagnosis, "find_version", lambda name: "1.2")
-    assert diagnosis.check_extra("tune", ("a", "b")).text == "tune: a 1.2, b 1.2"
-    assert f"jax{diagnosis._JAX[3:]}" in project["dependencies"]
+    assert diagnosis.check_extra("tune", ("a", "b")).text == "tune       installed: a 1.2, b 1.2"

@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 import jppo
+from jppo.cli.main import parse_command
 from jppo.envs import make_env
 from jppo.envs.masks import has_mask
 from jppo.envs.resets import make_restart
@@ -203,7 +204,7 @@ def test_check_env_finds_a_step_that_changes_the_state():
     assert report.failed == ("carry",)
 
 
-def test_an_episodic_env_is_drawn_by_its_function(tmp_path):
+def test_an_episodic_env_is_drawn_by_its_function_for_at_most_2000_steps(tmp_path):
     def render(state):
         return np.full((8, 8, 3), int(50 * state[1]), np.uint8)
 
@@ -211,5 +212,10 @@ def test_an_episodic_env_is_drawn_by_its_function(tmp_path):
     result = jppo.train(env, num_envs=8, num_steps=8, total_steps=64, hidden_sizes=(4,), run_dir=tmp_path / "run")
     picture = jppo.play(result)
     assert "walk: 3 steps" in picture.description
+    endless = jppo.with_limit_and_reset(
+        ENDLESS._replace(render=lambda state: np.zeros((1, 1, 3), np.uint8)), limit=5000
+    )
+    assert "walk: 2000 steps" in jppo.play(endless, result.policy).description
+    assert parse_command(["play", "run"]).max_steps == 2000
     with pytest.raises(ValueError, match="has no render function"):
         jppo.play(jppo.with_limit_and_reset(WALK), result.policy)

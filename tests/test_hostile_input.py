@@ -25,12 +25,12 @@ from jppo.cli.main import main
 CASES = [
     # Command line
     ("jppo fly", "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval,"),
-    ("jppo train", "Missing from jppo train"),
+    ("jppo train", "Missing from jppo train: ENV; `jppo train --help` describes the arguments"),
     ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1?"),
     ("jppo train CartPole-v1 --num-envs 0", "num_envs = 0 must be a whole number of at least 1"),
     (
         "jppo train CartPole-v1 --num-envs 3.5",
-        "Error parsing --num-envs: invalid literal for int() with base 10: '3.5'",
+        "Error parsing --num-envs: '3.5' is not a whole number; `jppo train --help`",
     ),
     (
         "jppo train CartPole-v1 --num-envs 5 --num-steps 8 --num-minibatches 3",
@@ -40,7 +40,7 @@ CASES = [
     ("jppo train CartPole-v1 --learning-rate nan", "learning_rate = nan is not a number"),
     ("jppo train CartPole-v1 --clip-eps -0.1", "clip_eps = -0.1 is outside (0, inf)"),
     ("jppo train CartPole-v1 --total-steps -1", "total_steps = -1 must be a whole number of at least 1"),
-    ("jppo train CartPole-v1 --total-steps 0.5", "Error parsing --total-steps: 0.5 is not a whole number"),
+    ("jppo train CartPole-v1 --total-steps 0.5", "Error parsing --total-steps: '0.5' is not a whole number"),
     ("jppo train CartPole-v1 --num-devices 0", "num_devices = 0 must be a whole number of at least 1"),
     ("jppo train CartPole-v1 --total-steps 1e30", "updates; there must be less than 2**31"),
     ("jppo train CartPole-v1 --seed -1", "seed = -1 must be a whole number from 0 to 2**32 - 1"),
@@ -62,7 +62,7 @@ CASES = [
     ("jppo plan CartPole-v1 --seconds 0", "unknown option --seconds"),
     ("jppo bench CartPole-v1 --seconds 0", "seconds = 0.0 must be a number greater than 0"),
     ("jppo check-env CartPole-v1 --steps 0", "steps = 0 must be a whole number of at least 1"),
-    ("jppo eval RUN --episodes 0", "num_episodes = 0 must be a whole number of at least 1"),
+    ("jppo eval RUN --num-episodes 0", "num_episodes = 0 must be a whole number of at least 1"),
     # Environments and networks
     ("jppo train HalfCheeta-v5", "unknown environment 'HalfCheeta-v5'; did you mean HalfCheetah-v5?"),
     ("jppo train nothing:Env", "nothing:Env: there is no module nothing on the Python path"),
@@ -117,8 +117,11 @@ CASES = [
     ("jppo eval FOREIGN", "FOREIGN/config.json is damaged: it has no backend, config, env, hyperparams"),
     ("jppo eval UNFINISHED", "UNFINISHED has no policy: its run did not finish"),
     ("jppo plot DAMAGED", "DAMAGED/metrics.jsonl is damaged: line 1 does not contain the metrics of an update"),
-    ("jppo plot RUN --metric loss/valu", "RUN has no metric 'loss/valu'; did you mean loss/value?"),
-    ("jppo plot RUN --x hours", "invalid choice"),
+    ("jppo plot RUN --metrics loss/valu", "RUN has no metric 'loss/valu'; did you mean loss/value?"),
+    (
+        "jppo plot RUN --x hours",
+        "invalid choice 'hours' for argument '--x'. Expected one of ('steps', 'minutes'); `jppo plot",
+    ),
     ("jppo runs nowhere", "there is no folder nowhere"),
     ("jppo compare", "no run directory; name at least two"),
     ("jppo compare RUN TORN", "TORN/config.json is damaged: Unterminated string"),
@@ -127,7 +130,10 @@ CASES = [
     ("jppo report RUN DAMAGED", "DAMAGED/metrics.jsonl is damaged"),
     ("jppo report RUN --output report.pdf", "output report.pdf must end in .html"),
     ("jppo report RUN --output no/such/report.html", "cannot be written: there is no directory no/such"),
-    ("jppo completion csh", "invalid choice"),
+    (
+        "jppo completion csh",
+        "invalid choice 'csh' for argument 'shell'. Expected one of ('bash', 'zsh', 'fish'); `jppo",
+    ),
     ("jppo plot RUN --output picture.docx", "output picture.docx must end in .png"),
     ("jppo play nowhere", "nowhere is not a run directory: it has no config.json"),
     (

@@ -41,6 +41,7 @@ ALLOWED = {
     "PIL": {"runs"},
     "rich": {"envs", "training", "sweeps", "benchmark", "cli"},  # envs: the report of check_env
     "tyro": {"cli"},
+    "packaging": {"cli"},
 }
 
 

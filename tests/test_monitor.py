@@ -337,7 +337,7 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert main(["train", "CartPole-v1", "--run-dir", run]) == 0
     assert "is already finished" in capsys.readouterr().out
     with lenient():
-        assert main(["eval", run, "--best", "--episodes", "2"]) == 0
+        assert main(["eval", run, "--best", "--num-episodes", "2"]) == 0
     assert "2 episodes" in capsys.readouterr().out
 
 

@@ -5,21 +5,24 @@ import contextlib
 import html.parser
 import io
 import re
-import shutil
-import subprocess
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from browser import PROGRAM, Browser
 from lenient import lenient
 from PIL import Image
 from run_files import finished, with_hyperparams, write_run
+from saved import save_run
 
 from jppo.cli.main import main
 from jppo.runs import report
 from jppo.runs.render import Playback
 from jppo.runs.report import write_report
 
+# Waits for the images of a page; returns the type, the width and the shown height of each.
+IMAGES = """Promise.all([...document.images].map(image => image.decode().then(
+  () => [image.src.split(";")[0], image.naturalWidth, image.clientHeight])))"""
 METRICS = {"loss/policy": [0.1, 0.2, 0.1], "loss/value": [3.0, 2.0, 1.0], "time/steps_per_second": [1e4, 2e4, 2e4]}
 
 
@@ -147,17 +150,24 @@ def test_report_command(tmp_path, runs, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_browser_shows_the_report(tmp_path, runs):
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium on the PATH: apt-get install chromium")
+def test_a_browser_shows_the_report_and_its_video(tmp_path, runs):
+    with_policy = tmp_path / "policy"
+    save_run(with_policy)
     write_report(runs, tmp_path / "report.html")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--window-size=1000,3000", f"--screenshot={tmp_path / 'shot.png'}", "--enable-logging=stderr"]
-    done = subprocess.run(
-        [*command, f"file://{tmp_path / 'report.html'}"], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert ":CONSOLE" not in done.stderr
-    with Image.open(tmp_path / "shot.png") as image:
-        pixels = np.asarray(image.convert("RGB"))
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
-    blue = (abs(pixels.astype(int) - [0x1F, 0x77, 0xB4]).max(axis=2) < 8).sum()
+    write_report([with_policy], tmp_path / "video.html", video=True)
+    with Browser(tmp_path / "profile") as browser:
+        video = browser.visit(f"file://{tmp_path / 'video.html'}", IMAGES)
+        report = browser.visit(f"file://{tmp_path / 'report.html'}", IMAGES)
+        screenshot = base64.b64decode(browser.send("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+    for visit in (report, video):
+        assert visit.errors == []
+        assert [url[:20] for url in visit.requests if not url.startswith(("file:", "data:"))] == []
+        assert len([url for url in visit.requests if url.startswith("file:")]) == 1, "only the page itself"
+        assert all(width > 0 for _, width, _ in visit.value)
+    assert [kind for kind, _, _ in video.value].count("data:image/gif") == 1
+    assert [height for kind, _, height in video.value if kind == "data:image/gif"] > [100], "the browser shows it"
+    with Image.open(io.BytesIO(screenshot)) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    blue = (abs(pixels - [0x1F, 0x77, 0xB4]).max(axis=2) < 8).sum()
     assert blue > 500, "the first curve is visible"

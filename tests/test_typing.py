@@ -1,5 +1,6 @@
 """Tests that the package contains its types, and that its version has one source."""
 
+import ast
 import os
 import re
 import subprocess
@@ -22,10 +23,27 @@ def test_package_contains_its_types_and_its_version():
     assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == jppo.__version__
 
 
+def test_typed_program_uses_every_public_name():
+    tree = ast.parse((ROOT / "tests/typed_program.py").read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jppo"
+    }
+    assert used == set(jppo.__all__)
+
+
+@pytest.mark.slow
+def test_typed_program_runs(tmp_path):
+    """So its calls are realistic, and the fields that it reads exist."""
+    command = [sys.executable, ROOT / "tests/typed_program.py"]
+    subprocess.run(command, check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
+
+
 @pytest.mark.slow
 def test_program_of_a_user_passes_a_strict_type_checker(tmp_path):
     program = tmp_path / "program.py"  # outside the project, whose settings of mypy are less strict
-    wrong = "\njppo.train('CartPole-v1', total_steps='many')\nresult.policy.action\n"
+    wrong = "\njppo.train('CartPole-v1', total_steps='many')\ntrain_policy().policy.action\n"
     program.write_text((ROOT / "tests/typed_program.py").read_text() + wrong)
     command = [
         sys.executable,

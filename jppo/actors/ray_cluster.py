@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax
 import ray
 
 from jppo.config.ray import RayConfig, num_cores
@@ -151,6 +150,8 @@ def limit_process(resources: dict[str, float]) -> None:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
     if not gpus:
         os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax
+
         jax.config.update("jax_platforms", "cpu")  # the variable is read when JAX is imported
     elif gpus < 1 and "XLA_CLIENT_MEM_FRACTION" not in os.environ:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_GPU_SHARE * gpus:.4f}")

@@ -1,7 +1,11 @@
 """Exit codes, argument types and the pre-parse that the commands share. Imports no JAX."""
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
+import math
+import re
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -66,6 +70,20 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
         raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
 
 
+def first_error(printed: str, name: str) -> str:
+    """Returns the error that tyro printed for a command, in one line and without the help of the argument.
+
+    tyro prints a box. Its title is in the first row, and a rule separates the error from more help. If standard output
+    cannot show a box, there is also a rule below the title. Names of missing arguments are indented by four columns,
+    and their help by eight.
+    """
+    rows = [row.strip("│|")[1:] for row in re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()[1:]]
+    start = itertools.dropwhile(lambda row: not row.strip(" ─-"), rows)
+    error = itertools.takewhile(lambda row: row.strip(" ─-"), start)
+    words = " ".join(row.strip() for row in error if not row.startswith(" " * 8)).rstrip(".")
+    return f"{words}; `jppo {name} --help` describes the arguments"
+
+
 def show_option(field_name: str) -> str:
     """Returns the option of a field, for example --num-envs."""
     return f"--{field_name.replace('_', '-')}"
@@ -84,9 +102,14 @@ def _option_names(record: Any) -> list[str]:
 
 
 def _parse_whole_number(text: str) -> int:
-    number = float(text)
+    """Returns an int, which may be written as 500000, 500_000 or 5e5."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    number = math.nan
+    with contextlib.suppress(ValueError):
+        number = float(text)
     if not number.is_integer():
-        raise ValueError(f"{text} is not a whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     return int(number)
 
 
@@ -97,7 +120,6 @@ WHOLE_NUMBER = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, int) or value is None,
     str_from_instance=lambda value: ["preset" if value is None else str(value)],
 )
-WholeNumber = Annotated[int, WHOLE_NUMBER]  # an int that may be written as 5e5 or 500_000
 
 
 def _parse_hyperparam(text: str) -> Any:
@@ -109,6 +131,12 @@ def _parse_hyperparam(text: str) -> Any:
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _whole_number_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Returns how to parse an int."""
+    return WHOLE_NUMBER if info.type is int else None
 
 
 @REGISTRY.primitive_rule

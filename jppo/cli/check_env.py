@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from jppo.cli.arguments import Backend, Environment, WholeNumber
+from jppo.cli.arguments import Backend, Environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class CheckEnv:
     """Environment to check; `jppo envs` lists the known names. For your own environment: module:name."""
     backend: Backend = "auto"
     """device: the gymnax environment; ray: the Gymnasium environment; auto: device if the environment is in JAX."""
-    steps: WholeNumber = 1024
+    steps: int = 1024
     """Number of steps of each environment."""
     num_envs: int = 8
     """Number of environments. Each has its own seed."""

@@ -1,9 +1,11 @@
 """Checks of the installation for `jppo doctor`."""
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.requirements import Requirement
 
 import jppo
 from jppo.config.ray import num_cores
@@ -29,7 +33,7 @@ EXTRAS = {  # the packages of each extra of pyproject.toml that jppo itself does
     "train": ("pandas", "pyarrow"),
     "tune": ("pandas", "pyarrow", "optuna"),
 }
-_JAX = "jax>=0.10.2,<0.12"
+_OWN_CHECK = ("jax", "gymnax", "ray")  # packages with their own line
 _REINSTALL_GYMNAX = "pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
 _LOW_BYTES = 2**30  # of free memory, disk or shared memory
 _OLD_SESSIONS_BYTES = 2 * 2**30
@@ -49,6 +53,7 @@ def diagnose() -> Iterator[Finding]:
     """Yields the findings of all checks."""
     yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     yield Finding("jppo", f"{jppo.__version__}, {Path(jppo.__file__).parent}")
+    yield from check_packages()
     yield from check_jax()
     yield check_gymnax()
     yield check_ray()
@@ -60,13 +65,58 @@ def diagnose() -> Iterator[Finding]:
         yield check_extra(extra, packages)
 
 
+def check_packages() -> Iterator[Finding]:
+    """Yields the versions of the packages that jppo needs, and the ones that do not work."""
+    try:
+        lines = importlib.metadata.requires("jppo") or []
+    except importlib.metadata.PackageNotFoundError:
+        folder = Path(jppo.__file__).parents[1]
+        problem = "jppo is not installed, so the versions of its packages cannot be checked"
+        yield Finding("packages", "unknown", problem, f"pip install -e {shlex.quote(str(folder))}")
+        return
+    needed = {one.name: one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate()}
+    versions = {name: find_version(name) for name in (*needed, "numpy")}  # numpy is a dependency of JAX
+    shown = sorted(f"{name} {number}" for name, number in versions.items() if name not in _OWN_CHECK)
+    yield Finding("packages", ", ".join(shown))
+    for name, requirement in needed.items():
+        if versions[name] == "missing":
+            problem = f"{name} is not installed; jppo needs it"
+        elif not requirement.specifier.contains(versions[name], prereleases=True):
+            problem = f"jppo needs {requirement}; version {versions[name]} is installed"
+        else:
+            continue
+        yield Finding("package", f"{name} {versions[name]}", problem, f"pip install '{requirement}'")
+    for name in (*versions, *(name for packages in EXTRAS.values() for name in packages)):
+        if (other := find_hiding_file(name)) is not None:
+            problem = f"{other} hides the installed package {name}"
+            yield Finding("package", name, problem, f"mv {shlex.quote(str(other))} {shlex.quote(f'{other}.bak')}")
+
+
+def find_hiding_file(package: str) -> Path | None:
+    """Returns the file or folder that Python imports instead of an installed package, or None."""
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in distribution.files or ():
+        if len(file.parts) != 2 or file.name != "__init__.py":
+            continue
+        spec, installed = importlib.util.find_spec(file.parts[0]), Path(str(distribution.locate_file(file)))
+        if spec is not None and spec.origin and installed.exists() and not installed.samefile(spec.origin):
+            return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+    return None
+
+
 def check_jax() -> Iterator[Finding]:
     """Yields the findings on JAX, its devices and its cache of compiled programs."""
     versions = f"{find_version('jax')}, jaxlib {find_version('jaxlib')}"
+    if find_version("jax") == "missing":  # check_packages reports it
+        yield Finding("jax", versions)
+        return
     try:
         import jax
     except Exception as error:  # a damaged installation raises any type
-        yield Finding("jax", versions, f"JAX cannot be imported: {error}", f"pip install -U '{_JAX}'")
+        yield Finding("jax", versions, f"JAX cannot be imported: {error}", "pip install --force-reinstall jax jaxlib")
         return
     yield Finding("jax", versions)
     gpus = count_gpus()
@@ -111,18 +161,18 @@ def check_gymnax() -> Finding:
     if find_version("stable-gymnax") != "missing":
         problem = "stable-gymnax has overwritten the files of gymnax, and its interface is an older one"
         return Finding("gymnax", installed, problem, f"pip uninstall -y stable-gymnax && {_REINSTALL_GYMNAX}")
-    if installed == "missing" or int(installed.partition(".")[0]) < 1:
-        return Finding("gymnax", installed, "jppo needs gymnax 1.0.1 or later", _REINSTALL_GYMNAX)
     return Finding("gymnax", installed)
 
 
 def check_ray() -> Finding:
     """Returns the version of Ray and its resources on this machine or at RAY_ADDRESS."""
     installed = find_version("ray")
+    if installed == "missing":  # check_packages reports it
+        return Finding("Ray", installed)
     try:
         from jppo.actors.ray_cluster import check_reachable
     except Exception as error:  # a damaged installation raises any type
-        return Finding("Ray", installed, f"Ray cannot be imported: {error}", "pip install -U 'ray>=2.51,<3'")
+        return Finding("Ray", installed, f"Ray cannot be imported: {error}", "pip install --force-reinstall ray")
     address = os.environ.get("RAY_ADDRESS", "")
     try:
         check_reachable(address)
@@ -190,8 +240,10 @@ def check_extra(extra: str, packages: tuple[str, ...]) -> Finding:
     """Returns the versions of the packages of an extra, or the command that installs it. Extras are optional."""
     versions = {name: find_version(name) for name in packages}
     if "missing" in versions.values():
-        return Finding("extra", f"{extra} is not installed: pip install 'jppo[{extra}]'")
-    return Finding("extra", f"{extra}: {', '.join(f'{name} {number}' for name, number in versions.items())}")
+        return Finding("extra", f"{extra:<11}missing: pip install 'jppo[{extra}]'")
+    return Finding(
+        "extra", f"{extra:<11}installed: {', '.join(f'{name} {number}' for name, number in versions.items())}"
+    )
 
 
 def find_version(package: str) -> str:

@@ -24,13 +24,20 @@ class Doctor:
         for finding in diagnose():
             findings.append(finding)
             if not self.json:
-                print(f"{'!' if finding.problem else ' '} {finding.name:<13}{finding.text}", flush=True)
+                print(_wrap(f"{'!' if finding.problem else ' '} {finding.name:<13}", finding.text), flush=True)
         problems = [finding for finding in findings if finding.problem]
         if self.json:
             print(json.dumps([finding._asdict() for finding in findings]))
         else:
             for finding in problems:
-                problem = textwrap.fill(finding.problem, 80, break_long_words=False, break_on_hyphens=False)
-                print(f"\n{problem}\n  {finding.fix}")
+                print(f"\n{_wrap('', finding.problem)}\n  {finding.fix}")
             print(f"\n{len(problems)} problem{'s' * (len(problems) != 1)}")
         return 1 if problems else 0
+
+
+def _wrap(start: str, text: str) -> str:
+    """Returns a text in lines of at most 80 columns, which begin below the start of the text."""
+    indent = " " * len(start)
+    return textwrap.fill(
+        text, 80, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

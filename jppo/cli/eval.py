@@ -3,17 +3,20 @@
 import dataclasses
 import json
 
-from jppo.cli.arguments import TrainedRun, WholeNumber
+from jppo.cli.arguments import TrainedRun
+from jppo.config.run import MAX_STEPS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eval(TrainedRun):
     """Play episodes with a trained policy and print their returns."""
 
-    episodes: WholeNumber = 100
+    num_episodes: int = 100
     """Number of episodes, played in parallel."""
     sampled: bool = False
     """Sample actions from the policy instead of taking the most likely action."""
+    max_steps: int = MAX_STEPS
+    """Maximum number of steps of an episode. A longer episode is cut and reported as unfinished."""
     seed: int = 0
     """Seed of the environments and of the sampled actions."""
     json: bool = False
@@ -25,7 +28,14 @@ class Eval(TrainedRun):
 
         check_seed(self.seed)
         run = self.load()
-        result = evaluate(run.agent.env, run.policy, num_episodes=self.episodes, seed=self.seed, sampled=self.sampled)
+        result = evaluate(
+            run.agent.env,
+            run.policy,
+            num_episodes=self.num_episodes,
+            seed=self.seed,
+            sampled=self.sampled,
+            max_steps=self.max_steps,
+        )
         summary = result.summary()
         if self.json:
             print(json.dumps({"env": run.agent.env.name, "sampled": self.sampled} | summary))
@@ -37,5 +47,5 @@ class Eval(TrainedRun):
             f"length {summary['length_mean']:.1f}"
         )
         if summary["unfinished"]:
-            print(f"{summary['unfinished']} episodes did not end within the step limit")
+            print(f"{summary['unfinished']} episodes did not end within --max-steps {self.max_steps}")
         return 0

@@ -22,6 +22,7 @@ from jppo.cli.arguments import (
     REGISTRY,
     InvalidValue,
     check_options,
+    first_error,
     pre_parse,
 )
 from jppo.cli.bench import Bench
@@ -184,8 +185,8 @@ def parse_command(argv: list[str]) -> Any:
     """Returns the command with its options.
 
     Raises:
-      ValueError: an unknown command, or an unknown preset.
-      SystemExit: --help, or an unknown option.
+      ValueError: an argument is unknown, missing or wrong.
+      SystemExit: --help.
     """
     name, words = argv[0], argv[1:]
     if name not in COMMANDS:
@@ -194,14 +195,14 @@ def parse_command(argv: list[str]) -> Any:
     check_options(name, command, words)
     if hasattr(command, "with_defaults"):
         options["default"] = command.with_defaults(given)
-    parsed = tyro.cli(
-        command,
-        prog=f"jppo {name}",
-        args=words,
-        config=(tyro.conf.OmitArgPrefixes,),
-        registry=REGISTRY,
-        **options,
-    )
+    config, printed = (tyro.conf.OmitArgPrefixes,), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            parsed = tyro.cli(command, prog=f"jppo {name}", args=words, config=config, registry=REGISTRY, **options)
+    except SystemExit as end:
+        if end.code:
+            raise ValueError(first_error(printed.getvalue(), name)) from None
+        raise  # --help
     return parsed.adjusted(given) if hasattr(parsed, "adjusted") else parsed
 
 

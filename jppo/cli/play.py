@@ -5,7 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from jppo.cli.arguments import TrainedRun, WholeNumber
+from jppo.cli.arguments import TrainedRun
+from jppo.config.run import MAX_FRAMES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,8 @@ class Play(TrainedRun):
     """Seed of the episode."""
     sampled: bool = False
     """Sample actions from the policy instead of taking the most likely action."""
-    max_steps: WholeNumber = 10_000
-    """Maximum number of steps. A longer episode is cut."""
+    max_steps: int = MAX_FRAMES
+    """Maximum number of steps. A longer episode is cut. The frames of all steps are in memory."""
 
     def run(self) -> int:
         from jppo.config.checks import check_seed

@@ -20,7 +20,7 @@ class Plot:
     """Run directories written by `jppo train`, or one directory of `jppo sweep`."""
     output: Path = Path("learning.png")
     """Output file."""
-    metric: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]")] = ("episode/return_mean",)
+    metrics: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]")] = ("episode/return_mean",)
     """Metrics to draw, each in its own panel; docs/metrics.md lists them."""
     x: Literal["steps", "minutes"] = "steps"
     """The horizontal axis: environment steps, or minutes without compiling."""
@@ -33,12 +33,12 @@ class Plot:
         if any((path / "sweep.json").exists() for path in self.run_dirs):
             if len(self.run_dirs) > 1:
                 raise ValueError("pass either one sweep directory or run directories")
-            if (self.metric, self.x) != (Plot.metric, Plot.x):
-                raise ValueError("--metric and --x apply to run directories; `jppo sweep --run-dirs` writes some")
+            if (self.metrics, self.x) != (Plot.metrics, Plot.x):
+                raise ValueError("--metrics and --x apply to run directories; `jppo sweep --run-dirs` writes some")
             from jppo.sweeps.store import load_sweep
 
             load_sweep(self.run_dirs[0]).plot(self.output)
         else:
-            plot(self.run_dirs, self.output, metrics=self.metric, x=self.x)
+            plot(self.run_dirs, self.output, metrics=self.metrics, x=self.x)
         print(f"wrote {self.output}")
         return 0

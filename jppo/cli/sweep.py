@@ -37,8 +37,6 @@ def _make_settings_type() -> Any:
     fields = []
     for field in (*dataclasses.fields(Hyperparams), *dataclasses.fields(PPOConfig)):
         value_type: Any = Annotated[tuple, _LAYER_SIZES] if field.name == "hidden_sizes" else field.type
-        if value_type is int:
-            value_type = Annotated[int, WHOLE_NUMBER]
         values: Any = Annotated[tuple[value_type, ...], tyro.conf.arg(help_behavior_hint="")]
         fields.append((field.name, values, dataclasses.field(default=_ABSENT)))
     namespace = {"__post_init__": lambda self: None}  # a tuple is not a valid value of PPOConfig

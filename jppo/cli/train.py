@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalPath, PreParse, RunArguments, WholeNumber
+from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalPath, PreParse, RunArguments
 from jppo.config.checks import names_module
 from jppo.config.run import EVAL_EPISODES, SAVED_FIELDS, RunConfig
 
@@ -23,7 +23,7 @@ class Train(RunArguments):
     Hyperparameters may change during the run: --ent-coef 0.01:0, docs/schedules.md.
     """
 
-    total_steps: WholeNumber = 1_000_000
+    total_steps: int = 1_000_000
     """Number of environment steps, rounded up to whole updates."""
     run_dir: OptionalPath = None
     """Directory of the run (default: runs/<env>/<time>-<seed>). If it contains a run, that run is resumed with its own settings."""  # noqa: E501
@@ -37,11 +37,11 @@ class Train(RunArguments):
     """Show no progress and no summary."""
     json: bool = False
     """Print the summary as one line of JSON on standard output, and everything else on standard error."""
-    log_every: WholeNumber = 1
+    log_every: int = 1
     """Number of updates whose means form one line of metrics.jsonl."""
-    eval_every: WholeNumber = 0
+    eval_every: int = 0
     """Number of updates between two evaluations of the policy on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: WholeNumber = EVAL_EPISODES
+    eval_episodes: int = EVAL_EPISODES
     """Number of episodes of an evaluation."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
 _USABLE_SHARE = 0.9  # of the free memory; the rest is a reserve
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -22,6 +20,8 @@ def bytes_needed(compiled: Any) -> int:
 
 def bytes_free(num_devices: int) -> int:
     """Returns the usable free memory of each of `num_devices` devices in bytes. CPU devices share the machine's."""
+    import jax  # here, because `jppo doctor` imports this module without JAX
+
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(_USABLE_SHARE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
@@ -59,6 +59,8 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
     Args:
       remedy: advice to the user, for example "lower num_envs = 4096".
     """
+    import jax
+
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.checks import check_int, check_seed, names_module
+from jppo.config.run import MAX_STEPS
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment, reset_rows, step_rows
@@ -27,7 +28,6 @@ from jppo.runs.policy import TrainedPolicy, row_without_legal_action
 from jppo.runs.run_dir import read_config
 
 _MAX_EPISODES = 1_000_000
-MAX_STEPS = 100_000  # default maximum length of an evaluated episode
 _HOST_ENVS = 16  # environments that run side by side on the host
 
 
@@ -78,8 +78,8 @@ def evaluate(
         jppo.evaluate(MyEnv, "runs/own")             # a run of a custom environment
 
     Args:
-      env_or_run: without `policy`, a result of `jppo.train`, a run of a sweep or a run directory. With `policy`, an
-        environment, as for `jppo.train`.
+      env_or_run: without `policy`, a result of `jppo.train`, a run of a sweep, its policy or a run directory. With
+        `policy`, an environment, as for `jppo.train`.
       policy: a `jppo.TrainedPolicy`, or a result, run of a sweep or run directory that contains one.
       seed: seed of the environments and of the sampled actions.
       sampled: sample actions instead of taking the most likely ones.
@@ -129,12 +129,14 @@ def _open_run(name: str, run: Any, function: str, env: Any = None) -> tuple[Any,
     """
     if isinstance(run, str | Path):
         run = load_run(run, env=env if needs_env(Path(run)) else None)
+    if isinstance(run, TrainedPolicy):
+        if run.env is None:
+            raise ValueError(f"this TrainedPolicy has no environment; use {function}(env, policy)")
+        return run.env, run
     policy = getattr(run, "policy", None)
     if isinstance(policy, TrainedPolicy) and hasattr(run, "agent"):
         return run.agent.env, policy
-    if isinstance(run, TrainedPolicy):
-        raise ValueError(f"a TrainedPolicy has no environment; use {function}(env, policy)")
-    kinds = "a result of jppo.train, a run of a sweep or a run directory"
+    kinds = "a result of jppo.train, a run of a sweep, its policy or a run directory"
     raise ValueError(
         f"{name} is a {type(run).__name__}; it must be {kinds}{' (or pass a policy)' * (name != 'policy')}"
     )

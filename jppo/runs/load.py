@@ -35,7 +35,7 @@ class LoadedRun(NamedTuple):
     @property
     def policy(self) -> TrainedPolicy:
         """Returns the policy with its NumPy interface."""
-        return TrainedPolicy(self.agent.policy, self.policy_state)
+        return TrainedPolicy(self.agent.policy, self.policy_state, self.agent.env)
 
 
 def load_policy(

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import check_int, check_seed
+from jppo.config.run import MAX_FRAMES
 from jppo.runs.display import Picture
 from jppo.runs.evaluation import open_policy
 from jppo.runs.render import play_gif
 
 
 def play(
-    env_or_run: Any, policy: Any = None, *, seed: int = 0, sampled: bool = False, max_steps: int = 1000
+    env_or_run: Any, policy: Any = None, *, seed: int = 0, sampled: bool = False, max_steps: int = MAX_FRAMES
 ) -> Picture:
     """Plays one episode and returns it as an animation, which a notebook shows.
 
@@ -22,7 +23,7 @@ def play(
       env_or_run, policy: see `jppo.evaluate`.
       seed: seed of the episode.
       sampled: sample actions instead of taking the most likely ones.
-      max_steps: a longer episode is cut.
+      max_steps: a longer episode is cut. The frames of all steps are in memory.
 
     Raises:
       ValueError: the environment cannot be drawn, or an argument is invalid.

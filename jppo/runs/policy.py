@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
@@ -12,7 +13,7 @@ from jppo.errors import EMPTY_MASK
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
-from jppo.runs.display import html_table, show_record
+from jppo.runs.display import Picture, html_table, show_record
 
 NO_STATE = "this policy is not recurrent: call act(obs) without state and episode_start"
 
@@ -24,10 +25,11 @@ class TrainedPolicy:
       policy: the network with its observation preprocessing.
       state: the network's parameters and the observation statistics.
       obs_spec, action_spec: the environment's spaces.
+      env: the environment of the run; None if the policy was made without one.
     """
 
-    def __init__(self, policy: Policy, state: PolicyState) -> None:
-        self.policy, self.state = policy, state
+    def __init__(self, policy: Policy, state: PolicyState, env: Any = None) -> None:
+        self.policy, self.state, self.env = policy, state, env
         self.obs_spec, self.action_spec = policy.obs_spec, policy.action_spec
         self._key = derive_key(jax.random.key(0), "act without a seed")
 
@@ -112,6 +114,24 @@ class TrainedPolicy:
         carry = self._carry(state, len(jax.tree.leaves(batch)[0]))
         values = np.asarray(self._value(self.state, batch, carry))
         return values[0] if single else values
+
+    def play(self, env: Any = None, *, seed: int = 0, sampled: bool = False, max_steps: int = MAX_FRAMES) -> Picture:
+        """Plays one episode and returns it as an animation, which a notebook shows.
+
+            policy.play()                  # in a notebook
+            policy.play().save("play.gif")
+
+        Args:
+          env: another environment with the same spaces; default: the environment of the run.
+          seed, sampled, max_steps: see `jppo.play`.
+
+        Raises:
+          ValueError: see `jppo.play`.
+        """
+        import jppo  # here, because jppo.play imports this module
+
+        run, policy = (self, None) if env is None else (env, self)
+        return jppo.play(run, policy, seed=seed, sampled=sampled, max_steps=max_steps)
 
     def _carry(self, state: PyTree, size: int) -> PyTree:
         """Returns the carry of `size` rows. Raises ValueError if the state of a caller has other shapes."""

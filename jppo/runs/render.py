@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.episodes import EpisodicEnv
@@ -55,7 +56,7 @@ def play_gif(
     *,
     seed: int = 0,
     sampled: bool = False,
-    max_steps: int = 10_000,
+    max_steps: int = MAX_FRAMES,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Playback:
     """Plays one episode and writes it as a GIF.

@@ -78,7 +78,7 @@ class SweepRun(RunOutcome):
     def policy(self) -> TrainedPolicy:
         """The trained policy, which acts on NumPy observations."""
         assert self.agent is not None
-        return TrainedPolicy(self.agent.policy, self.policy_state)
+        return TrainedPolicy(self.agent.policy, self.policy_state, self.agent.env)
 
     @property
     def score(self) -> float:

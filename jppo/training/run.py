@@ -164,7 +164,8 @@ def _finished_result(
     log.restore(run_dir, checkpoint)
     log.finish()
     log.info(f"{run_dir} is already finished; nothing is left to train")
-    policy = TrainedPolicy(agent.policy, jax.device_put(jax.device_get(policy_state), jax.local_devices()[0]))
+    policy_state = jax.device_put(jax.device_get(policy_state), jax.local_devices()[0])
+    policy = TrainedPolicy(agent.policy, policy_state, agent.env)
     return Result(log.history.arrays(), policy, summary | {"run_dir": str(run_dir)}, state, agent, run_dir)
 
 
@@ -359,7 +360,7 @@ def _save_result(
         "policy_sha256": fingerprint(policy_state),
         "run_dir": None if writer is None else str(writer.path),
     }
-    policy = TrainedPolicy(agent.policy, policy_state)
+    policy = TrainedPolicy(agent.policy, policy_state, agent.env)
     if writer is not None and (failed_writes := writer.close(policy_state, summary)):
         summary["failed_writes"] = failed_writes
     path = None if writer is None else writer.path
