@@ -67,7 +67,7 @@ class Command:
         return [process.pid for process in self.started() if process.command.startswith("ray::ActorProcess")]
 
     def signal(self, number):
-        """Sends a signal to the process group, like a terminal. Ray's processes have other groups, or block SIGINT."""
+        """Sends a signal to the process group, like a terminal or `timeout`. Ray's processes have other groups."""
         os.killpg(self.process.pid, number)
 
     def ended(self, everything, seconds=15.0):
@@ -106,9 +106,11 @@ def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
     os.kill(command.acting()[0], signal.SIGKILL)  # the signal arrives while this actor is restarted
     command.await_(lambda: " failed (" in command.out.read_text())
     everything = command.started()
-    assert any("gcs_server" in process.command for process in everything)
+    daemons = [process for process in everything if re.search("/ray/.*(gcs_server|raylet|monitor)", process.command)]
+    assert len(daemons) >= 3
+    assert [process for process in daemons if os.getpgid(process.pid) == command.process.pid] == []
     command.signal(number)
-    assert command.ended(everything) == 130
+    assert command.ended(everything) == 130, command.err.read_text()
     said = command.out.read_text().splitlines()
     assert [line for line in said if not any(re.fullmatch(pattern, line) for pattern in LINES)] == [], (
         "Ray must not print anything"
@@ -155,7 +157,7 @@ def test_two_interrupts_while_actors_start_end_the_run_at_once(command):
     time.sleep(0.2)
     with contextlib.suppress(ProcessLookupError):  # on a fast machine, the first has ended the run
         command.signal(signal.SIGINT)
-    assert command.ended(everything) == 130
+    assert command.ended(everything) == 130, command.err.read_text()
     assert command.err.read_text() == "jppo: interrupted\n"
     assert not (command.directory / "run").exists()
 

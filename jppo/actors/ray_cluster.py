@@ -1,6 +1,7 @@
 """Connects to a Ray cluster or starts a local one, and shuts it down."""
 
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -47,7 +48,7 @@ def connect(config: RayConfig) -> bool:
         options["job_config"] = _make_job_config()
     try:
         check_reachable(address)
-        with defer_signals(interruptible=address != "local"), warnings.catch_warnings():
+        with defer_signals(interruptible=address != "local"), _separate_groups(), warnings.catch_warnings():
             # Ray forks only to exec, which is safe with JAX's threads.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
@@ -114,6 +115,25 @@ def defer_signals(interruptible: bool = False) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for held_number in held:
             signal.raise_signal(held_number)
+
+
+@contextlib.contextmanager
+def _separate_groups() -> Iterator[None]:
+    """Puts Ray's daemons into their own process groups.
+
+    `timeout` and job schedulers send SIGTERM to the group of this process. It would stop the daemons, and their end
+    stops this process before it saves the run. On other systems than Linux, Ray ends its daemons by their group.
+    """
+    services: Any = getattr(ray._private, "services", None)  # a private module that Ray may change
+    if not sys.platform.startswith("linux") or not hasattr(services, "ConsolePopen"):
+        yield
+        return
+    start = services.ConsolePopen
+    services.ConsolePopen = functools.partial(start, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start
 
 
 def _end_log_monitor() -> None:
