@@ -188,3 +188,16 @@ class DictCounting(Counting):
 
 def _kind(state: ProbeState) -> Array:
     return jnp.floor(state.cue * 3.0).astype(jnp.int32)
+
+
+class Lever(Probe):
+    """Episodes of five steps; action 1 is rewarded. The cue is random, so evaluations depend on their keys."""
+
+    length = NO_LIMIT
+    limit = 5
+
+    def cue(self, key):
+        return jax.random.normal(key)
+
+    def reward(self, state, action):
+        return jnp.where(action == 1, 1.0, 0.0) + 0.01 * state.cue

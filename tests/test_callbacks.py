@@ -223,6 +223,29 @@ def test_invalid_results_raise(callback, message):
 
 
 @MODES
+def test_parameters_that_are_not_finite_are_an_error_of_the_callback(run, tmp_path):
+    def broken(event):
+        state = getattr(event.state, "train", event.state)
+        params = jax.tree.map(lambda x: x + jnp.inf, state.policy.params)
+        state = state.replace(policy=state.policy.replace(params=params))
+        event.state = event.state.replace(train=state) if run is train else state
+
+    message = r"^the callback broken set event\.state.*\.policy\.params.* to NaN or infinity after update 4; it must"
+    with pytest.raises(ValueError, match=message) as error:
+        run(broken, callback_every=4, run_dir=tmp_path / "run")
+    assert error.value.result.summary["checkpoint"] == 4
+    assert run(lambda event: None, callback_every=4, run_dir=tmp_path / "run").summary["status"] == "finished"
+
+
+def test_state_is_readable_until_the_callback_returns():
+    events = []
+    train(events.append, callback_every=UPDATES)
+    with pytest.raises(RuntimeError, match=r"event\.state must be read before the callback returns"):
+        events[0].state  # noqa: B018
+    assert events[0].run == ("Cued", 0, {}, 0)
+
+
+@MODES
 def test_exception_ends_the_run_with_everything_saved(run, tmp_path):
     def fail(event):
         event.log("my/number", 1.0)

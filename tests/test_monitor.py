@@ -1,6 +1,8 @@
 """Tests evaluations during training, stopping at a return, and the best policy."""
 
 import json
+import os
+import signal
 import sys
 
 import jax
@@ -11,7 +13,7 @@ from checks import SMALL, group, share_chunks
 from host_probes import Counting, Guessing, share_programs
 from lenient import lenient, lenient_env
 from PIL import Image
-from probes import NO_LIMIT, Probe
+from probes import Lever
 
 import jppo
 from jppo.cli.main import main
@@ -29,19 +31,6 @@ from jppo.training.progress import LineReporter, NullReporter
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=4, num_minibatches=2, normalize_obs=True)
 RATE = jppo.Hyperparams(learning_rate=0.02, gamma=0.9)
 BATCH, UPDATES = 128, 12
-
-
-class Lever(Probe):
-    """Episodes of five steps; action 1 is rewarded. The cue is random, so evaluations depend on their keys."""
-
-    length = NO_LIMIT
-    limit = 5
-
-    def cue(self, key):
-        return jax.random.normal(key)
-
-    def reward(self, state, action):
-        return jnp.where(action == 1, 1.0, 0.0) + 0.01 * state.cue
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -130,6 +119,39 @@ def test_failing_environment_of_an_evaluation_ends_the_run_with_everything_saved
         train_host(**EVALS, run_dir=tmp_path / "run")
     assert error.value.result.summary["updates"] == 4
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+
+
+def test_interrupt_ends_an_evaluation_on_the_host(tmp_path, monkeypatch):
+    """The episodes of the evaluation would not end."""
+    steps = []
+
+    class Slow(Guessing):
+        def step(self, action):
+            after = super().step(action)
+            if not evaluating:
+                return after
+            steps.append(1)
+            if len(steps) == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            return after[0], after[1], False, False, after[4]
+
+    evaluating, make = [], HostEnvironment.make
+
+    def make_envs(self, seeds, render=False):
+        evaluating.extend([1] if len(seeds) == 3 else [])
+        return make(self, seeds, render)
+
+    monkeypatch.setattr(HostEnvironment, "make", make_envs)
+    given = {"config": CONFIG, "hyperparams": RATE, "total_steps": UPDATES * BATCH, "num_actors": 0, **EVALS}
+    result = jppo.train(Slow, **group(given | {"run_dir": tmp_path / "run"}))
+    assert (result.summary["status"], result.summary["updates"], result.summary["checkpoint"]) == ("interrupted", 4, 4)
+    assert not any(name.startswith("eval/") for name in result.metrics)
+    assert 5 <= len(steps) < 10
+    evaluating.clear()
+    monkeypatch.undo()
+    share_programs(monkeypatch)
+    resumed = jppo.train(Slow, **group(given | {"run_dir": tmp_path / "run"}))
+    assert resumed.summary["status"] == "finished"
 
 
 def test_failing_evaluation_on_the_device_saves_a_state_of_its_update(tmp_path, monkeypatch):
@@ -366,14 +388,3 @@ def test_environment_that_cannot_be_drawn_is_reported_before_training(tmp_path):
 def test_video_needs_a_run_directory():
     with pytest.raises(ValueError, match="video needs a run_dir"):
         train(video=True)
-
-
-@pytest.mark.parametrize("name", ["callback", "eval_every", "stop_at_return", "video"])
-def test_sweeps_name_the_function_that_supports_the_setting(name):
-    with pytest.raises(TypeError, match=rf"sweep\(\) has no argument '{name}'; only jppo.train supports it"):
-        jppo.sweep("CartPole-v1", **{name: 1})
-
-
-def test_sweep_command_names_the_command_that_supports_the_option(capsys):
-    assert main(["sweep", "CartPole-v1", "--eval-every", "3"]) == 2
-    assert "unknown option --eval-every; only `jppo train` supports it" in capsys.readouterr().err

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import types
-from pathlib import Path
-from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +19,10 @@ from probes import NO_LIMIT, ObsActionReward, Probe
 import jppo
 from jppo.config.ppo import check_hyperparams
 from jppo.runs import plots
-from jppo.runs.checkpoints import Checkpoint
-from jppo.runs.leaves import copy_leaves
 from jppo.sweeps import pbt_trainer
+from jppo.sweeps.log import RunLog
 from jppo.sweeps.pbt import FACTORS, choose_sources, exchange, perturb
-from jppo.sweeps.population import SweepProgress, to_host
+from jppo.sweeps.population import to_host
 from jppo.sweeps.store import load_sweep
 from jppo.training.history import RecentEpisodes
 from jppo.training.progress import NullReporter
@@ -320,15 +317,13 @@ def test_a_sweep_resumes_after_a_crash(trained, tmp_path, shared_program, monkey
 
 
 def test_a_checkpoint_contains_the_reason_why_a_run_ended():
-    runs = [types.SimpleNamespace(number=number) for number in range(2)]
-    group = types.SimpleNamespace(runs=runs, agent=types.SimpleNamespace(config=CONFIG))
-    log, resumed = (pbt_trainer.PBTLogger(group, SweepProgress(NullReporter())) for _ in range(2))
-    log.empty_masks[1], state, checkpoints = 7, {"x": np.arange(2)}, Mock()
-    log.save(checkpoints, state)
-    update, seconds, counts, saved, content = checkpoints.save.call_args.args
-    content = json.loads(json.dumps(content))
-    resumed.restore(Checkpoint(Path(), update, seconds, counts, content, copy_leaves(saved)), state)
-    assert resumed.empty_masks == {1: 7}
+    group = types.SimpleNamespace(
+        agent=types.SimpleNamespace(config=CONFIG), settings=types.SimpleNamespace(callback_every=1), has_events=False
+    )
+    run, resumed = (RunLog(types.SimpleNamespace(number=1), group) for _ in range(2))
+    run.end("diverged", error="no legal action")
+    resumed.restore(json.loads(json.dumps(run.to_json())))
+    assert (resumed.status, resumed.error) == ("diverged", "no legal action")
 
 
 def test_result_is_the_same_on_several_devices(trained):

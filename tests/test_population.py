@@ -15,15 +15,8 @@ from probes import NaNReward, ObsActionReward, Probe
 import jppo
 from jppo.errors import TrainingDiverged
 from jppo.sweeps import population
-from jppo.sweeps.population import (
-    SweepProgress,
-    compile_population,
-    fitting_population,
-    from_host,
-    init_population,
-    shares,
-    to_host,
-)
+from jppo.sweeps.log import SweepProgress
+from jppo.sweeps.population import compile_population, fitting_population, from_host, init_population, shares, to_host
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)

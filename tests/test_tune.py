@@ -64,6 +64,12 @@ def test_invalid_search_space_raises(space, message):
         ({"backend": "rllib"}, "backend = 'rllib'"),
         ({"preset": "none"}, "unknown preset"),
         ({"total_steps": 0.5}, "total_steps"),
+        ({"callback": 3}, "callback = 3 must be a function of a jppo.CallbackEvent"),
+        ({"callback_every": 0}, "callback_every = 0 must be a whole number"),
+        (
+            {"run": {"resume": True}},
+            "run.resume = True has no effect in jppo.tune.trainable, which supports eval_every",
+        ),
     ],
 )
 def test_invalid_arguments_raise(options, message):
@@ -183,6 +189,47 @@ def test_restored_trial_may_change_hyperparameters(interrupted, tmp_path, monkey
         with lenient():
             action = jppo.load_policy(path, env=lenient_env("CartPole-v1")).act(np.zeros(4, np.float32))
         assert action in (0, 1)
+
+
+EVENTS = {
+    "run": jppo.RunConfig(eval_every=3, eval_episodes=2),
+    "callback": lambda event: event.log("my/seed", event.run.seed),
+    "callback_every": 4,
+}
+
+
+def test_reports_contain_the_newest_evaluation_also_after_a_restore(tmp_path, monkeypatch):
+    whole = FakeTune(tmp_path / "whole", monkeypatch)
+    on_device(checkpoint_updates=5, **EVENTS)(SPACE)
+    means = [row["eval/return_mean"] for row in whole.reports]
+    assert np.isnan(means[:2]).all()
+    assert means[2] == means[3] == means[4] > 0.0
+    assert means[5] == means[7] != means[2]
+    assert [row["update"] for row in whole.reports if row.get("my/seed") == 5.0] == [4, 8]
+    second = FakeTune(tmp_path / "second", monkeypatch, start=whole.checkpoints[5])
+    on_device(checkpoint_updates=5, **EVENTS)(SPACE)
+    assert [row["eval/return_mean"] for row in second.reports] == means[5:]
+
+
+def test_trial_stops_at_a_return_and_with_its_callback(tmp_path, monkeypatch):
+    given = {"run": {"stop_at_return": 1.0, "eval_every": 3, "eval_episodes": 2}}
+    solved = FakeTune(tmp_path / "solved", monkeypatch)
+    on_device(**given)(SPACE)
+    assert list(solved.checkpoints) == [3]
+    stopped = FakeTune(tmp_path / "stopped", monkeypatch)
+    on_device(callback=lambda event: event.stop("enough"), callback_every=2)(SPACE)
+    assert list(stopped.checkpoints) == [2]
+
+
+def test_exception_of_a_callback_fails_the_trial(tmp_path, monkeypatch):
+    def fail(event):
+        raise ArithmeticError("curriculum")
+
+    trial = FakeTune(tmp_path, monkeypatch)
+    with pytest.raises(ArithmeticError, match="curriculum") as error:
+        on_device(callback=fail, callback_every=4)(SPACE)
+    assert error.value.result is None, "Ray cannot pickle the result of a run"
+    assert trial.reports[-1]["update"] == 4
 
 
 def test_diverging_trial_fails(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from jppo.config.overrides import SCALE_ENVS, SCALED, check_scale_envs
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
-from jppo.config.run import SAVED_FIELDS
+from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS
 
 EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED = 1, 2, 3
 EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
@@ -50,6 +50,7 @@ _HINTS = {  # options of other programs
         "write --learning-rate 2.5e-4:0 for a linear decrease to 0, and a number for a constant learning rate",
     ),
     **dict.fromkeys(SAVED_FIELDS, "only `jppo train` supports it"),
+    **dict.fromkeys(EVALUATION_FIELDS, "only `jppo train` and `jppo sweep` support it"),
 }
 
 

@@ -13,6 +13,7 @@ import tyro
 from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, OptionalInt, PreParse, show_option
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.run import EVAL_EPISODES, RunConfig
 
 
 class _Absent(tuple):
@@ -84,6 +85,14 @@ class Sweep:
     """Number of devices that share the runs. Default: all; on CPU, one per core."""
     sweep_dir: Path | None = None
     """Directory for results, table and plot (default: runs/sweeps/<time>). Saved runs are not trained again."""
+    eval_every: int = 0
+    """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). 0: no evaluation."""
+    eval_episodes: int = EVAL_EPISODES
+    """Number of episodes of an evaluation."""
+    eval_sampled: bool = False
+    """Evaluations sample actions instead of taking the most likely ones."""
+    stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --pbt, all runs end (needs --eval-every)."""  # noqa: E501
     run_dirs: bool = False
     """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""
     quiet: bool = False
@@ -101,6 +110,13 @@ class Sweep:
             if not values and values is not _ABSENT:
                 raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
         return dataclasses.replace(self, words=given.words)
+
+    def _run_config(self) -> RunConfig:
+        """Returns the settings of evaluations. Values that have no effect are absent, because they identify runs."""
+        evaluation: dict[str, Any] = {}
+        if self.eval_every:
+            evaluation = {name: getattr(self, name) for name in ("eval_every", "eval_episodes", "eval_sampled")}
+        return RunConfig(stop_at_return=self.stop_at_return, **evaluation)
 
     def run(self) -> int:
         from jppo.runs.files import jsonable
@@ -125,6 +141,7 @@ class Sweep:
             max_parallel_runs=self.max_parallel_runs,
             num_devices=self.num_devices,
             sweep_dir=self.sweep_dir or default_sweep_dir(),
+            run=self._run_config(),
             progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
             **given,
         )

@@ -9,7 +9,7 @@ from jppo.config.checks import find_similar
 from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
-from jppo.config.run import SAVED_FIELDS, RunConfig
+from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS, RunConfig
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
@@ -19,7 +19,11 @@ _HINTS = {
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
     SCALE_ENVS: "pass it beside config, or use PPOConfig(...).scale_envs(K)",
 } | REMOVED_FIELDS
-_HINTS |= dict.fromkeys((*SAVED_FIELDS, "callback", "callback_every"), "only jppo.train supports it")
+_HINTS |= dict.fromkeys(SAVED_FIELDS, "only jppo.train supports it")
+_HINTS |= dict.fromkeys(
+    (*EVALUATION_FIELDS, "callback", "callback_every"),
+    "only jppo.train, jppo.sweep and jppo.tune.trainable support it",
+)
 R = TypeVar("R")
 
 
@@ -78,6 +82,22 @@ def as_record(name: str, value: Any, kind: type[R]) -> R:
         if key not in fields:
             raise ValueError(f"{name} has no field {key!r}{hint_for(str(key), fields)}")
     return kind(**value)
+
+
+def evaluation_settings(run: RunConfig | Mapping[str, Any], function: str) -> RunConfig:
+    """Returns the RunConfig of a function that supports only the settings of evaluations and `stop_at_return`.
+
+    Raises:
+      ValueError: another setting has a value.
+    """
+    run = as_record("run", run, RunConfig)
+    for name, default in vars(RunConfig()).items():
+        if name not in EVALUATION_FIELDS and (value := getattr(run, name)) != default:
+            raise ValueError(
+                f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(EVALUATION_FIELDS)}; "
+                "leave it out"
+            )
+    return run
 
 
 def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ from jppo.config.checks import check_bool, check_int, check_non_negative, to_flo
 EVAL_EPISODES = 16  # default
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
 MAX_FRAMES = 2000  # default maximum length of an episode of a GIF; memory holds all frames, up to 0.25 MB each
-SAVED_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return", "video")
+EVALUATION_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return")
+SAVED_FIELDS = (*EVALUATION_FIELDS, "video")
 """Fields that config.json contains if they are set, so that a resumed run uses them."""
 
 

@@ -1,5 +1,6 @@
 """Evaluates a policy over whole episodes."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,7 @@ def check_legal_actions(env_name: str, stuck: np.ndarray) -> None:
 def make_host_player(env: HostEnvironment, policy: Policy, sampled: bool) -> Callable[..., Evaluation]:
     """Returns a function that plays episodes on the host: (state, num_episodes, seed, max_steps) -> Evaluation.
 
+    Its keyword argument before_step is a function that is called before each step and may raise an exception to end it.
     Each environment, or each agent, plays a fixed number of episodes, one after the other, and stops after an episode
     that max_steps cuts. Agents that never took part are left out.
     """
@@ -257,6 +259,7 @@ def _play_on_host(
     num_episodes: int,
     seed: int,
     max_steps: int = MAX_STEPS,
+    before_step: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     num_envs = min(num_episodes, _HOST_ENVS)
     num_envs = -(-num_envs // env.num_agents) * env.num_agents
@@ -267,20 +270,21 @@ def _play_on_host(
     episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
     total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
     waited, active = np.zeros(num_envs, int), envs.active.copy()
-    while share.any():
-        if (row := row_without_legal_action(policy, obs, share > 0)) is not None:
-            raise_no_legal_action(env.name, f"environment {row}", step)
-        action, carry = select(state, obs, jax.random.fold_in(key, step), carry, ended)
-        after = envs.step(jax.tree.map(np.asarray, action))
-        total, length, obs, step = total + after.reward, length + active, after.obs, step + 1
-        ended = (after.terminated | after.truncated) & active
-        waited, active = np.where(ended, 0, waited + 1), envs.active.copy()
-        over = ended | (waited >= max_steps)
-        for i in np.flatnonzero(over & (share > 0) & (length > 0)):
-            episodes[i].append((total[i], length[i], ended[i]))
-        share = np.where(ended, np.maximum(share - 1, 0), np.where(over, 0, share))
-        total, length = np.where(ended, 0.0, total), np.where(ended, 0, length)
-    envs.close()
+    with contextlib.closing(envs):
+        while share.any():
+            before_step()
+            if (row := row_without_legal_action(policy, obs, share > 0)) is not None:
+                raise_no_legal_action(env.name, f"environment {row}", step)
+            action, carry = select(state, obs, jax.random.fold_in(key, step), carry, ended)
+            after = envs.step(jax.tree.map(np.asarray, action))
+            total, length, obs, step = total + after.reward, length + active, after.obs, step + 1
+            ended = (after.terminated | after.truncated) & active
+            waited, active = np.where(ended, 0, waited + 1), envs.active.copy()
+            over = ended | (waited >= max_steps)
+            for i in np.flatnonzero(over & (share > 0) & (length > 0)):
+                episodes[i].append((total[i], length[i], ended[i]))
+            share = np.where(ended, np.maximum(share - 1, 0), np.where(over, 0, share))
+            total, length = np.where(ended, 0.0, total), np.where(ended, 0, length)
     returns, lengths, finished = zip(*(episode for of_one in episodes for episode in of_one), strict=True)
     return Evaluation(np.array(returns, np.float32), np.array(lengths, np.int32), np.array(finished))
 

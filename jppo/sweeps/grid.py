@@ -16,6 +16,7 @@ from jppo.config.checks import check_int, check_seed
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, check_hyperparams
+from jppo.config.run import EVALUATION_FIELDS
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs.backends import require_device
 from jppo.ppo.anakin import Anakin
@@ -25,6 +26,7 @@ from jppo.runs.run_dir import safe_name
 from jppo.training.settings import RunSettings, own_parts, prepare_run
 
 _MAX_HALVINGS = 4
+_CANDIDATES = 20  # for the best policy of a run without evaluations
 _MAX_SEEDS = 100_000
 _PARTS = ("network", "optimizer", "loss", "advantages")
 
@@ -63,6 +65,17 @@ class ProgramGroup(NamedTuple):
     def runs_compete(self) -> bool:
         """Whether the result of a run depends on the others, so that all must be trained together."""
         return self.successive_halving or self.pbt is not None
+
+    @property
+    def has_events(self) -> bool:
+        """Whether something happens between updates: an evaluation, a callback or the end of a run at a return."""
+        run = self.settings.run
+        return bool(run.eval_every) or run.stop_at_return is not None or self.settings.callback is not None
+
+    @property
+    def best_every(self) -> int:
+        """Number of updates between two candidates for the best policy of a run without evaluations; 0: none."""
+        return math.ceil(self.agent.num_updates / _CANDIDATES) if self.has_events else 0
 
     @property
     def rungs(self) -> list[int]:
@@ -165,7 +178,16 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
         "halving": group.rungs if group.successive_halving else None,
         "pbt": dataclasses.asdict(group.pbt) if group.pbt else None,
         "competitors": competitors if group.runs_compete else None,
-    }
+    } | _describe_events(group)
+
+
+def _describe_events(group: ProgramGroup) -> dict[str, Any]:
+    """Returns what identifies the evaluations, the callback and the return at which runs stop; {} without them."""
+    settings, run = group.settings, group.settings.run
+    fields = {name: value for name in EVALUATION_FIELDS if (value := getattr(run, name)) is not None}
+    if settings.callback is not None:
+        fields |= {"callback": _represent(settings.callback), "callback_every": settings.callback_every}
+    return {"events": fields} if group.has_events else {}
 
 
 def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:

@@ -1,5 +1,6 @@
 """Trains the runs of a program with population-based training, and resumes it from checkpoints."""
 
+import dataclasses
 import functools
 import shutil
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from jppo.ppo.keys import derive_key
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.runs.leaves import restore_leaves
 from jppo.sweeps.grid import ProgramGroup, RunSpec
-from jppo.sweeps.halving import compile_group, empty_mask_error
+from jppo.sweeps.group_monitor import GroupLoop
+from jppo.sweeps.halving import compile_group
+from jppo.sweeps.log import PopulationLogger, RunLog, SweepProgress, rows_of
 from jppo.sweeps.pbt import exchange, search_ranges
-from jppo.sweeps.population import PopulationLogger, SweepProgress, from_host, init_population, to_host
-from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, RunOutcome
-from jppo.training.device_loop import ChunkLoop
-from jppo.training.history import RecentEpisodes
+from jppo.sweeps.population import from_host, init_population, to_host
+from jppo.sweeps.sweep_run import FINISHED, INTERRUPTED, RunOutcome
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -45,13 +46,14 @@ class PBTTrainer:
         """
         self._group, self._progress, self._stop_requested = group, progress, stop_requested
         self._on_run_end, self._directory = on_run_end, checkpoint_dir
+        self._error: Exception | None = None  # of a callback
 
-    def train(self) -> None:
-        """Trains all runs to their end, or until a stop is requested."""
+    def train(self) -> Exception | None:
+        """Trains all runs to their end, or until a stop is requested. Returns the exception of a callback, or None."""
         group, message = self._group, self._progress.reporter.message
         runs, checkpoints = len(group.runs), None
         if self._stop_requested():
-            return
+            return None
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
             checkpoints = Checkpoints(self._directory, CHECKPOINT_SECONDS, 2, message)
@@ -78,9 +80,10 @@ class PBTTrainer:
         self._report(state, log)
         if self._directory is not None and not self._is_interrupted(log):
             shutil.rmtree(self._directory)
+        return self._error
 
     def _train(self, state: AnakinState, log: "PBTLogger", checkpoints: Checkpoints | None) -> AnakinState:
-        """Trains until the last update, a stop request or the divergence of all runs, and returns the state."""
+        """Trains until the last update, a stop request or the end of all runs, and returns the state."""
         group, population = self._group, self._population
         assert group.pbt is not None
         num_updates = group.agent.num_updates
@@ -92,54 +95,37 @@ class PBTTrainer:
             out_shardings=(population.sharding, whole),
         )
         key = derive_key(jax.random.key(group.runs[0].seed), "population-based training")
-        log.hyperparams = self._read_hyperparams(state)
-        while log.updates < num_updates and log.finite.any() and not self._stop_requested():
+        log.read_state(state)
+        while log.updates < num_updates and log.active.any() and not (self._error or self._stop_requested()):
             following = min(num_updates, (log.updates // every + 1) * every)
-            finite = np.zeros(population.size, bool)  # padding is not trained
-            finite[: len(log.finite)] = log.finite
-            finite = jax.device_put(finite, population.sharding)
-            loop = ChunkLoop(population.chunk, state, finite, following - log.updates, log, checkpoints=checkpoints)
-            loop.run(self._stop_requested)
+            loop = GroupLoop(group, population, state, following - log.updates, log, checkpoints)
+            self._error = loop.run(self._stop_requested).error
             state = loop.state
-            for index in log.empty_masks:
-                self._progress.reporter.message(f"run {index}: {empty_mask_error(group, log, index)}")
-            if log.updates == following < num_updates and log.finite.any():
+            if log.updates == following < num_updates and log.active.any() and self._error is None:
                 exchange_key = derive_key(key, f"update {log.updates}")
-                state, source = compiled_exchange(state, log.recent_returns, log.finite, exchange_key)
-                log.record_exchange(np.asarray(source), self._read_hyperparams(state))
+                state, source = compiled_exchange(state, log.scores, log.finite, exchange_key)
+                log.record_exchange(np.asarray(source))
+                log.read_state(state)
         return state
 
-    def _read_hyperparams(self, state: AnakinState) -> dict[str, np.ndarray]:
-        """Returns the hyperparameters that exchanges change, [R] each."""
-        hyperparams, runs = state.train.hyperparams, len(self._group.runs)
-        return {name: np.asarray(getattr(hyperparams, name))[:runs] for name in search_ranges(self._group)}
-
     def _is_interrupted(self, log: "PBTLogger") -> bool:
-        return log.updates < self._group.agent.num_updates and bool(log.finite.any())
+        return log.updates < self._group.agent.num_updates and bool(log.active.any())
 
     def _report(self, state: AnakinState, log: "PBTLogger") -> None:
         """Reports all runs."""
         policies = to_host(state.train.policy, len(self._group.runs))
-        for index, (spec, recent) in enumerate(zip(self._group.runs, log.recent, strict=True)):
-            status = INTERRUPTED if self._is_interrupted(log) else FINISHED
+        status = INTERRUPTED if self._is_interrupted(log) else FINISHED
+        for index, run in enumerate(log.runs):
             if not (metrics := log.metrics_of(index)):
                 continue  # an interrupted run without updates has no result
-            outcome = RunOutcome(
-                status=status if log.finite[index] else DIVERGED,
-                updates=int(log.completed[index]),
-                episodes=recent.total,
-                return_mean=recent.mean,
-                return_std=recent.std,
-                metrics=metrics,
-                policy_state=jax.tree.map(lambda x, index=index: x[index], policies),
-                error=empty_mask_error(self._group, log, index),
-                copies=tuple(
-                    (update, source)
-                    for update, run, source in log.copies
-                    if run == spec.number and update < log.updates
-                ),
+            run.status = run.status or status
+            outcome = run.outcome(metrics, jax.tree.map(lambda x, index=index: x[index], policies))
+            copies = tuple(
+                (update, source)
+                for update, number, source in log.copies
+                if number == run.spec.number and update < log.updates
             )
-            self._on_run_end(spec, outcome)
+            self._on_run_end(run.spec, dataclasses.replace(outcome, copies=copies))
 
 
 class PBTLogger(PopulationLogger):
@@ -153,9 +139,9 @@ class PBTLogger(PopulationLogger):
     def __init__(self, group: ProgramGroup, progress: SweepProgress) -> None:
         self.hyperparams: dict[str, np.ndarray] = {}
         self.copies: list[tuple[int, int, int]] = []
-        self._numbers = [spec.number for spec in group.runs]
+        self._swept = tuple(search_ranges(group))
         super().__init__(
-            recent={number: RecentEpisodes() for number in self._numbers},
+            [RunLog(spec, group) for spec in group.runs],
             batch_size=group.agent.config.batch_size,
             update=0,
             seconds=0.0,
@@ -163,46 +149,44 @@ class PBTLogger(PopulationLogger):
         )
 
     @property
-    def recent(self) -> list[RecentEpisodes]:
-        """Recent episodes of each run."""
-        return list(self._recent.values())
+    def scores(self) -> np.ndarray:
+        """The score of each run, [R] f32, see `RunLog.score`."""
+        return np.array([run.score for run in self.runs], np.float32)
 
-    @property
-    def recent_returns(self) -> np.ndarray:
-        """Recent mean return of each run, [R] f32; NaN before its first episode has ended."""
-        return np.array([recent.mean for recent in self.recent], np.float32)
+    def read_state(self, state: AnakinState) -> None:
+        """Reads the current hyperparameters."""
+        values = {name: getattr(state.train.hyperparams, name) for name in self._swept}
+        self.hyperparams = {name: np.asarray(value)[: len(self.runs)] for name, value in values.items()}
 
-    def _columns(self, columns: dict[str, np.ndarray], finite: np.ndarray) -> dict[str, np.ndarray]:
+    def _columns(self, columns: dict[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:
         """Adds the hyperparameters; after a run has diverged, its metrics are NaN until it is replaced."""
-        rows = super()._columns(columns, finite)
-        rows = {name: np.where(finite.T, x, np.nan) if x.dtype.kind == "f" else x for name, x in rows.items()}
-        return rows | {f"hyperparams/{name}": np.tile(x, (finite.shape[1], 1)) for name, x in self.hyperparams.items()}
+        rows = super()._columns(columns, done)
+        rows = {name: np.where(done.T, x, np.nan) if x.dtype.kind == "f" else x for name, x in rows.items()}
+        return rows | {f"hyperparams/{name}": np.tile(x, (done.shape[1], 1)) for name, x in self.hyperparams.items()}
 
-    def record_exchange(self, source: np.ndarray, hyperparams: dict[str, np.ndarray]) -> None:
-        """Records the copies of an exchange and the new hyperparameters.
+    def record_exchange(self, source: np.ndarray) -> None:
+        """Records the copies of an exchange.
 
         Args:
           source: [R] i32, see `exchange`.
         """
-        before, self.hyperparams = self.recent, hyperparams
+        before = [(run.recent, None if run.monitor is None else run.monitor.last_eval) for run in self.runs]
         for index in np.flatnonzero(source != np.arange(len(source))):
-            number, copied = self._numbers[index], source[index]
-            self._recent[number] = before[copied].copy(before[index].total)
-            self.copies.append((self.updates, number, self._numbers[copied]))
-            self.finite[index], self.completed[index] = True, self.updates
-            self.empty_masks.pop(int(index), None)
+            run, copied = self.runs[index], self.runs[source[index]]
+            recent, last_eval = before[source[index]]
+            run.recent = recent.copy(run.recent.total)
+            if run.monitor is not None:
+                run.monitor.last_eval = last_eval
+            run.updates = self.updates
+            run.end("")  # a diverged run trains again
+            self.copies.append((self.updates, run.spec.number, copied.spec.number))
 
     def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int] | None = None) -> None:
         """Saves a checkpoint after the last logged update."""
-        log = {
-            "copies": list(self.copies),  # a thread writes them
-            "recent": [recent.to_json() for recent in self.recent],
-            "completed": self.completed.tolist(),
-            "finite": self.finite.tolist(),
-            "empty_masks": list(self.empty_masks.items()),
-        }
-        everything = {"state": to_host(state, len(self._numbers)), "history": self._history.arrays()}
-        checkpoints.save(self.updates, self.seconds, counts or {}, everything, log)
+        log = {"copies": list(self.copies), "runs": [run.to_json() for run in self.runs]}  # a thread writes them
+        everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
+        best = {str(index): run.best_policy for index, run in enumerate(self.runs) if run.best_policy is not None}
+        checkpoints.save(self.updates, self.seconds, counts or {}, everything | {"best": best}, log)
 
     def restore(self, start: Checkpoint, like: AnakinState) -> AnakinState:
         """Restores the log and returns the state on the host. Raises ValueError if the checkpoint does not fit.
@@ -212,13 +196,13 @@ class PBTLogger(PopulationLogger):
         """
         self.updates, self.seconds = start.update, start.seconds
         self.copies = [tuple(copy) for copy in start.log["copies"]]
-        for recent, content in zip(self.recent, start.log["recent"], strict=True):
-            recent.restore(content)
-        self.completed, self.finite = (np.array(start.log[name]) for name in ("completed", "finite"))
-        self.empty_masks = dict(start.log["empty_masks"])
+        for index, (run, content) in enumerate(zip(self.runs, start.log["runs"], strict=True)):
+            run.restore(content)
+            policy = rows_of(like.train.policy, index)
+            run.restore_best(start.leaves, policy, f"['best']['{index}']", start.path)
         prefix = "['history']['"
         columns = {name.removeprefix(prefix)[:-2]: x for name, x in start.leaves.items() if name.startswith(prefix)}
         self._history.restore(columns, self.updates)
-        self._progress.env_steps += int(self.completed.sum()) * self._batch_size
+        self._progress.env_steps += sum(run.updates for run in self.runs) * self.batch_size
         host_state: AnakinState = restore_leaves(start.leaves, like, "['state']", start.path)
         return host_state

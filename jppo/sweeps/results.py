@@ -13,7 +13,8 @@ from jppo.runs.display import html_table
 from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
-from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, STOPPED, SweepRun, as_cell
+from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, SweepRun, as_cell, column_names, missing
+from jppo.training.history import join_blocks
 from jppo.training.progress import short_path
 
 _MAX_SETTINGS_SHOWN = 10
@@ -43,7 +44,7 @@ class SettingResult(NamedTuple):
     @property
     def best_run(self) -> SweepRun:
         """The run with the highest score."""
-        return max(self.runs, key=lambda run: (run.status != STOPPED, run.score))
+        return max(self.runs, key=lambda run: (run.is_complete, run.score))
 
     def label(self, names: Sequence[str]) -> str:
         """Returns name=value for each of the settings."""
@@ -51,13 +52,13 @@ class SettingResult(NamedTuple):
 
     @property
     def _scores(self) -> np.ndarray:
-        complete = [run.score for run in self.runs if run.status != STOPPED]
+        complete = [run.score for run in self.runs if run.is_complete]
         return np.array(complete or [run.score for run in self.runs])
 
     @property
     def _rank(self) -> tuple[bool, float]:
         """Orders settings with complete runs above settings that successive halving stopped."""
-        return any(run.status != STOPPED for run in self.runs), self.score
+        return any(run.is_complete for run in self.runs), self.score
 
 
 class SweepResult:
@@ -182,28 +183,27 @@ class SweepResult:
     def table(self) -> dict[str, np.ndarray]:
         """One row per run, as columns [runs]; `pandas.DataFrame(result.table)` accepts it."""
         rows = [run.row for run in self.runs]
-        return {name: np.array([as_cell(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+        return {name: np.array([as_cell(row.get(name, missing(name))) for row in rows]) for name in column_names(rows)}
 
     def tidy(self) -> dict[str, np.ndarray]:
         """Returns one row per run and update, as columns: run, env, seed, the settings and all metrics.
 
         A metric with the name of a setting is called "metric/...", for example the current learning rate.
         """
-        columns: dict[str, list[np.ndarray]] = {}
+        blocks = []
         for run in self.runs:
             length = len(run.metrics["update"])
             fixed = {"run": run.number, "env": run.env, "seed": run.seed} | run.settings
-            for name, value in fixed.items():
-                columns.setdefault(name, []).append(np.full(length, as_cell(value)))
-            for name, column in run.metrics.items():
-                columns.setdefault(f"metric/{name}" if name in fixed else name, []).append(column)
-        return {name: np.concatenate(parts) for name, parts in columns.items()}
+            named = {f"metric/{name}" if name in fixed else name: column for name, column in run.metrics.items()}
+            blocks.append({name: np.full(length, as_cell(value)) for name, value in fixed.items()} | named)
+        return join_blocks(blocks) if blocks else {}
 
     def plot(self, path: str | Path) -> None:
         """Draws learning curves as a PNG: one panel per environment, with the ten best settings.
 
-        Each curve is the interquartile mean over seeds with its 95 % bootstrap interval. Runs that ended earlier than
-        other runs of the same setting are left out. With population-based training, the picture shows the return and
+        Each curve is the interquartile mean over seeds with its 95 % bootstrap interval. A run that reached
+        stop_at_return or that a callback stopped continues with its last value. Other runs that ended earlier than
+        those of the same setting are left out. With population-based training, the picture shows the return and
         the changed hyperparameters of every run.
 
         Raises:
@@ -217,7 +217,8 @@ class SweepResult:
         for env in self.envs:
             for setting in self.ranked(env):
                 longest = max(run.updates for run in setting.runs)
-                metrics = [run.metrics for run in setting.runs if run.updates == longest and run.episodes]
+                whole = [run for run in setting.runs if run.updates == longest or run.ended_early]
+                metrics = [run.metrics for run in whole if run.episodes]
                 diverged = sum(run.status == DIVERGED for run in setting.runs)
                 label = (setting.label(self.swept) or "return") + (f" ({diverged} diverged)" if diverged else "")
                 if metrics:

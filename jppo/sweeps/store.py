@@ -13,7 +13,7 @@ from jppo.runs.files import read_json, write_atomically, write_json
 from jppo.runs.groups import format_value
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
-from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, write_outcome
+from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, column_names, missing, read_outcome, write_outcome
 
 _SWEEP, _RUNS = "sweep.json", "runs"
 
@@ -149,7 +149,8 @@ def load_sweep(path: Path) -> SweepResult:
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes rows as CSV."""
     file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, list(rows[0]))
+    names = column_names(rows)
+    writer = csv.DictWriter(file, names)
     writer.writeheader()
-    writer.writerows({name: format_value(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: format_value(row.get(name, missing(name))) for name in names} for row in rows)
     write_atomically(path, file.getvalue())

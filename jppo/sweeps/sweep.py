@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import check_int
-from jppo.config.overrides import check_overrides, take_network
+from jppo.config.overrides import check_overrides, evaluation_settings, take_network
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.run import RunConfig
 from jppo.devices.memory import explain_out_of_memory
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
@@ -16,11 +17,12 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
+from jppo.sweeps.log import SweepProgress
 from jppo.sweeps.pbt import check_pbt
 from jppo.sweeps.pbt_trainer import PBTTrainer
-from jppo.sweeps.population import SweepProgress
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
+from jppo.training.callback import Callback
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.progress import Reporter, make_reporter, short_path
 from jppo.training.settings import RunSettings
@@ -43,6 +45,9 @@ def sweep(
     max_parallel_runs: int | None = None,
     num_devices: int | None = None,
     sweep_dir: str | Path | None = None,
+    run: RunConfig | Mapping[str, Any] = RunConfig(),
+    callback: Callback | None = None,
+    callback_every: int = 1,
     progress: str | Callable[[int], Reporter] = "none",
     **settings: Any,
 ) -> SweepResult:
@@ -65,6 +70,11 @@ def sweep(
       num_devices: number of devices that share the runs. Default: all devices of this process.
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
         that it already contains are not trained again.
+      run: evaluations and the return at which each run stops: eval_every, eval_episodes, eval_sampled and
+        stop_at_return of `jppo.RunConfig`.
+      callback: is called for each run as by `jppo.train`; `event.run` contains its seed and settings. An exception
+        ends the sweep.
+      callback_every: number of updates between two calls of the callback.
       progress: "auto" or "none", see `jppo.train`; or a function that gets the number of environment steps of all runs
         and returns a reporter.
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
@@ -76,6 +86,7 @@ def sweep(
 
     Raises:
       ValueError: an argument is invalid; nothing has been trained.
+      Exception: of the callback. Its attribute `result` is the result so far.
       TypeError: an unknown argument.
     """
     check_overrides(sweep, settings)
@@ -94,6 +105,9 @@ def sweep(
             optimizer=optimizer,
             loss=loss,
             advantages=advantages,
+            run=evaluation_settings(run, "jppo.sweep"),
+            callback=callback,
+            callback_every=callback_every,
         ),
         seeds=check_seeds(seeds),
         values=values,
@@ -105,14 +119,23 @@ def sweep(
     if pbt is not None:
         check_pbt(pbt, groups, values)
     store = SweepStore(sweep_dir, groups, values)
-    _train_missing_runs(groups, store, progress)
-    return store.result()
+    error = _train_missing_runs(groups, store, progress)
+    result = store.result()
+    if error is not None:
+        error.result = result  # type: ignore[attr-defined]
+        raise error
+    return result
 
 
 def _train_missing_runs(
     groups: list[ProgramGroup], store: SweepStore, progress: str | Callable[[int], Reporter]
-) -> None:
-    """Trains the runs that the store does not contain, and adds their results to it."""
+) -> Exception | None:
+    """Trains the runs that the store does not contain, and adds their results to it.
+
+    Returns:
+      the exception of a callback, or None.
+    """
+    error = None
     remaining = [group._replace(runs=runs) for group in groups if (runs := store.missing_runs(group))]
     planned_steps = max(1, sum(group.planned_steps for group in remaining))
     reporter = make_reporter(progress(planned_steps) if callable(progress) else progress, planned_steps)
@@ -126,13 +149,16 @@ def _train_missing_runs(
             for group in remaining:
                 arguments = group, sweep_progress, stop_requested, functools.partial(store.add, group)
                 if group.pbt is not None:
-                    PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
+                    error = PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
                 else:
-                    GroupTrainer(*arguments).train()
+                    error = GroupTrainer(*arguments).train()
+                if error is not None:
+                    break
             if stop_requested() and store.path is not None:
                 reporter.message(_describe_continuation(groups[0], store.path))
     finally:
         reporter.close()
+    return error
 
 
 def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) -> None:

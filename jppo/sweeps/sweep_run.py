@@ -19,9 +19,17 @@ from jppo.runs.files import jsonable, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
+from jppo.runs.run_dir import Best
 from jppo.runs.writer import RunWriter
 
-STATUSES = FINISHED, DIVERGED, STOPPED, INTERRUPTED = "finished", "diverged", "stopped", "interrupted"
+STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
+    "finished",  # all updates
+    "solved",  # reached stop_at_return
+    "diverged",
+    "stopped",  # by successive halving, by a callback, or because another run of its population ended
+    "interrupted",
+)
+HALVED = "successive halving"  # the reason of a stop
 _TENSORBOARD_POINTS = 200  # per run
 _SUMMARY = ("status", "updates", "episodes", "return_mean", "return_std")
 
@@ -30,7 +38,7 @@ _SUMMARY = ("status", "updates", "episodes", "return_mean", "return_std")
 class RunOutcome:
     """The result of training one run."""
 
-    status: str  # finished, diverged, stopped (by successive halving) or interrupted
+    status: str  # one of STATUSES
     updates: int
     episodes: int
     return_mean: float  # over about the last hundred episodes; NaN if no episode ended
@@ -38,6 +46,9 @@ class RunOutcome:
     metrics: dict[str, np.ndarray]  # [updates] each
     policy_state: PolicyState  # NumPy leaves
     error: str = ""  # why the run ended, if an action_mask without legal actions ended it
+    stop_reason: str = ""  # if the status is stopped
+    best: Best | None = None  # update and return of the best policy
+    best_policy_state: PolicyState | None = None  # NumPy leaves
     # of population-based training: (update, number of the copied run); None without it
     copies: tuple[tuple[int, int], ...] | None = None
 
@@ -81,6 +92,30 @@ class SweepRun(RunOutcome):
         return TrainedPolicy(self.agent.policy, self.policy_state, self.agent.env)
 
     @property
+    def best_policy(self) -> TrainedPolicy | None:
+        """The best policy; None without an evaluation, `stop_at_return` or callback, or if no policy counts."""
+        assert self.agent is not None
+        return None if self.best is None else TrainedPolicy(self.agent.policy, self.best_policy_state)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether successive halving has not stopped the run."""
+        return (self.status, self.stop_reason) != (STOPPED, HALVED)
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run reached stop_at_return or was stopped by a callback."""
+        return self.status == SOLVED or (self.status == STOPPED and self.is_complete)
+
+    @property
+    def eval_return_mean(self) -> float | None:
+        """The return of the last evaluation, NaN before the first one; None if the sweep has no evaluations."""
+        if (column := self.metrics.get("eval/return_mean")) is None:
+            return None
+        values = column[~np.isnan(column)]
+        return float(values[-1]) if len(values) else np.nan
+
+    @property
     def score(self) -> float:
         """return_mean, or minus infinity if the run diverged or no episode ended."""
         return -np.inf if self.status == DIVERGED or np.isnan(self.return_mean) else self.return_mean
@@ -90,7 +125,16 @@ class SweepRun(RunOutcome):
         """The run's row in tables."""
         row = {"run": self.number, "env": self.env, "seed": self.seed} | self.settings
         row |= {name: getattr(self, name) for name in ("status", "updates", "env_steps", *_SUMMARY[2:])}
-        return row | {f"last/{name}": value for name, value in self.last_values.items()}
+        row |= {f"last/{name}": value for name, value in self.last_values.items()}
+        return row | ({"stop_reason": self.stop_reason} if self.stop_reason else {}) | self._events
+
+    @property
+    def _events(self) -> dict[str, Any]:
+        """The results of evaluations and the best policy, as in summary.json."""
+        evaluation = {} if (last := self.eval_return_mean) is None else {"eval_return_mean": last}
+        return evaluation | (
+            {} if self.best is None else {"best_update": self.best.update, "best_return": self.best.score}
+        )
 
     def save(self, run_dir: str | Path) -> None:
         """Writes a run directory as `jppo.train` does, for `jppo eval`, `jppo plot` and `jppo play`.
@@ -101,7 +145,9 @@ class SweepRun(RunOutcome):
         assert self.agent is not None
         run_dir, config = Path(run_dir), self.agent.config
         summary = {"env": self.env, "backend": "device", "steps": self.env_steps}
-        summary |= {name: getattr(self, name) for name in _SUMMARY}
+        summary |= {name: getattr(self, name) for name in _SUMMARY} | self._events
+        if self.stop_reason:
+            summary["stop_reason"] = self.stop_reason
         settings = runs.run_config(
             self.env, "device", self.seed, self.agent.num_updates * config.batch_size, config, self.hyperparams
         )
@@ -111,6 +157,8 @@ class SweepRun(RunOutcome):
         stride = max(1, len(rows) // _TENSORBOARD_POINTS)
         for first in range(0, len(rows), stride):
             writer.write_updates(rows[first : first + stride])
+        if self.best is not None:
+            writer.save_best(self.best_policy_state, self.best)
         if failed := writer.close(self.policy_state, summary):
             (run_dir / "summary.json").unlink(missing_ok=True)  # marks the directory as incomplete
             raise ValueError(f"{run_dir} cannot be written: {', '.join(failed)} failed")
@@ -121,15 +169,29 @@ def as_cell(value: Any) -> int | float | str:
     return value if isinstance(value, int | float | str) else format_value(value)
 
 
+def column_names(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the names of all columns in the rows of a table."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def missing(name: str) -> Any:
+    """Returns the value of a column in a row without it."""
+    return "" if name == "stop_reason" else np.nan
+
+
 def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) -> None:
-    """Writes the result of a run as an .npz file: "about" (JSON), "metrics/NAME" and "policy/NUMBER" (a leaf).
+    """Writes the result of a run as an .npz file: "about" (JSON), "metrics/NAME", and the leaves of the policies,
+    "policy/NUMBER" and "best/NUMBER".
 
     Args:
       description: the result of `describe_run`.
     """
-    about = description | {name: getattr(outcome, name) for name in (*_SUMMARY, "error", "copies")}
-    arrays = {f"policy/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(outcome.policy_state))}
-    arrays |= {f"metrics/{name}": column for name, column in outcome.metrics.items()}
+    about = description | {
+        name: getattr(outcome, name) for name in (*_SUMMARY, "error", "copies", "stop_reason", "best")
+    }
+    arrays = {f"metrics/{name}": column for name, column in outcome.metrics.items()}
+    for name, policy in (("policy", outcome.policy_state), ("best", outcome.best_policy_state)):
+        arrays |= {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(policy))}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, about=json.dumps(jsonable(about)), **arrays)
     write_atomically(path, file.getvalue())
@@ -148,17 +210,30 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
-            leaves = [file[f"policy/{i}"] for i in range(sum(name.startswith("policy/") for name in file.files))]
-        like = None if agent is None else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
-        leaves, shapes = leaves if agent is not None else [], jax.tree.leaves(like)
-        if len(leaves) == len(shapes):
-            leaves = [with_dtype(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
-        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in shapes]:
-            raise ValueError("the policy has other shapes")
+            best = None if about.get("best") is None else Best(*about["best"])
+            like = None if agent is None else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
+            policy_state = _read_policy(file, "policy", like)
+            best_policy_state = None if best is None else _read_policy(file, "best", like)
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
-        summary["error"], copies = about.get("error", ""), about.get("copies")
+        summary |= {"error": about.get("error", ""), "stop_reason": about.get("stop_reason", ""), "best": best}
+        copies = about.get("copies")
         summary["copies"] = None if copies is None else tuple(map(tuple, copies))
-        policy_state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return RunOutcome(**summary, metrics=metrics, policy_state=policy_state), about
+        return RunOutcome(
+            **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state
+        ), about
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None
+
+
+def _read_policy(file: Any, name: str, like: PolicyState | None) -> PolicyState | None:
+    """Returns a policy in an .npz file; None if `like` is None. Raises ValueError if it has other shapes."""
+    if like is None:
+        return None
+    shapes = jax.tree.leaves(like)
+    leaves = [file[f"{name}/{i}"] for i in range(sum(key.startswith(f"{name}/") for key in file.files))]
+    if len(leaves) == len(shapes):
+        leaves = [with_dtype(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
+    if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in shapes]:
+        raise ValueError("the policy has other shapes")
+    policy: PolicyState = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return policy

@@ -10,10 +10,11 @@ from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_network
+from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, evaluation_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
+from jppo.config.run import RunConfig
 from jppo.envs.backends import BACKENDS
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
@@ -22,8 +23,9 @@ from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs.statistics import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
-from jppo.sweeps.population import SweepProgress
+from jppo.sweeps.log import SweepProgress
 from jppo.sweeps.tune_trial import METRIC, train_trial
+from jppo.training.callback import Callback, check_callback
 from jppo.training.progress import PrintReporter
 from jppo.training.settings import RunSettings, check_preset
 
@@ -45,6 +47,9 @@ def trainable(
     ray: RayConfig | None = None,
     resources: Resources = Resources(),
     checkpoint_updates: int = 100,
+    run: RunConfig | Mapping[str, Any] = RunConfig(),
+    callback: Callback | None = None,
+    callback_every: int = 1,
     **overrides: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is one run.
@@ -62,6 +67,9 @@ def trainable(
         addition to `resources`. Default: the trial steps Gymnasium environments itself.
       resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
+      run: eval_every, eval_episodes, eval_sampled and stop_at_return of `jppo.RunConfig`. A report contains the metrics
+        eval/* of the newest evaluation, NaN before the first one.
+      callback, callback_every: as for `jppo.train`. An exception in the callback fails the trial.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
 
     Raises:
@@ -77,6 +85,7 @@ def trainable(
     if preset != "auto":
         check_preset(preset)
     check_int("checkpoint_updates", checkpoint_updates, 0)
+    check_callback(callback, callback_every)
     if ray is not None and ray.num_actors is None:
         raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")
     settings = RunSettings(
@@ -94,6 +103,9 @@ def trainable(
         backend=backend,
         num_devices=num_devices,
         ray=ray,
+        run=evaluation_settings(run, "jppo.tune.trainable"),
+        callback=callback,
+        callback_every=callback_every,
     )
     pickled = ray_core.cloudpickle.dumps(settings)  # unpickling may import gymnax, which starts JAX
 

@@ -1,20 +1,23 @@
 """A trial of Ray Tune: an ordinary run that reports its updates and saves its run directory as Tune's checkpoint."""
 
 import dataclasses
+import math
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray import tune
 
 from jppo.config.checks import check_seed
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, override
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
-from jppo.config.run import RunConfig
 from jppo.envs.backends import choose_backend
-from jppo.errors import ActorsFailed, TrainingDiverged
+from jppo.errors import TrainingDiverged
+from jppo.runs.run_dir import read_metrics
+from jppo.training.evaluator import METRICS
 from jppo.training.hooks import RunHooks
 from jppo.training.progress import PrintReporter
 from jppo.training.run import train_with_settings
@@ -41,25 +44,35 @@ def train_trial(settings: RunSettings, space: dict[str, Any], checkpoint_updates
         if (checkpoint := tune.get_checkpoint()) is not None:
             with checkpoint.as_directory() as saved:
                 shutil.copytree(saved, run_dir)
-        hooks = TrialHooks(space, run_dir, checkpoint_updates)
-        settings = dataclasses.replace(settings, run_dir=run_dir, run=RunConfig(max_checkpoints=1))
+        hooks = TrialHooks(space, run_dir, checkpoint_updates, bool(settings.run.eval_every))
+        settings = dataclasses.replace(
+            settings, run_dir=run_dir, run=dataclasses.replace(settings.run, max_checkpoints=1)
+        )
         try:
             train_with_settings(settings, PrintReporter(), hooks)
         except TrainingDiverged as error:
             hooks.report_last()
             raise FloatingPointError(str(error)) from None  # Ray cannot pickle the result of a run
-        except ActorsFailed as error:
+        except Exception as error:
             hooks.report_last()
-            error.result = None
+            if hasattr(error, "result"):  # of an actor, an evaluation or a callback that failed
+                error.result = None
             raise
         hooks.report_last(with_checkpoint=True)
 
 
 class TrialHooks(RunHooks):
-    """Reports every update of a run to Tune."""
+    """Reports every update of a run to Tune, with the newest evaluation: Tune needs each metric in each report."""
 
-    def __init__(self, space: dict[str, Any], run_dir: Path, checkpoint_updates: int) -> None:
+    def __init__(self, space: dict[str, Any], run_dir: Path, checkpoint_updates: int, evaluates: bool = False) -> None:
+        """
+        Args:
+          evaluates: whether the run has evaluations. Their metrics are NaN before the first one.
+        """
         self._space, self._run_dir, self.checkpoint_updates = space, run_dir, checkpoint_updates
+        names = [f"eval/{name}" for name in METRICS] if evaluates else []
+        before = read_metrics(run_dir) if run_dir.exists() else {}
+        self._evaluation = {name: _newest(before.get(name, np.zeros(0))) for name in names}
         self._last: dict[str, Any] | None = None  # not reported yet, because a checkpoint may follow
 
     def adjust(self, config: PPOConfig, hyperparams: Hyperparams, seed: int) -> tuple[PPOConfig, Hyperparams, int]:
@@ -68,7 +81,8 @@ class TrialHooks(RunHooks):
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.report_last()
-            self._last = row
+            self._evaluation = {name: row.get(name, value) for name, value in self._evaluation.items()}
+            self._last = self._evaluation | row
 
     def on_checkpoint(self, update: int) -> None:
         self.report_last(with_checkpoint=True)
@@ -78,6 +92,12 @@ class TrialHooks(RunHooks):
         row, self._last = self._last, None
         if row is not None:
             tune.report(row, checkpoint=tune.Checkpoint.from_directory(self._run_dir) if with_checkpoint else None)
+
+
+def _newest(column: np.ndarray) -> float:
+    """Returns the last value of a metric that is not NaN; NaN if there is none."""
+    values = column[~np.isnan(column)]
+    return float(values[-1]) if len(values) else math.nan
 
 
 def apply_space(

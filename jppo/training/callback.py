@@ -1,20 +1,36 @@
 """The argument of a user's callback, `jppo.train(callback=...)`."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jppo.config.checks import check_int
 from jppo.config.ppo import check_hyperparams
 from jppo.ppo.types import PyTree
 from jppo.runs.leaves import describe_array
+
+
+class RunInfo(NamedTuple):
+    """Which run an event belongs to."""
+
+    env: str
+    """Name of the environment."""
+    seed: int
+    settings: Mapping[str, Any]
+    """The values of the settings that a sweep names; empty for `jppo.train`."""
+    number: int
+    """The number of the run in a sweep; 0 for `jppo.train`."""
 
 
 class CallbackEvent:
     """The run after an update, which a callback may read, change and stop.
 
     Attributes:
+      run: `run.env` and `run.seed`; in a sweep also `run.settings`, the values of the settings that the sweep names,
+        and `run.number`.
       update: number of updates so far.
       steps: number of environment steps so far.
       metrics: the metrics of docs/metrics.md over the updates since the call before: means, and for episode/* the
@@ -23,12 +39,21 @@ class CallbackEvent:
     """
 
     def __init__(
-        self, *, update: int, steps: int, state: PyTree, metrics: dict[str, float], return_mean: float
+        self,
+        *,
+        run: RunInfo,
+        update: int,
+        steps: int,
+        read_state: Callable[[], PyTree],
+        metrics: dict[str, float],
+        return_mean: float,
     ) -> None:
-        self.update, self.steps, self.metrics, self.return_mean = update, steps, metrics, return_mean
+        self.run, self.update, self.steps, self.metrics, self.return_mean = run, update, steps, metrics, return_mean
         self.logged: dict[str, float] = {}
         self.stop_reason: str | None = None
-        self._state = state
+        self._read_state: Callable[[], PyTree] | None = read_state  # None after the call
+        self._before: PyTree = None  # the state of the run, read at the first use
+        self._state: PyTree = None
 
     @property
     def state(self) -> Any:
@@ -37,11 +62,16 @@ class CallbackEvent:
         Training continues with a state that is assigned to it. Its arrays are valid until the callback returns, because
         the next update reuses their memory; copy what you need later with `jax.device_get`.
         """
+        if self._state is None:
+            if self._read_state is None:
+                raise RuntimeError("event.state must be read before the callback returns")
+            self._before = self._read_state()
+            self._state = jax.tree.map(lambda x: x, self._before)  # other dicts, which the callback may change
         return self._state
 
     @state.setter
     def state(self, state: PyTree) -> None:
-        self._state = fit_state(self._state, state)
+        self._state = fit_state(self.state, state)
 
     def stop(self, reason: str = "stopped by the callback") -> None:
         """Ends the run after this update. summary.json contains the reason."""
@@ -67,26 +97,43 @@ _FLOAT_BITS = 1023  # of integers that a float can represent
 Callback = Callable[[CallbackEvent], None]
 
 
-def call(callback: Callback, event: CallbackEvent, before: PyTree) -> PyTree:
-    """Calls a callback and returns the state with which training continues.
+def check_callback(callback: Any, every: Any) -> None:
+    """Raises ValueError if the callback or the number of updates between its calls is invalid."""
+    check_int("callback_every", every)
+    if not (callback is None or callable(callback)):
+        raise ValueError(f"callback = {callback!r} must be a function of a jppo.CallbackEvent")
 
-    Args:
-      before: the state, with other dicts than that of the event, which the callback may change in place.
+
+def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
+    """Calls a callback and returns the state with which training continues; None if the callback did not change it.
 
     Raises:
       ValueError: the callback returned something, or a value of the new state is invalid.
     """
-    returned: Any = callback(event)  # type: ignore[func-returns-value]
+    try:
+        returned: Any = callback(event)  # type: ignore[func-returns-value]
+    finally:
+        event._read_state = None
     if returned is not None:
         raise ValueError(
             f"the callback returned a {type(returned).__name__}, but it must return None; use event.stop() to end the "
             "run and event.state = ... to change the state"
         )
-    state = fit_state(before, event.state)
-    old, new = ((part.train if hasattr(part, "train") else part).hyperparams for part in (before, state))
-    if any(x is not y for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)):
-        check_hyperparams(jax.device_get(new))
-    return state
+    if event._state is None:
+        return None
+    before, state = event._before, fit_state(event._before, event._state)
+    old, new = _leaves_by_name(before), _leaves_by_name(state)
+    changed = [name for name in new if new[name] is not old[name]]
+    if any(".hyperparams." in name for name in changed):
+        check_hyperparams(jax.device_get(getattr(state, "train", state).hyperparams))
+    for name in changed:
+        if not name.startswith(".collect") and ".hyperparams." not in name and not _is_finite(new[name]):
+            function = getattr(callback, "__name__", type(callback).__name__)
+            raise ValueError(
+                f"the callback {function} set event.state{name} to NaN or infinity after update {event.update}; "
+                "it must contain finite numbers"
+            )
+    return state if changed else None
 
 
 _SCALARS = {
@@ -118,6 +165,12 @@ def fit_state(old: PyTree, new: PyTree) -> PyTree:
         # The next update reuses the memory of each leaf, so an array of the callback is copied.
         fitted.append(jax.device_put(jnp.copy(leaf), like.sharding) if is_new else leaf)
     return jax.tree.unflatten(jax.tree.structure(old), fitted)
+
+
+def _is_finite(leaf: Any) -> bool:
+    """Returns whether an array has neither NaN nor infinity. Several processes have copies of it."""
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return not is_float or bool(np.isfinite(np.asarray(leaf.addressable_data(0), np.float32)).all())
 
 
 def _leaves_by_name(state: PyTree) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
@@ -155,13 +154,18 @@ class ChunkLoop:
                 cpu_seconds = _check_not_stalled(cpu_seconds)
         columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
         now = time.perf_counter() - start
-        reached = columns.pop("reached", np.zeros(1, bool))
-        if reached.any():  # the program has run no later updates
-            self.monitor.ended = SOLVED
-            columns = {name: column[: np.argmax(reached) + 1] for name, column in columns.items()}
-        if self.monitor.is_due(self._log.updates + len(columns["finite"])):
+        columns = self._until_target(columns)
+        if self.monitor.is_due(self._log.updates + columns["finite"].shape[-1]):
             return bool(self._log.add(columns, now, functools.partial(self.monitor.finish, self)))
         return bool(self._log.add(columns, now))
+
+    def _until_target(self, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the metrics up to the update that reached the target; the program has run no later updates."""
+        reached = columns.pop("reached", np.zeros(1, bool))
+        if not reached.any():
+            return columns
+        self.monitor.ended = SOLVED
+        return {name: column[: np.argmax(reached) + 1] for name, column in columns.items()}
 
 
 def _check_not_stalled(before: float) -> float:
@@ -208,19 +212,24 @@ def make_flags(agent: Anakin, target: float | None, recent: RecentEpisodes) -> A
     """
     flags: Any = np.ones((), bool)
     if target is not None:
-        rows = [(count, mean) for count, mean, _ in reversed(recent.updates)][:RECENT_EPISODES]
-        counts, means = np.zeros((2, RECENT_EPISODES), np.float32)
-        counts[: len(rows)], means[: len(rows)] = np.array(rows, np.float32).reshape(-1, 2).T
-        flags = ReturnTarget(
-            finite=flags,
-            reached=jnp.zeros((), bool),
-            value=jnp.float32(target),
-            counts=jnp.asarray(counts),
-            means=jnp.asarray(means),
-            total=jnp.float32(recent.total),
-        )
+        flags = make_target(target, recent)
     return jax.tree.map(
         lambda x: jax.make_array_from_callback(x.shape, agent.sharding.train, lambda index: np.asarray(x[index])), flags
+    )
+
+
+def make_target(value: float, recent: RecentEpisodes) -> ReturnTarget:
+    """Returns the record of a target and the episodes so far, as NumPy arrays."""
+    rows = [(count, mean) for count, mean, _ in reversed(recent.updates)][:RECENT_EPISODES]
+    counts, means = np.zeros((2, RECENT_EPISODES), np.float32)
+    counts[: len(rows)], means[: len(rows)] = np.array(rows, np.float32).reshape(-1, 2).T
+    return ReturnTarget(
+        finite=np.ones((), bool),
+        reached=np.zeros((), bool),
+        value=np.float32(value),
+        counts=counts,
+        means=means,
+        total=np.float32(recent.total),
     )
 
 

@@ -10,29 +10,36 @@ from jax.sharding import PartitionSpec
 
 from jppo.config.run import EVAL_EPISODES, RunConfig
 from jppo.devices.jit import jit
-from jppo.devices.mesh import AXIS, shard_over_devices
+from jppo.devices.mesh import AXIS, allgather_ints, shard_over_devices
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.keys import derive_key
 from jppo.ppo.types import Array, Metrics, PolicyState
 from jppo.runs.evaluation import check_legal_actions, make_host_player, make_player
 
+METRICS = ("return_mean", "return_std", "length_mean")
+
 
 class Evaluated(NamedTuple):
     """The result of an evaluation, which may still be computed on the device."""
 
-    metrics: dict[str, Any]  # return_mean, return_std and length_mean
+    metrics: dict[str, Any]  # by name, see METRICS
     policy_state: PolicyState  # a copy
     check: Callable[[], None] = lambda: None  # raises ValueError if an episode had a step without a legal action
 
 
-Evaluator = Callable[[PolicyState, int], Evaluated]  # (policy, number of updates) -> Evaluated
+# (policy, number of updates, whether a stop was requested) -> Evaluated, or None if the stop request ended it
+Evaluator = Callable[[PolicyState, int, Callable[[], bool]], Evaluated | None]
 
 
-def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, seed: int) -> Evaluator:
-    """Returns a compiled evaluation that does not wait for its result. The devices share the episodes.
+class _Stopped(Exception):
+    """A stop was requested during an evaluation on the host."""
 
-    Args:
-      shapes: shapes, dtypes and shardings of the policy.
+
+def make_evaluation(agent: Anakin, run: RunConfig) -> Callable[..., tuple[Metrics, PolicyState, Array]]:
+    """Returns a pure function of (policy, key of the run's evaluations, number of updates).
+
+    It returns the metrics, a copy of the policy, and the step [E] i32 of each episode at which no action was legal, or
+    -1. The devices of the agent share the episodes.
     """
     num_episodes, mesh = run.eval_episodes or EVAL_EPISODES, agent.sharding.mesh
     split, whole = PartitionSpec(AXIS), PartitionSpec()
@@ -41,16 +48,30 @@ def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, se
     multiple = mesh.size * agent.env.num_agents
     num_keys = -(-num_episodes // multiple) * multiple
 
-    def evaluate(state: PolicyState, update: Array) -> tuple[Metrics, PolicyState, Array]:
-        keys = jax.random.split(_evaluation_key(seed, update), num_keys)
+    def evaluate(state: PolicyState, key: Array, update: Array) -> tuple[Metrics, PolicyState, Array]:
+        keys = jax.random.split(jax.random.fold_in(key, update), num_keys)
         returns, lengths, _, stuck = play(state, keys)
         returns, lengths = returns[:num_episodes], lengths[:num_episodes].astype(jnp.float32)
-        metrics = {"return_mean": returns.mean(), "return_std": returns.std(), "length_mean": lengths.mean()}
+        metrics = dict(zip(METRICS, (returns.mean(), returns.std(), lengths.mean()), strict=True))
         return metrics, jax.tree.map(jnp.copy, state), stuck  # training reuses the memory of the state
+
+    return evaluate
+
+
+def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, seed: int) -> Evaluator:
+    """Returns a compiled evaluation that does not wait for its result. The devices share the episodes.
+
+    Args:
+      shapes: shapes, dtypes and shardings of the policy.
+    """
+    evaluation = make_evaluation(agent, run)
+
+    def evaluate(state: PolicyState, update: Array) -> tuple[Metrics, PolicyState, Array]:
+        return evaluation(state, evaluation_key(jax.random.key(seed)), update)
 
     program = jit(evaluate, out_shardings=agent.sharding.train).lower(shapes, np.int32(0)).compile()
 
-    def start(state: PolicyState, update: int) -> Evaluated:
+    def start(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> Evaluated:
         metrics, policy_state, stuck = program(state, np.int32(update))
         return Evaluated(metrics, policy_state, lambda: check_legal_actions(agent.env.name, np.asarray(stuck)))
 
@@ -58,19 +79,28 @@ def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, se
 
 
 def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
-    """Returns an evaluation in this process."""
+    """Returns an evaluation in this process. A stop request in any process ends it in all."""
     num_episodes = run.eval_episodes or EVAL_EPISODES
     play = make_host_player(agent.env, agent.policy, bool(run.eval_sampled))
 
-    def evaluate(state: PolicyState, update: int) -> Evaluated:
-        policy = jax.device_put(jax.device_get(state), jax.local_devices()[0])
-        episodes = play(policy, num_episodes, int(jax.random.bits(_evaluation_key(seed, update))))
-        summary = episodes.summary()
-        return Evaluated({name: summary[name] for name in ("return_mean", "return_std", "length_mean")}, policy)
+    def evaluate(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> Evaluated | None:
+        def check_stop() -> None:
+            if stop_requested():
+                raise _Stopped
+
+        policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
+        key = jax.random.fold_in(evaluation_key(jax.random.key(seed)), update)
+        try:
+            episodes = play(policy, num_episodes, int(jax.random.bits(key)), before_step=check_stop)
+            summary = episodes.summary()
+            result = Evaluated({name: summary[name] for name in METRICS}, policy)
+        except _Stopped:
+            pass
+        return None if allgather_ints([result is None]).any() else result
 
     return evaluate
 
 
-def _evaluation_key(seed: int, update: Array | int) -> Array:
-    """Returns the key of the evaluation after an update."""
-    return jax.random.fold_in(derive_key(jax.random.key(seed), "evaluation during training"), update)
+def evaluation_key(key: Array) -> Array:
+    """Returns the key of the evaluations of a run with this key."""
+    return derive_key(key, "evaluation during training")

@@ -95,13 +95,18 @@ class History:
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns one array [updates, ...] per metric. Joins the blocks into one."""
         if len(self._blocks) > 1:
-            examples = {name: column for block in self._blocks for name, column in block.items()}
-            parts = {
-                name: [block[name] if name in block else _nan(block, like) for block in self._blocks]
-                for name, like in examples.items()
-            }
-            self._blocks = [{name: np.concatenate(columns) for name, columns in parts.items()}]
+            self._blocks = [join_blocks(self._blocks)]
         return self._blocks[0] if self._blocks else {}
+
+
+def join_blocks(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Joins metrics of consecutive updates, as columns [updates, ...]. Missing metrics become NaN."""
+    examples = {name: column for block in blocks for name, column in block.items()}
+    parts = {
+        name: [block[name] if name in block else _nan(block, like) for block in blocks]
+        for name, like in examples.items()
+    }
+    return {name: np.concatenate(columns) for name, columns in parts.items()}
 
 
 def _nan(block: dict[str, np.ndarray], like: np.ndarray) -> np.ndarray:

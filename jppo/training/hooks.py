@@ -23,7 +23,8 @@ class RunHooks:
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
         """Is called with the metrics of consecutive updates, one dict per update.
 
-        Their "return_mean" is the mean return of about the last 100 episodes.
+        Their "return_mean" is the mean return of about the last 100 episodes. The last one contains the metrics of an
+        evaluation (eval/*) and the numbers of a callback, if there are any.
         """
 
     def on_checkpoint(self, update: int) -> None:

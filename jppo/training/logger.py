@@ -134,7 +134,8 @@ class Logger:
             else:
                 self._write(self._means.add(rows))
             if self._hooks is not None:
-                self._hooks.on_updates(_to_rows(rows | {"return_mean": returns}))
+                updates = _to_rows(rows | {"return_mean": returns})
+                self._hooks.on_updates([*updates[:-1], updates[-1] | more])
             self.reporter.update(int(rows["env_steps"][-1]), speed, self.recent.mean)
         return bool(finite.all())
 

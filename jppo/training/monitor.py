@@ -1,6 +1,7 @@
 """What happens between two updates of a run: evaluation, the user's callback, and the choice of the best policy."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import Best
-from jppo.training.callback import Callback, CallbackEvent, call
+from jppo.training.callback import Callback, CallbackEvent, RunInfo, call
 from jppo.training.evaluator import Evaluated, Evaluator
 from jppo.training.logger import LoopResult
 
@@ -37,18 +38,25 @@ class Monitor:
         evaluate: Evaluator | None = None,
         callback: Callback | None = None,
         callback_every: int = 1,
+        info: RunInfo | None = None,
         best: Best | None = None,
+        best_every: int = 0,
     ) -> None:
         """
         Args:
           log: the `Logger` of the run.
           min_episodes: number of episodes that must end before the recent return counts; 0: it never counts.
           evaluate: evaluates the policy every `run.eval_every` updates.
+          info: the run, for the callback.
           best: the best policy before a resume.
+          best_every: without evaluations, number of updates between two candidates for the best policy; 0: only
+            `save_best` adds candidates.
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, callback
         self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
         self._callback_every = callback_every if callback is not None else 0
+        self._best_every = 0 if self._eval_every else best_every
+        self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
         self.target = None if evaluate is not None else run.stop_at_return
         self._eval_target = math.inf if evaluate is None or run.stop_at_return is None else run.stop_at_return
         self._running: dict[int, Evaluated | Exception] = {}  # by update
@@ -60,26 +68,27 @@ class Monitor:
 
     def updates_until_event(self, update: int) -> int:
         """Returns how many updates after `update` the next call of `finish` is due; 2**31 if there is none."""
-        periods = (every for every in (self._callback_every, self._eval_every) if every)
+        periods = (every for every in (self._callback_every, self._eval_every, self._best_every) if every)
         return min((every - update % every for every in periods), default=2**31)
 
     def is_due(self, update: int) -> bool:
         """Returns whether `finish` must be called after `update` updates."""
-        return _divides(self._callback_every, update) or _divides(self._eval_every, update)
+        return any(_divides(every, update) for every in (self._callback_every, self._eval_every, self._best_every))
 
     def holds(self, update: int) -> bool:
         """Returns whether no update after `update` may start before `finish` was called."""
-        return _divides(self._callback_every, update) or (
-            self._eval_target < math.inf and _divides(self._eval_every, update)
-        )
+        held_evaluation = self._eval_target < math.inf and _divides(self._eval_every, update)
+        return held_evaluation or any(_divides(every, update) for every in (self._callback_every, self._best_every))
 
-    def start(self, update: int, policy_state: PolicyState) -> None:
-        """Starts the evaluation after `update` updates, if it is due."""
+    def start(self, update: int, policy_state: PolicyState, stop_requested: Callable[[], bool] = lambda: False) -> None:
+        """Starts the evaluation after `update` updates, if it is due. A stop request ends one on the host."""
         if self._evaluate is not None and _divides(self._eval_every, update):
             try:
-                self._running[update] = self._evaluate(policy_state, update)
+                result: Any = self._evaluate(policy_state, update, stop_requested)
             except Exception as error:  # of a Gymnasium environment; `finish` ends the run with it
-                self._running[update] = error
+                result = error
+            if result is not None:
+                self._running[update] = result
 
     def is_ready(self, update: int) -> bool:
         """Returns whether the result of the evaluation after `update` updates can be read without waiting."""
@@ -101,6 +110,8 @@ class Monitor:
                 return metrics
         if _divides(self._callback_every, update):
             metrics |= self._call_back(loop, metrics)
+        if _divides(self._best_every, update):
+            self.save_best(loop.policy_state)
         return metrics
 
     def _read_evaluation(self, result: Evaluated | Exception) -> dict[str, float]:
@@ -150,14 +161,16 @@ class Monitor:
         assert self._callback is not None
         log, error = self._log, None
         event = CallbackEvent(
+            run=self._info,
             update=log.updates,
             steps=log.steps,
-            state=jax.tree.map(lambda x: x, loop.state),  # other dicts, which the callback may change
+            read_state=lambda: loop.state,
             metrics=log.event_means | metrics,
             return_mean=log.recent.mean,
         )
         try:
-            loop.state = call(self._callback, event, loop.state)
+            if (changed := call(self._callback, event)) is not None:
+                loop.state = changed
         except Exception as failure:
             error = failure  # raised when the run is saved
         except BaseException as failure:

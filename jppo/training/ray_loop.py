@@ -179,14 +179,14 @@ class RayLoop:
             }
             lagging = bool(lag) and (behind or number > first)
             self._rows.append(metrics | times | self._actor_metrics(fragments, lagging))
-            if (ended := self._end_update(number, finite)) is not None:
+            if (ended := self._end_update(number, finite, stop_requested)) is not None:
                 return ended
             if launches and held:
                 self._launch(jax.device_get(self.state.policy), number)
         return LoopResult("finished")
 
-    def _end_update(self, number: int, finite: bool) -> LoopResult | None:
-        """Logs the updates, handles events and saves a checkpoint, each if it is due.
+    def _end_update(self, number: int, finite: bool, stop_requested: Callable[[], bool]) -> LoopResult | None:
+        """Logs the updates, handles events and saves a checkpoint, each if it is due. A stop ends an evaluation.
 
         Returns:
           the reason to end the run after update `number`, or None.
@@ -195,7 +195,7 @@ class RayLoop:
         save = not last and self._is_checkpoint_due(number)
         event = finite and monitor.is_due(number)
         if event:
-            monitor.start(number, self.state.policy)
+            monitor.start(number, self.state.policy, stop_requested)
         due = save or last or event or not finite or monitor.target is not None
         if (due or time.perf_counter() - self._written >= _LOG_SECONDS) and not self._flush(event):
             return LoopResult("diverged")

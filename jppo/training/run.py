@@ -27,6 +27,7 @@ from jppo.runs.load import read_summary
 from jppo.runs.plots import draw_metrics
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
+from jppo.training.callback import RunInfo
 from jppo.training.device_loop import DeviceLoop, init_state, state_shapes
 from jppo.training.evaluator import Evaluator, make_device_evaluator, make_host_evaluator
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
@@ -308,6 +309,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
         evaluate=evaluate,
         callback=prepared.callback,
         callback_every=prepared.callback_every,
+        info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
         best=best,
     )
 

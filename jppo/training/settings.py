@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import jax
 
-from jppo.config.checks import check_int, check_seed, check_total_steps
+from jppo.config.checks import check_seed, check_total_steps
 from jppo.config.overrides import SCALE_ENVS, SCALED, as_record, resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
@@ -25,7 +25,7 @@ from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs import run_dir as runs
-from jppo.training.callback import Callback
+from jppo.training.callback import Callback, check_callback
 
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
@@ -104,9 +104,7 @@ def prepare_run(
     if adjust is not None:
         config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
-    check_int("callback_every", settings.callback_every)
-    if not (settings.callback is None or callable(settings.callback)):
-        raise ValueError(f"callback = {settings.callback!r} must be a function of a jppo.CallbackEvent")
+    check_callback(settings.callback, settings.callback_every)
     fixed = settings.config is not None or bool({"num_envs", SCALE_ENVS} & set(overrides))
     fixed = fixed or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env, backend, fixed, num_actor_cores or num_cores())

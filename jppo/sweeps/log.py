@@ -1,0 +1,248 @@
+"""The logs of the runs of a sweep while they train: metrics, episodes, best policies and the reasons of their ends."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jppo.errors import describe_empty_mask
+from jppo.ppo.anakin import AnakinState, min_episodes
+from jppo.ppo.types import PolicyState, PyTree
+from jppo.runs.leaves import restore_leaves
+from jppo.runs.run_dir import Best
+from jppo.sweeps.grid import ProgramGroup, RunSpec
+from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome
+from jppo.training.callback import RunInfo
+from jppo.training.evaluator import Evaluated
+from jppo.training.history import History, RecentEpisodes
+from jppo.training.line_means import LineMeans
+from jppo.training.monitor import Monitor
+from jppo.training.progress import NullReporter, Reporter
+
+_HISTORY_ROWS = 1 << 20  # updates kept in memory, summed over all runs
+_EPISODES = ("count", "return_mean", "return_std")
+
+
+class RunLog:
+    """The log of one run, which its `Monitor` uses like the `Logger` of a run of its own.
+
+    Attributes:
+      updates: number of finite updates so far.
+      status: why the run has ended, see `RunOutcome.status`; "" while it trains.
+      monitor: evaluates the run, calls the callback and keeps the best policy; None if the sweep has no events.
+      evaluated: the result of the run's newest evaluation.
+      event_means: see `Logger`.
+      best_policy: the policy of `monitor.best`, or None.
+    """
+
+    def __init__(self, spec: RunSpec, group: ProgramGroup) -> None:
+        settings, config = group.settings, group.agent.config
+        self.spec, self.recent, self.updates = spec, RecentEpisodes(), 0
+        self.status, self.stop_reason, self.error = "", "", ""
+        self.reporter, self.writer, self._group = NullReporter(), self, group
+        self._means, self.event_means = LineMeans(settings.callback_every), dict[str, float]()
+        self.evaluated: Evaluated | None = None
+        self.best_policy: PolicyState | None = None
+        self.monitor: Monitor | None = None
+        if group.has_events:
+            self.monitor = Monitor(
+                self,
+                settings.run,
+                min_episodes=min_episodes(config),
+                evaluate=(lambda *_: self.evaluated) if settings.run.eval_every else None,
+                callback=settings.callback,
+                callback_every=settings.callback_every,
+                info=RunInfo(env=group.env_name, seed=spec.seed, settings=spec.settings, number=spec.number),
+                best_every=group.best_every,
+            )
+
+    @property
+    def steps(self) -> int:
+        """Number of environment steps so far."""
+        return self.updates * self._group.agent.config.batch_size
+
+    @property
+    def score(self) -> float:
+        """Return of the newest evaluation, or without one the recent return; NaN before the first episode has ended."""
+        newest = None if self.monitor is None else self.monitor.last_eval
+        return self.recent.mean if newest is None else newest
+
+    def add(self, rows: dict[str, np.ndarray]) -> None:
+        """Adds the metrics of consecutive updates, as columns [updates]."""
+        self.updates += len(rows["update"])
+        for update in np.flatnonzero(rows["episode/count"] > 0):
+            self.recent.add(*(float(rows[f"episode/{name}"][update]) for name in _EPISODES))
+        if self.monitor is not None and len(rows["update"]):
+            lines = self._means.add(rows)
+            self.event_means = {name: column[-1].item() for name, column in lines.items() if len(column)}
+
+    def save_best(self, policy: PolicyState, best: Best) -> None:
+        """Keeps the best policy so far; the monitor calls it."""
+        self.best_policy = policy
+
+    def end(self, status: str, stop_reason: str = "", error: str = "") -> None:
+        """Ends the run."""
+        self.status, self.stop_reason, self.error = status, stop_reason, error
+
+    def describe_empty_mask(self, row: int) -> str:
+        """Returns why the next update failed: its rollout has a mask without legal actions in `row`, t*N + n."""
+        return describe_empty_mask(self._group.env_name, row, self._group.agent.config.num_envs, self.updates + 1)
+
+    def outcome(self, metrics: dict[str, np.ndarray], policy_state: PolicyState) -> RunOutcome:
+        """Returns the result of the run.
+
+        Args:
+          policy_state: NumPy leaves.
+        """
+        best = None
+        if self.monitor is not None:
+            self.monitor.save_best(None if self.status == DIVERGED else policy_state)
+            best = self.monitor.best
+        return RunOutcome(
+            status=self.status,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            updates=self.updates,
+            episodes=self.recent.total,
+            return_mean=self.recent.mean,
+            return_std=self.recent.std,
+            metrics=metrics,
+            policy_state=policy_state,
+            best=best,
+            best_policy_state=self.best_policy,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint contains of the run, without the best policy."""
+        content = {"updates": self.updates, "recent": self.recent.to_json(), "status": self.status, "error": self.error}
+        if self.monitor is None:
+            return content
+        events = {"best": self.monitor.best, "last_eval": self.monitor.last_eval, "event": dict(self._means.partial)}
+        return content | events
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Restores the result of `to_json`."""
+        self.updates, self.status, self.error = (content[name] for name in ("updates", "status", "error"))
+        self.recent.restore(content["recent"])
+        if self.monitor is not None:
+            self.monitor.best = None if content["best"] is None else Best(*content["best"])
+            self.monitor.last_eval, self._means.partial = content["last_eval"], content["event"]
+
+    def restore_best(self, leaves: dict[str, np.ndarray], like: PyTree, prefix: str, path: Path) -> None:
+        """Restores the best policy, if there is one, from the leaves of a checkpoint, see `restore_leaves`."""
+        if self.monitor is not None and self.monitor.best is not None:
+            self.best_policy = restore_leaves(leaves, like, prefix, path)
+
+
+class PopulationLogger:
+    """Collects the metrics of the runs in a population."""
+
+    def __init__(
+        self, runs: list[RunLog], *, batch_size: int, update: int, seconds: float, progress: "SweepProgress"
+    ) -> None:
+        """
+        Args:
+          runs: in the program's order. Further runs of the program are padding.
+          update: number of updates before.
+          seconds: training seconds before.
+          progress: receives the sums over all runs.
+        """
+        self.runs, self.seconds, self.reporter, self.batch_size = runs, seconds, progress.reporter, batch_size
+        self.updates = update  # of the runs that have not ended
+        self._progress = progress
+        self._history = History(max(2, _HISTORY_ROWS // len(runs)))
+
+    @property
+    def active(self) -> np.ndarray:
+        """Whether each run still trains, [R] bool."""
+        return np.array([not run.status for run in self.runs])
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Whether each run has not diverged, [R] bool."""
+        return np.array([run.status != DIVERGED for run in self.runs])
+
+    def add(
+        self, metrics: dict[str, np.ndarray], now: float, finish: Callable[[], dict[str, np.ndarray]] | None = None
+    ) -> bool:
+        """Logs metrics [R, updates]. Returns False if all runs have ended.
+
+        Args:
+          finish: handles the events after the last update and returns more metrics of it, [R] each.
+        """
+        before, columns = self.active, {name: column[: len(self.runs)] for name, column in metrics.items()}
+        empty_mask, reached = (columns.pop(name, None) for name in ("empty_mask", "reached"))
+        done = np.logical_and(before[:, None], np.logical_and.accumulate(columns.pop("finite"), axis=1))
+        length, passed = done.shape[1], now - self.seconds
+        number = self.updates + 1 + np.arange(length)
+        rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self.batch_size}
+        rows["time/elapsed"] = self.seconds + passed * np.arange(1, length + 1) / length
+        self.updates, self.seconds = self.updates + length, now
+        for index in np.flatnonzero(before):
+            count, run = int(done[index].sum()), self.runs[index]
+            own = {name: column[index, :count] for name, column in columns.items()}
+            run.add({name: column[:count] for name, column in rows.items()} | own)
+            if reached is not None and reached[index, :count].any():
+                run.end(SOLVED)
+            elif count < length:
+                run.end(DIVERGED, error=self._describe_empty_mask(index, empty_mask, count))
+        rows |= self._columns(columns, done)
+        more = {} if finish is None else finish()
+        if more:
+            self._history.add({name: column[:-1] for name, column in rows.items()})
+            last = {name: column[-1:] for name, column in rows.items()}
+            self._history.add(last | {name: column[None] for name, column in more.items()})
+        else:
+            self._history.add(rows)
+        returns = {run.spec.number: -math.inf if run.status == DIVERGED else run.recent.mean for run in self.runs}
+        self._progress.add(int(done.sum()) * self.batch_size, passed, returns)
+        return bool(self.active.any())
+
+    def read_state(self, state: AnakinState) -> None:
+        """Reads values of the state that the metrics of the next updates contain; here none."""
+
+    def _columns(self, columns: dict[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the logged metrics, [updates, R] each.
+
+        Args:
+          columns: metrics of the program, [R, updates] each.
+          done: [R, updates] bool, False from the update on in which a run diverged or after which it stopped.
+        """
+        return {name: column.T for name, column in columns.items()}
+
+    def _describe_empty_mask(self, index: int, empty_mask: np.ndarray | None, count: int) -> str:
+        """Returns why a run diverged, if an action_mask without legal actions is the reason; otherwise ''."""
+        row = -1 if empty_mask is None else int(empty_mask[index, count])
+        if row < 0:
+            return ""
+        run = self.runs[index]
+        text = run.describe_empty_mask(row)
+        self.reporter.message(f"run {run.spec.number}: {text}")
+        return text
+
+    def metrics_of(self, index: int) -> dict[str, np.ndarray]:
+        """Returns the metrics of one run, [updates] each; {} if there was no update."""
+        arrays = self._history.arrays()
+        good = arrays.get("update", np.zeros(0)) <= self.runs[index].updates
+        return {name: (column if column.ndim == 1 else column[:, index])[good] for name, column in arrays.items()}
+
+
+class SweepProgress:
+    """Adds up the progress of all runs for display."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter, self.env_steps, self._best = reporter, 0, math.nan
+
+    def add(self, env_steps: int, seconds: float, returns: dict[int, float]) -> None:
+        """Adds environment steps that took `seconds`, and the recent mean returns by run number."""
+        self.env_steps += env_steps
+        self._best = max((x for x in [self._best, *returns.values()] if not math.isnan(x)), default=math.nan)
+        self.reporter.update(self.env_steps, env_steps / max(seconds, 1e-9), self._best)
+
+
+def rows_of(state: PyTree, index: int) -> PyTree:
+    """Returns copies of the rows of one run in NumPy leaves [R, ...]."""
+    return jax.tree.map(lambda x: np.array(x[index]), state)
