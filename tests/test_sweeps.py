@@ -184,7 +184,9 @@ def test_only_missing_runs_are_trained(grid, tmp_path):
 def test_different_run_has_a_different_file(grid, changed, monkeypatch):
     """A saved run is reused only if everything that identifies it is equal."""
     trained = []
-    monkeypatch.setattr(sweeps, "GroupTrainer", lambda group, *_: trained.extend(group.runs) or Mock())
+    monkeypatch.setattr(
+        sweeps, "GroupTrainer", lambda group, *_: trained.extend(group.runs) or Mock(train=lambda: None)
+    )
     sweep(**{"learning_rate": 1e-2, "seeds": [0], "num_envs": 8, "sweep_dir": grid[3]} | changed)
     assert len(trained) == bool(changed)
 
@@ -377,6 +379,7 @@ def test_diverged_run_has_the_lowest_score(grid):
         warnings.simplefilter("error")
         assert broken.summary()["runs"] == {
             "finished": 1,
+            "solved": 0,
             "diverged": 1,
             "stopped": 0,
             "interrupted": 0,

@@ -13,7 +13,7 @@ import tyro
 from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, OptionalInt, PreParse, show_option
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.config.run import EVAL_EPISODES, RunConfig
+from jppo.config.run import EVAL_EPISODES, EVALUATION_FIELDS, RunConfig
 
 
 class _Absent(tuple):
@@ -111,13 +111,6 @@ class Sweep:
                 raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
         return dataclasses.replace(self, words=given.words)
 
-    def _run_config(self) -> RunConfig:
-        """Returns the settings of evaluations. Values that have no effect are absent, because they identify runs."""
-        evaluation: dict[str, Any] = {}
-        if self.eval_every:
-            evaluation = {name: getattr(self, name) for name in ("eval_every", "eval_episodes", "eval_sampled")}
-        return RunConfig(stop_at_return=self.stop_at_return, **evaluation)
-
     def run(self) -> int:
         from jppo.runs.files import jsonable
         from jppo.sweeps.results import print_settings
@@ -141,7 +134,7 @@ class Sweep:
             max_parallel_runs=self.max_parallel_runs,
             num_devices=self.num_devices,
             sweep_dir=self.sweep_dir or default_sweep_dir(),
-            run=self._run_config(),
+            run=RunConfig(**{name: getattr(self, name) for name in EVALUATION_FIELDS}),
             progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
             **given,
         )

@@ -16,7 +16,7 @@ from jppo.config.checks import check_int, check_seed
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, check_hyperparams
-from jppo.config.run import EVALUATION_FIELDS
+from jppo.config.run import EVAL_EPISODES
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs.backends import require_device
 from jppo.ppo.anakin import Anakin
@@ -182,9 +182,12 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
 
 
 def _describe_events(group: ProgramGroup) -> dict[str, Any]:
-    """Returns what identifies the evaluations, the callback and the return at which runs stop; {} without them."""
+    """Returns the settings of evaluations, of the callback and of the return at which runs stop; {} without them."""
     settings, run = group.settings, group.settings.run
-    fields = {name: value for name in EVALUATION_FIELDS if (value := getattr(run, name)) is not None}
+    fields: dict[str, Any] = {} if run.stop_at_return is None else {"stop_at_return": float(run.stop_at_return)}
+    if run.eval_every:
+        episodes = run.eval_episodes or EVAL_EPISODES
+        fields |= {"eval_every": run.eval_every, "eval_episodes": episodes, "eval_sampled": bool(run.eval_sampled)}
     if settings.callback is not None:
         fields |= {"callback": _represent(settings.callback), "callback_every": settings.callback_every}
     return {"events": fields} if group.has_events else {}

@@ -44,16 +44,12 @@ class GroupMonitor(Monitor):
         self._keys = evaluation_keys(population, [run.spec.seed for run in log.runs])
         self.read_row, self.write_row = _row_programs(population.sharding)
 
-    def save_best(self, policy_state: PolicyState | None = None) -> None:
-        """Keeps the best policies of the evaluations so far. The policies of a checkpoint are no candidates."""
-        for run in self._log.runs:
-            if run.monitor is not None:
-                run.monitor.save_best()
-
-    def finish(self, loop: Any) -> dict[str, np.ndarray]:
+    def finish(self, loop: Any) -> dict[str, Any]:
         """Handles the events of all runs after the last update of the log, and returns more metrics of it, [R] each."""
         log, active, rows = self._log, self._log.active, dict[str, np.ndarray]()
         result = self._running.pop(log.updates, None)
+        if isinstance(result, Exception):
+            raise result
         host = None if result is None else jax.device_get((result.metrics, result.policy_state))
         for index, run in enumerate(log.runs):
             if run.updates != log.updates or run.status not in ("", SOLVED):
@@ -61,6 +57,9 @@ class GroupMonitor(Monitor):
             for name, value in self._finish_run(loop, index, run, host).items():
                 rows.setdefault(name, np.full(len(log.runs), np.nan))[index] = value
             if self.ended is not None:
+                for other in log.runs[index:]:  # no callback has handled the update that solved them
+                    if other.status == SOLVED and other.updates == log.updates:
+                        other.end("")
                 return rows
         if self._ends_together and any(run.status in (SOLVED, STOPPED) for run in log.runs):
             self._end_all()

@@ -126,7 +126,7 @@ class GroupTrainer:
         for index, run in enumerate(part):
             if metrics := log.metrics_of(index):
                 run.metrics.append(metrics)
-            if not run.status and run.updates == self._group.agent.num_updates:
+            if not run.status and run.updates == self._group.agent.num_updates and self._error is None:
                 run.end(FINISHED)
         return to_host(loop.state, len(part))
 

@@ -27,7 +27,7 @@ _EPISODES = ("count", "return_mean", "return_std")
 
 
 class RunLog:
-    """The log of one run, which its `Monitor` uses like the `Logger` of a run of its own.
+    """The log of one run, which its `Monitor` uses in place of a `Logger`.
 
     Attributes:
       updates: number of finite updates so far.
@@ -116,7 +116,7 @@ class RunLog:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint contains of the run, without the best policy."""
+        """Returns the run's part of a checkpoint, without the best policy."""
         content = {"updates": self.updates, "recent": self.recent.to_json(), "status": self.status, "error": self.error}
         if self.monitor is None:
             return content
@@ -181,7 +181,7 @@ class PopulationLogger:
         rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self.batch_size}
         rows["time/elapsed"] = self.seconds + passed * np.arange(1, length + 1) / length
         self.updates, self.seconds = self.updates + length, now
-        for index in np.flatnonzero(before):
+        for index in np.flatnonzero(before).tolist():
             count, run = int(done[index].sum()), self.runs[index]
             own = {name: column[index, :count] for name, column in columns.items()}
             run.add({name: column[:count] for name, column in rows.items()} | own)

@@ -72,13 +72,14 @@ class PBTTrainer:
                 state = from_host(self._population, host_state, 0)
                 message(f"{group.env_name}: resuming at update {log.updates}")
             state = self._train(state, log, checkpoints)
-            if checkpoints is not None and self._is_interrupted(log):
+            interrupted = log.updates < group.agent.num_updates and bool(log.active.any())
+            if checkpoints is not None and interrupted:
                 log.save(checkpoints, state)
         finally:
             if checkpoints is not None:
                 checkpoints.close()
-        self._report(state, log)
-        if self._directory is not None and not self._is_interrupted(log):
+        self._report(state, log, INTERRUPTED if interrupted else FINISHED)
+        if self._directory is not None and not interrupted:
             shutil.rmtree(self._directory)
         return self._error
 
@@ -108,13 +109,13 @@ class PBTTrainer:
                 log.read_state(state)
         return state
 
-    def _is_interrupted(self, log: "PBTLogger") -> bool:
-        return log.updates < self._group.agent.num_updates and bool(log.active.any())
+    def _report(self, state: AnakinState, log: "PBTLogger", status: str) -> None:
+        """Reports all runs.
 
-    def _report(self, state: AnakinState, log: "PBTLogger") -> None:
-        """Reports all runs."""
+        Args:
+          status: of the runs that have not ended.
+        """
         policies = to_host(state.train.policy, len(self._group.runs))
-        status = INTERRUPTED if self._is_interrupted(log) else FINISHED
         for index, run in enumerate(log.runs):
             if not (metrics := log.metrics_of(index)):
                 continue  # an interrupted run without updates has no result
@@ -183,6 +184,9 @@ class PBTLogger(PopulationLogger):
 
     def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int] | None = None) -> None:
         """Saves a checkpoint after the last logged update."""
+        for run in self.runs:
+            if run.monitor is not None:
+                run.monitor.save_best()  # only policies of events are candidates, not that of the checkpoint
         log = {"copies": list(self.copies), "runs": [run.to_json() for run in self.runs]}  # a thread writes them
         everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
         best = {str(index): run.best_policy for index, run in enumerate(self.runs) if run.best_policy is not None}

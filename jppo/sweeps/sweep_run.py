@@ -95,7 +95,7 @@ class SweepRun(RunOutcome):
     def best_policy(self) -> TrainedPolicy | None:
         """The best policy; None without an evaluation, `stop_at_return` or callback, or if no policy counts."""
         assert self.agent is not None
-        return None if self.best is None else TrainedPolicy(self.agent.policy, self.best_policy_state)
+        return None if self.best_policy_state is None else TrainedPolicy(self.agent.policy, self.best_policy_state)
 
     @property
     def is_complete(self) -> bool:
@@ -157,7 +157,7 @@ class SweepRun(RunOutcome):
         stride = max(1, len(rows) // _TENSORBOARD_POINTS)
         for first in range(0, len(rows), stride):
             writer.write_updates(rows[first : first + stride])
-        if self.best is not None:
+        if self.best is not None and self.best_policy_state is not None:
             writer.save_best(self.best_policy_state, self.best)
         if failed := writer.close(self.policy_state, summary):
             (run_dir / "summary.json").unlink(missing_ok=True)  # marks the directory as incomplete
@@ -225,7 +225,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
         raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None
 
 
-def _read_policy(file: Any, name: str, like: PolicyState | None) -> PolicyState | None:
+def _read_policy(file: Any, name: str, like: PolicyState | None) -> Any:
     """Returns a policy in an .npz file; None if `like` is None. Raises ValueError if it has other shapes."""
     if like is None:
         return None
@@ -235,5 +235,4 @@ def _read_policy(file: Any, name: str, like: PolicyState | None) -> PolicyState 
         leaves = [with_dtype(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in shapes]:
         raise ValueError("the policy has other shapes")
-    policy: PolicyState = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return policy
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

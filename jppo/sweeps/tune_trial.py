@@ -95,7 +95,7 @@ class TrialHooks(RunHooks):
 
 
 def _newest(column: np.ndarray) -> float:
-    """Returns the last value of a metric that is not NaN; NaN if there is none."""
+    """Returns the last value of a metric except NaN; NaN before the first value."""
     values = column[~np.isnan(column)]
     return float(values[-1]) if len(values) else math.nan
 

@@ -121,8 +121,8 @@ def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
         )
     if event._state is None:
         return None
-    before, state = event._before, fit_state(event._before, event._state)
-    old, new = _leaves_by_name(before), _leaves_by_name(state)
+    state: Any = fit_state(event._before, event._state)
+    old, new = _leaves_by_name(event._before), _leaves_by_name(state)
     changed = [name for name in new if new[name] is not old[name]]
     if any(".hyperparams." in name for name in changed):
         check_hyperparams(jax.device_get(getattr(state, "train", state).hyperparams))

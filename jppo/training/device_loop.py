@@ -223,14 +223,15 @@ def make_target(value: float, recent: RecentEpisodes) -> ReturnTarget:
     rows = [(count, mean) for count, mean, _ in reversed(recent.updates)][:RECENT_EPISODES]
     counts, means = np.zeros((2, RECENT_EPISODES), np.float32)
     counts[: len(rows)], means[: len(rows)] = np.array(rows, np.float32).reshape(-1, 2).T
-    return ReturnTarget(
-        finite=np.ones((), bool),
-        reached=np.zeros((), bool),
-        value=np.float32(value),
-        counts=counts,
-        means=means,
-        total=np.float32(recent.total),
-    )
+    fields: dict[str, Any] = {
+        "finite": np.ones((), bool),
+        "reached": np.zeros((), bool),
+        "value": np.float32(value),
+        "counts": counts,
+        "means": means,
+        "total": np.float32(recent.total),
+    }
+    return ReturnTarget(**fields)
 
 
 def state_shapes(agent: Anakin, hyperparams: Hyperparams) -> AnakinState:

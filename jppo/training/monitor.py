@@ -95,7 +95,7 @@ class Monitor:
         result = self._running.get(update) if self._running else None
         return not isinstance(result, Evaluated) or all(x.is_ready() for x in result.metrics.values())
 
-    def finish(self, loop: Any) -> dict[str, float]:
+    def finish(self, loop: Any) -> dict[str, Any]:
         """Handles the events after the last update of the log, and returns metrics to add to those of the update.
 
         Args:
@@ -108,10 +108,10 @@ class Monitor:
             except Exception as error:
                 self.ended = LoopResult("failed", error)
                 return metrics
+        if _divides(self._best_every, update):
+            self.save_best(loop.policy_state)  # before a callback changes the policy that got the return
         if _divides(self._callback_every, update):
             metrics |= self._call_back(loop, metrics)
-        if _divides(self._best_every, update):
-            self.save_best(loop.policy_state)
         return metrics
 
     def _read_evaluation(self, result: Evaluated | Exception) -> dict[str, float]:
