@@ -499,7 +499,8 @@ def test_sweep(tmp_path):
     assert code == 0
     assert "0 runs in 0 programs; 8 runs already saved" in err
     summary = json.loads(out)
-    assert summary["runs"] == {"finished": 8, "diverged": 0, "stopped": 0, "interrupted": 0, "not_started": 0}
+    others = dict.fromkeys(("solved", "diverged", "stopped", "interrupted", "not_started"), 0)
+    assert summary["runs"] == {"finished": 8} | others
     settings = {"learning_rate", "hidden_sizes", "num_envs", "num_steps", "num_minibatches", "normalize_obs"}
     assert set(summary["best"]["CartPole-v1"]["settings"]) == settings
 
@@ -524,7 +525,7 @@ def test_sweep_with_population_based_training(tmp_path):
     words += ["--pbt-fraction", 0.5, "--total-steps", 8 * 32, "--num-devices", 1, "--sweep-dir", tmp_path / "sweep"]
     code, out, _ = call(*words, "--hidden-sizes", 8, "--num-envs", 4, "--num-steps", 8, "--num-minibatches", 1)
     assert code == 0
-    for text in ("last learning_rate", "times", "saved in", "copies.csv, curves.png, runs.csv"):
+    for text in ("last learning_rate", " time", "saved in", "copies.csv, curves.png, runs.csv"):
         assert text in out, text
     assert len((tmp_path / "sweep" / "copies.csv").read_text().splitlines()) == 1 + 2 * 2
     assert call("plot", tmp_path / "sweep", "--output", "p.png") == (0, "wrote p.png", "")

@@ -67,9 +67,38 @@ def test_history_has_evenly_spaced_rows_for_any_chunks(length, updates):
     stride = 1
     while -(-updates // stride) > 64:
         stride *= 2
-    np.testing.assert_array_equal(kept["update"], np.arange(1, updates + 1, stride))
+    rows = [row for row in range(updates) if row == 0 or (row + 1) % stride == 0]
+    np.testing.assert_array_equal(kept["update"], np.array(rows) + 1)
     for name, column in chunk(1, updates).items():
-        np.testing.assert_array_equal(kept[name], column[::stride], name)
+        np.testing.assert_array_equal(kept[name], column[rows], name)
+
+
+@pytest.mark.parametrize("every", [2, 3, 10])
+def test_history_contains_evaluations_as_often_as_other_updates(every):
+    history = History(capacity=64)
+    for update in range(1, 501):
+        evaluation = {"eval/return_mean": np.array([float(update)])} if update % every == 0 else {}
+        history.add(chunk(update, 1) | evaluation)
+    values = history.arrays()["eval/return_mean"]
+    expected = [update for update in range(1, 501) if update % every == 0 and update % 8 == 0]
+    assert values[np.isfinite(values)].tolist() == expected
+    assert len(expected) >= 12
+
+
+@pytest.mark.parametrize("first", [1, 6, 8])
+def test_history_resumes_from_any_first_update(first):
+    history, resumed = History(capacity=5, first=first), History(capacity=5, first=first)
+    for update in range(first, first + 40):
+        history.add(chunk(update, 1))
+        assert len(history.arrays()["update"]) <= 5
+        if update == first + 20:
+            resumed.restore(history.arrays(), 21)
+        elif update > first + 20:
+            resumed.add(chunk(update, 1))
+    kept = history.arrays()["update"]
+    assert kept[0] == first
+    assert set(kept[1:] % 8) == {0}
+    np.testing.assert_array_equal(resumed.arrays()["update"], kept)
 
 
 def test_single_updates_need_little_more_memory_than_their_values():
@@ -97,7 +126,8 @@ def test_missing_values_of_a_metric_are_nan():
     np.testing.assert_array_equal(kept["new"], [np.nan, np.nan, 7, np.nan])
     assert kept["update"].dtype == int
     history.add({"update": np.array([5])})
-    np.testing.assert_array_equal(history.arrays()["old"], [1, np.nan, np.nan])
+    np.testing.assert_array_equal(history.arrays()["update"], [1, 2, 4])
+    np.testing.assert_array_equal(history.arrays()["old"], [1, 2, 8])
 
 
 def test_an_empty_history():

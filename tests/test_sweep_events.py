@@ -119,6 +119,15 @@ def test_best_policy_is_that_of_the_best_evaluation(evaluated):
     assert early.best_policy.act(np.zeros(1, np.float32)) in (0, 1)
 
 
+def test_last_evaluation_is_reported_if_memory_holds_few_updates(evaluated, monkeypatch):
+    monkeypatch.setattr("jppo.sweeps.log._HISTORY_ROWS", 2 * 4)
+    result = sweep(**EVALS)
+    for run, expected in zip(result.runs, evaluated.runs, strict=True):
+        assert run.metrics["update"].tolist() == [1, 8]
+        assert run.metrics["eval/return_mean"][1] == expected.metrics["eval/return_mean"][7]
+        assert run.eval_return_mean == expected.metrics["eval/return_mean"][11]
+
+
 def test_files_contain_the_evaluations_and_the_best_policy(evaluated):
     path = evaluated.sweep_dir
     assert_same_events(sweep(**EVALS, eval_sampled=False, sweep_dir=path), evaluated)
@@ -356,6 +365,7 @@ def pbt(**options):
     return sweep(pbt=PBT, **options)
 
 
+@pytest.mark.slow
 def test_population_orders_runs_by_their_evaluations():
     result = pbt(**EVALS, seeds=4)
     for update in (4, 8):
@@ -384,6 +394,7 @@ def test_population_ends_when_a_callback_stops_a_run():
     assert {(run.status, run.stop_reason, run.updates) for run in result.runs} == {("stopped", "enough", 6)}
 
 
+@pytest.mark.slow
 def test_population_with_events_resumes_bit_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)
 
@@ -464,6 +475,7 @@ def test_other_settings_of_events_are_other_runs(solved):
     assert {run.status for run in result.runs} == {"finished"}
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_settings, "make_env", lenient_env)
     sizes = ["--num-envs", "8", "--num-steps", "16", "--hidden-sizes", "8", "--seeds", "1", "--num-devices", "1"]

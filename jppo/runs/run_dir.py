@@ -171,11 +171,11 @@ def _or_nan(value: Any) -> Any:
 
 
 class Best(NamedTuple):
-    """Which policy of a run is the best so far."""
+    """Describes the policy of a run with the highest mean return so far."""
 
-    update: int
+    update: int  # number of updates of the policy
     score: float  # mean return
-    measure: str  # how the score was measured
+    measure: str  # "evaluation" or "recent return"
 
 
 def save_policy(run_dir: Path, policy: PolicyState, best: Best | None = None) -> None:

@@ -111,6 +111,7 @@ class RunLog:
             return_std=self.recent.std,
             metrics=metrics,
             policy_state=policy_state,
+            eval_return_mean=None if self.monitor is None else self.monitor.last_eval,
             best=best,
             best_policy_state=self.best_policy,
         )
@@ -153,7 +154,7 @@ class PopulationLogger:
         self.runs, self.seconds, self.reporter, self.batch_size = runs, seconds, progress.reporter, batch_size
         self.updates = update  # of the runs that have not ended
         self._progress = progress
-        self._history = History(max(2, _HISTORY_ROWS // len(runs)))
+        self._history = History(max(2, _HISTORY_ROWS // len(runs)), first=update + 1)
 
     @property
     def active(self) -> np.ndarray:

@@ -257,7 +257,8 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
             table.add_row(*row.values())
         Console(file=stream).print(table)
     if result.not_started:
-        print(f"{result.not_started} runs were not started", file=stream)
+        runs = "1 run was" if result.not_started == 1 else f"{result.not_started} runs were"
+        print(f"{runs} not started", file=stream)
     if result.sweep_dir is not None and result.runs:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
         print(f"saved in {short_path(result.sweep_dir)}: {files}", file=stream)
@@ -279,10 +280,11 @@ def _setting_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]
 def _run_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
     """Returns the cells of a run of population-based training by column title."""
     (run,) = setting.runs
+    count = len(run.copies or ())
     return {
         "run": str(run.number),
         **{f"last {name}": format_value(setting.settings[name]) for name in swept},
         "return": f"{setting.score:.1f}",
         "status": run.status,
-        "replaced": f"{len(run.copies or ())} times",
+        "replaced": f"{count} time{'' if count == 1 else 's'}",
     }

@@ -47,6 +47,7 @@ class RunOutcome:
     policy_state: PolicyState  # NumPy leaves
     error: str = ""  # why the run ended, if an action_mask without legal actions ended it
     stop_reason: str = ""  # if the status is stopped
+    eval_return_mean: float | None = None  # mean return of the last evaluation; None before the first one
     best: Best | None = None  # update and return of the best policy
     best_policy_state: PolicyState | None = None  # NumPy leaves
     # of population-based training: (update, number of the copied run); None without it
@@ -108,14 +109,6 @@ class SweepRun(RunOutcome):
         return self.status == SOLVED or (self.status == STOPPED and self.is_complete)
 
     @property
-    def eval_return_mean(self) -> float | None:
-        """The return of the last evaluation, NaN before the first one; None if the sweep has no evaluations."""
-        if (column := self.metrics.get("eval/return_mean")) is None:
-            return None
-        values = column[~np.isnan(column)]
-        return float(values[-1]) if len(values) else np.nan
-
-    @property
     def score(self) -> float:
         """return_mean, or minus infinity if the run diverged or no episode ended."""
         return -np.inf if self.status == DIVERGED or np.isnan(self.return_mean) else self.return_mean
@@ -131,7 +124,7 @@ class SweepRun(RunOutcome):
     @property
     def _events(self) -> dict[str, Any]:
         """The results of evaluations and the best policy, as in summary.json."""
-        evaluation = {} if (last := self.eval_return_mean) is None else {"eval_return_mean": last}
+        evaluation = {} if self.eval_return_mean is None else {"eval_return_mean": self.eval_return_mean}
         return evaluation | (
             {} if self.best is None else {"best_update": self.best.update, "best_return": self.best.score}
         )
@@ -186,9 +179,8 @@ def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) 
     Args:
       description: the result of `describe_run`.
     """
-    about = description | {
-        name: getattr(outcome, name) for name in (*_SUMMARY, "error", "copies", "stop_reason", "best")
-    }
+    names = (*_SUMMARY, "error", "copies", "stop_reason", "eval_return_mean", "best")
+    about = description | {name: getattr(outcome, name) for name in names}
     arrays = {f"metrics/{name}": column for name, column in outcome.metrics.items()}
     for name, policy in (("policy", outcome.policy_state), ("best", outcome.best_policy_state)):
         arrays |= {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(policy))}
@@ -216,7 +208,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             best_policy_state = None if best is None else _read_policy(file, "best", like)
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
         summary |= {"error": about.get("error", ""), "stop_reason": about.get("stop_reason", ""), "best": best}
-        copies = about.get("copies")
+        summary["eval_return_mean"], copies = about.get("eval_return_mean"), about.get("copies")
         summary["copies"] = None if copies is None else tuple(map(tuple, copies))
         return RunOutcome(
             **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state

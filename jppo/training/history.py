@@ -67,29 +67,46 @@ class RecentEpisodes:
 class History:
     """Stores the metrics of at most 65,536 updates.
 
-    When it is full, it drops every second update and from then on stores only every second new one; metrics.jsonl has
-    all of them.
+    When it is full, it drops every second update and from then on stores only every second new one, except for the
+    first: 1, 2, 4, 6, ..., then 1, 4, 8, 12, ... Events that happen in every k-th update are in these as often as in
+    the others. metrics.jsonl has all updates.
     """
 
-    def __init__(self, capacity: int = _CAPACITY) -> None:
-        self._capacity, self._stride, self._seen = capacity, 1, 0
+    def __init__(self, capacity: int = _CAPACITY, first: int = 1) -> None:
+        """
+        Args:
+          capacity: maximum number of rows; at least 2.
+          first: number of the first row to add.
+        """
+        self._capacity, self._first, self._last, self._stride = capacity, first, first - 1, 1
         self._blocks: list[dict[str, np.ndarray]] = []
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
         """Adds consecutive updates, as columns [updates, ...] of equal length. Missing metrics become NaN."""
-        stored = (self._seen + np.arange(len(rows["update"]))) % self._stride == 0
-        self._seen += len(stored)
-        self._blocks.append({name: column[stored] for name, column in rows.items()})
+        numbers = self._last + 1 + np.arange(len(rows["update"]))
+        self._last += len(numbers)
+        self._blocks.append({name: column[self._is_stored(numbers)] for name, column in rows.items()})
         if len(self._blocks) > _MAX_BLOCKS:
             self.arrays()
-        while self._seen > self._capacity * self._stride:
-            self._blocks = [{name: column[::2].copy() for name, column in self.arrays().items()}]
+        while self._is_full:
+            numbers = np.arange(self._first - self._first % self._stride, self._last + 1, self._stride)
+            numbers[0] = self._first
             self._stride *= 2
+            self._blocks = [{name: column[self._is_stored(numbers)] for name, column in self.arrays().items()}]
+
+    def _is_stored(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns for each row number whether the history stores the row."""
+        return np.logical_or(numbers % self._stride == 0, numbers == self._first)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether more rows than the capacity are stored."""
+        return (self._last - self._first + self._first % self._stride) // self._stride >= self._capacity
 
     def restore(self, arrays: dict[str, np.ndarray], updates: int) -> None:
-        """Restores a history of `updates` updates with the same capacity from its `arrays()`."""
-        self._blocks, self._seen = [arrays], updates
-        while self._seen > self._capacity * self._stride:
+        """Restores a history of `updates` updates with the same capacity and first row from its `arrays()`."""
+        self._blocks, self._last = [arrays], self._first - 1 + updates
+        while self._is_full:
             self._stride *= 2
 
     def arrays(self) -> dict[str, np.ndarray]:
