@@ -315,7 +315,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             ["sweep", "CartPole-v1", "--frobnicate"],
             "unknown option --frobnicate; `jppo sweep --help` lists all options",
         ),
-        (["train", "CartPole-v1", "Pendulum-v1"], "Unrecognized options: Pendulum-v1"),
+        (["train", "CartPole-v1", "Pendulum-v1"], "unexpected argument Pendulum-v1"),
         (["train", "CartPol-v1"], "jppo: unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         (["train", "../x"], "jppo: unknown environment '../x'; `jppo envs` lists all names"),
         (["train", ""], "jppo: unknown environment ''"),
@@ -364,7 +364,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "jppo: learning_rate = [1.0, 1.0] must be one value or",
         ),
         (["sweep", "CartPole-v1", "--num-minibatches", "3"], "jppo: num_envs*num_steps = 512 is not divisible by"),
-        (["sweep", "CartPole-v1", "--hidden-sizes", "64;64"], "Error parsing --hidden-sizes"),
+        (
+            ["sweep", "CartPole-v1", "--hidden-sizes", "64;64"],
+            "jppo: '64;64' is not a list of layer sizes; write --hidden-sizes 64,64",
+        ),
         (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: seeds = 0 must be from 1 to 100,000"),
         (
             ["sweep", "CartPole-v1", "--normalize-obs", "--seeds", "1"],

@@ -26,6 +26,22 @@ CASES = [
     # Command line
     ("jppo fly", "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval,"),
     ("jppo train", "Missing from jppo train: ENV; `jppo train --help` describes the arguments"),
+    ("jppo --json train", "the command must come before the option --json; `jppo --help` lists the commands"),
+    ("jppo train CartPole-v1 --gamma", "jppo: --gamma needs a value; `jppo train --help`"),
+    ("jppo train CartPole-v1 --num-devices x", "Error parsing --num-devices: 'x' is not a whole number; `jppo"),
+    ("jppo train CartPole-v1 --stop-at-return x", "Error parsing --stop-at-return: 'x' is not a number; `jppo"),
+    ("jppo train CartPole-v1 --checkpoint-seconds x", "Error parsing --checkpoint-seconds: 'x' is not a number; `jppo"),
+    (
+        "jppo train CartPole-v1 --hidden-sizes 64,64",
+        "Error parsing --hidden-sizes: write whole numbers with spaces between them; `jppo",
+    ),
+    (
+        "jppo sweep CartPole-v1 --num-envs 8 x",
+        "Error parsing --num-envs: write whole numbers with spaces between them; `jppo",
+    ),
+    ("jppo sweep CartPole-v1 --hidden-sizes a,b", "'a,b' is not a list of layer sizes; write --hidden-sizes 64,64"),
+    ("jppo sweep CartPole-v1 --sweep-dir FILE", "FILE cannot be written: a file has this name"),
+    ("jppo eval RUN --env os:getcwd", "os:getcwd made the str '"),
     ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1?"),
     ("jppo train CartPole-v1 --num-envs 0", "num_envs = 0 must be a whole number of at least 1"),
     (
@@ -111,7 +127,7 @@ CASES = [
     ('jppo.check_env("CartPole-v1", num_envs=0)', "num_envs = 0 must be a whole number of at least 1"),
     # Files and run directories
     ("jppo train CartPole-v1 --run-dir FULL", "FULL is not empty; use another directory"),
-    ("jppo train CartPole-v1 --run-dir FILE", "FILE cannot be written: File exists"),
+    ("jppo train CartPole-v1 --run-dir FILE", "FILE cannot be written: a file has this name"),
     ("jppo eval nowhere", "nowhere is not a run directory: it has no config.json"),
     ("jppo eval TORN", "TORN/config.json is damaged: Unterminated string"),
     ("jppo eval FOREIGN", "FOREIGN/config.json is damaged: it has no backend, config, env, hyperparams"),

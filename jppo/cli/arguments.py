@@ -53,6 +53,15 @@ _HINTS = {  # options of other programs
     **dict.fromkeys(EVALUATION_FIELDS, "only `jppo train` and `jppo sweep` support it"),
 }
 
+_REWORDED = (  # messages of tyro
+    (r"Missing value for argument '(-.+)'\. Expected 1 values", r"\1 needs a value"),
+    (r"Unrecognized options: ", "unexpected argument "),
+    (r"no type matching \{None\}\|INT could be instantiated from \['(.*)'\]", r"'\1' is not a whole number"),
+    (r"no type matching \{None\}\|FLOAT could be instantiated from \['(.*)'\]", r"'\1' is not a number"),
+    (r"could not convert string to float: ('.*')", r"\1 is not a number"),
+    (r"Could not find valid parse for arguments: .*", "write whole numbers with spaces between them"),
+)
+
 
 class InvalidValue(Exception):
     """The value of an option is malformed. tyro does not catch this error, so it is reported in one line."""
@@ -82,6 +91,8 @@ def first_error(printed: str, name: str) -> str:
     start = itertools.dropwhile(lambda row: not row.strip(" ─-"), rows)
     error = itertools.takewhile(lambda row: row.strip(" ─-"), start)
     words = " ".join(row.strip() for row in error if not row.startswith(" " * 8)).rstrip(".")
+    for pattern, replacement in _REWORDED:
+        words = re.sub(pattern, replacement, words)
     return f"{words}; `jppo {name} --help` describes the arguments"
 
 

@@ -189,6 +189,8 @@ def parse_command(argv: list[str]) -> Any:
       SystemExit: --help.
     """
     name, words = argv[0], argv[1:]
+    if name.startswith("-"):
+        raise ValueError(f"the command must come before the option {name}; `jppo --help` lists the commands")
     if name not in COMMANDS:
         raise ValueError(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
     command, given, options = COMMANDS[name], pre_parse(words), dict[str, Any]()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, OptionalInt, PreParse, show_option
+from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, InvalidValue, OptionalInt, PreParse, show_option
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import EVAL_EPISODES, EVALUATION_FIELDS, RunConfig
@@ -20,11 +21,19 @@ class _Absent(tuple):
     """The default of a setting, which tells an absent option from an option without a value."""
 
 
+def _parse_layer_sizes(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise InvalidValue(
+            f"{text!r} is not a list of layer sizes; write --hidden-sizes 64,64 or --hidden-sizes 64,64 128"
+        )
+    return tuple(int(size) for size in text.split(","))
+
+
 _ABSENT = _Absent()
 _LAYER_SIZES = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar="N,N",
-    instance_from_str=lambda words: tuple(int(size) for size in words[0].split(",")),
+    instance_from_str=lambda words: _parse_layer_sizes(words[0]),
     is_instance=lambda value: isinstance(value, tuple),
     str_from_instance=lambda value: [",".join(map(str, value))],
 )

@@ -34,13 +34,16 @@ def make_named(source: str) -> Any:
     """Returns the object "module:name"; calls it if it is a class or a function.
 
     Raises:
-      ValueError: the module or the name does not exist.
+      ValueError: the module or the name does not exist, or the object is a str.
     """
     module, name = import_module_of(source)
     if not hasattr(module, name):
         raise ValueError(f"{source}: module {module.__name__} has no {name}")
     found = getattr(module, name)
-    return found() if callable(found) else found
+    made = found() if callable(found) else found
+    if isinstance(made, str):
+        raise ValueError(f"{source} made the str {made!r}; it must make an environment")
+    return made
 
 
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:

@@ -65,6 +65,8 @@ def jsonable(value: Any) -> Any:
 
 def short_reason(error: BaseException) -> str:
     """Returns the cause of a failed write in a few words, because tensorstore's messages are hundreds of words long."""
+    if isinstance(error, FileExistsError):  # of a folder
+        return "a file has this name"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)

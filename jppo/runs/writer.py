@@ -256,7 +256,7 @@ def _as_value_error(path: Path) -> Any:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"run_dir {path} cannot be written: {error.strerror or error}") from error
+        raise ValueError(f"run_dir {path} cannot be written: {short_reason(error)}") from error
 
 
 def _import_wandb() -> Any:

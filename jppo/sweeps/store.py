@@ -9,7 +9,7 @@ from typing import Any
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import from_json
 from jppo.runs import run_dir as run_files
-from jppo.runs.files import read_json, write_atomically, write_json
+from jppo.runs.files import read_json, short_reason, write_atomically, write_json
 from jppo.runs.groups import format_value
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
@@ -94,7 +94,7 @@ class SweepStore:
             }
             write_json(path / _SWEEP, description)
         except OSError as error:
-            raise ValueError(f"sweep_dir {path} cannot be written: {error.strerror or error}") from error
+            raise ValueError(f"sweep_dir {path} cannot be written: {short_reason(error)}") from error
 
     def _add(self, group: ProgramGroup, spec: RunSpec, outcome: RunOutcome) -> None:
         self._runs[spec.number] = SweepRun(
