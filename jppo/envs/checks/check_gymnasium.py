@@ -27,7 +27,8 @@ from jppo.envs.checks.trajectory import (
     stack_trace,
 )
 from jppo.envs.contract import BrokenContractError, call_reset, read_reset, read_step
-from jppo.envs.gymnasium import make_source, open_host_env
+from jppo.envs.gymnasium import open_host_env
+from jppo.envs.gymnasium_vector import make_source
 from jppo.envs.info_mask import InfoMask
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import PyTree
