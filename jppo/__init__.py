@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.training.progress import NullReporter as NullReporter
     from jppo.training.progress import PrintReporter as PrintReporter
     from jppo.training.progress import Reporter as Reporter
-    from jppo.training.run import Result as Result
+    from jppo.training.result import Result as Result
     from jppo.training.train import train as train
 
 _MODULES = {
@@ -113,7 +113,7 @@ _MODULES = {
     "jppo.sweeps.tune": ("tune",),
     "jppo.training.callback": ("CallbackEvent",),
     "jppo.training.progress": ("NullReporter", "PrintReporter", "Reporter"),
-    "jppo.training.run": ("Result",),
+    "jppo.training.result": ("Result",),
     "jppo.training.train": ("train",),
 }
 _PACKAGES = ("actors", "benchmark", "cli", "config", "devices", "envs", "errors", "ppo", "runs", "sweeps", "training")

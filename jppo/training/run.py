@@ -5,26 +5,21 @@ import dataclasses
 import functools
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, raise_on_all_processes
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
-from jppo.ppo.anakin import Anakin, AnakinState, min_episodes
+from jppo.ppo.anakin import Anakin, min_episodes
 from jppo.ppo.networks import hint
-from jppo.ppo.types import TrainState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint
-from jppo.runs.curves import RETURN, GroupMetrics
-from jppo.runs.display import Picture, html_table, show_record
 from jppo.runs.load import read_summary
-from jppo.runs.plots import draw_metrics
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.training.callback import RunInfo
@@ -35,8 +30,8 @@ from jppo.training.interrupts import end_at_sigterm, stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
+from jppo.training.result import Result
 from jppo.training.settings import (
-    Agent,
     PreparedRun,
     RunSettings,
     describe_start,
@@ -51,48 +46,6 @@ if TYPE_CHECKING:
 
 
 _LINE_BYTES = {True: 600, False: 900}  # of metrics.jsonl, on the device and with actors
-
-
-class Result(NamedTuple):
-    """The result of a run."""
-
-    metrics: dict[str, np.ndarray]
-    """One array [updates] per metric, including "update" and "env_steps"; NaN if no episode ended in an update."""
-    policy: TrainedPolicy
-    """The trained policy."""
-    summary: dict[str, Any]
-    """Content of summary.json."""
-    state: AnakinState | TrainState
-    """The whole training state; with Ray actors, the learner's."""
-    agent: Agent
-    """The initialization and update functions of the run."""
-    run_dir: Path | None
-    """The run directory, or None if nothing was saved."""
-
-    def __repr__(self) -> str:
-        return show_record("Result", self._shown)
-
-    def _repr_html_(self) -> str:
-        return html_table("Result", self._shown)
-
-    def plot(self, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> Picture:
-        """Draws metrics of the run. A notebook shows the picture, and `result.plot().save("learning.png")` saves it.
-
-        Args:
-          metrics: names in `Result.metrics`; each gets a panel.
-          x: "steps" or "minutes" (without compiling).
-
-        Raises:
-          ValueError: an unknown metric, or a metric without a value.
-        """
-        env = self.summary["env"]
-        group = GroupMetrics(env, "", ["the run"], [self.metrics])
-        return Picture(draw_metrics([group], metrics, x), "png", f"{env}: {', '.join(metrics)} over {x}")
-
-    @property
-    def _shown(self) -> dict[str, Any]:
-        names = ("env", "status", "steps", "updates", "return_mean", "run_dir")
-        return {name: self.summary[name] for name in names}
 
 
 def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: RunHooks | None = None) -> Result:

@@ -14,7 +14,8 @@ from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.training.callback import Callback
 from jppo.training.progress import Reporter
-from jppo.training.run import Result, train_with_settings
+from jppo.training.result import Result
+from jppo.training.run import train_with_settings
 from jppo.training.settings import RunSettings, combine_actors
 
 
