@@ -240,9 +240,12 @@ def test_parameters_that_are_not_finite_are_an_error_of_the_callback(run, tmp_pa
 def test_state_is_readable_until_the_callback_returns():
     events = []
     train(events.append, callback_every=UPDATES)
-    with pytest.raises(RuntimeError, match=r"event\.state must be read before the callback returns"):
-        events[0].state  # noqa: B018
-    assert events[0].run == ("Cued", 0, {}, 0)
+    (event,) = events
+    uses = {"state": lambda: event.state, "stop": event.stop, "log": lambda: event.log("my/x", 1.0)}
+    for name, use in uses.items():
+        with pytest.raises(RuntimeError, match=rf"^event\.{name} must be used before the callback returns$"):
+            use()
+    assert event.run == ("Cued", 0, {}, 0)
 
 
 @MODES
@@ -321,6 +324,25 @@ def test_parameters_in_the_state_of_environments_survive_resets(num_devices):
 def test_invalid_arguments_raise(given, message):
     with pytest.raises(ValueError, match=message):
         train(**({"callback": print} | given))
+
+
+def test_callback_of_another_library_raises_before_the_run(tmp_path):
+    def two(local_names, global_names):
+        pass
+
+    message = r"^callback = two must accept one argument, the jppo.CallbackEvent: missing a required argument: 'global"
+    with pytest.raises(TypeError, match=message):
+        train(two, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_second_ctrl_c_in_a_callback_raises_keyboard_interrupt():
+    def interrupt(event):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(interrupt)
 
 
 class Interrupting(NullReporter):

@@ -1,6 +1,7 @@
 """Tests evaluations, callbacks, stopping at a return and best policies in sweeps."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import jppo
 from jppo.cli.main import main
 from jppo.runs import run_dir as run_files
 from jppo.sweeps import population
+from jppo.sweeps.results import print_settings
 from jppo.training import settings as run_settings
 from jppo.training.progress import NullReporter
 
@@ -126,6 +128,15 @@ def test_last_evaluation_is_reported_if_memory_holds_few_updates(evaluated, monk
         assert run.metrics["update"].tolist() == [1, 8]
         assert run.metrics["eval/return_mean"][1] == expected.metrics["eval/return_mean"][7]
         assert run.eval_return_mean == expected.metrics["eval/return_mean"][11]
+
+
+def test_printed_table_contains_the_last_evaluations(evaluated, plain):
+    for result, is_evaluated in ((evaluated, True), (plain, False)):
+        stream = io.StringIO()
+        print_settings(result, stream)
+        assert ("evaluation" in stream.getvalue()) == is_evaluated
+        for setting in result.settings if is_evaluated else ():
+            assert f" {np.mean([run.eval_return_mean for run in setting.runs]):.1f} " in stream.getvalue()
 
 
 def test_files_contain_the_evaluations_and_the_best_policy(evaluated):
@@ -288,6 +299,14 @@ def test_exception_of_a_callback_ends_the_sweep_with_its_finished_runs(tmp_path)
     (note,) = error.value.__notes__
     assert note == "in the callback of run 2 of the sweep (Lever, seed 0, learning_rate = 0.02), update 12"
     assert len(list((tmp_path / "s/runs").iterdir())) == 2
+
+
+def test_callback_cannot_change_the_settings_of_a_run():
+    def change(event):
+        event.run.settings["learning_rate"] = 7.0
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        sweep(callback=change, callback_every=12)
 
 
 def test_run_is_not_solved_if_its_last_callback_fails():

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -55,7 +56,7 @@ class RunLog:
                 evaluate=(lambda *_: self.evaluated) if settings.run.eval_every else None,
                 callback=settings.callback,
                 callback_every=settings.callback_every,
-                info=RunInfo(env=group.env_name, seed=spec.seed, settings=spec.settings, number=spec.number),
+                info=RunInfo(group.env_name, spec.seed, MappingProxyType(spec.settings), spec.number),
                 best_every=group.best_every,
             )
 

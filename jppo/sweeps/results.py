@@ -251,7 +251,8 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         hidden, kind = len(settings) > _MAX_SETTINGS_SHOWN, "runs" if result.is_population else "settings"
         title = f"{env}, best {_MAX_SETTINGS_SHOWN} of {len(settings)} {kind}" if hidden else env
         make_row = _run_row if result.is_population else _setting_row
-        rows = [make_row(setting, result.swept) for setting in settings[:_MAX_SETTINGS_SHOWN]]
+        evaluated = any(run.eval_return_mean is not None for setting in settings for run in setting.runs)
+        rows = [make_row(setting, result.swept, evaluated) for setting in settings[:_MAX_SETTINGS_SHOWN]]
         table = Table(*rows[0], title=title)
         for row in rows:
             table.add_row(*row.values())
@@ -264,7 +265,7 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         print(f"saved in {short_path(result.sweep_dir)}: {files}", file=stream)
 
 
-def _setting_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
+def _setting_row(setting: SettingResult, swept: Sequence[str], evaluated: bool) -> dict[str, str]:
     """Returns the cells of a setting by column title."""
     low, high = setting.interval
     counts = {name: sum(run.status == name for run in setting.runs) for name in STATUSES}
@@ -272,12 +273,13 @@ def _setting_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]
         **{name: format_value(setting.settings[name]) for name in swept},
         "return": f"{setting.score:.1f}",
         "95 % interval": "-" if np.isnan(low) else f"{low:.1f} to {high:.1f}",
+        **_evaluation_cell(setting, evaluated),
         "runs": ", ".join(f"{count} {name}" for name, count in counts.items() if count),
         "best run": str(setting.best_run.number),
     }
 
 
-def _run_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
+def _run_row(setting: SettingResult, swept: Sequence[str], evaluated: bool) -> dict[str, str]:
     """Returns the cells of a run of population-based training by column title."""
     (run,) = setting.runs
     count = len(run.copies or ())
@@ -285,6 +287,13 @@ def _run_row(setting: SettingResult, swept: Sequence[str]) -> dict[str, str]:
         "run": str(run.number),
         **{f"last {name}": format_value(setting.settings[name]) for name in swept},
         "return": f"{setting.score:.1f}",
+        **_evaluation_cell(setting, evaluated),
         "status": run.status,
         "replaced": f"{count} time{'' if count == 1 else 's'}",
     }
+
+
+def _evaluation_cell(setting: SettingResult, evaluated: bool) -> dict[str, str]:
+    """Returns the mean of the runs' last evaluations; no cell if the sweep has no evaluations."""
+    means = [run.eval_return_mean for run in setting.runs if run.eval_return_mean is not None]
+    return {"evaluation": f"{np.mean(means):.1f}" if means else "-"} if evaluated else {}

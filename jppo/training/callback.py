@@ -1,5 +1,7 @@
 """The argument of a user's callback, `jppo.train(callback=...)`."""
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -63,18 +65,24 @@ class CallbackEvent:
         the next update reuses their memory; copy what you need later with `jax.device_get`.
         """
         if self._state is None:
-            if self._read_state is None:
-                raise RuntimeError("event.state must be read before the callback returns")
-            self._before = self._read_state()
+            self._before = self._check_open("state")()
             self._state = jax.tree.map(lambda x: x, self._before)  # other dicts, which the callback may change
         return self._state
 
     @state.setter
     def state(self, state: PyTree) -> None:
+        self._check_open("state")
         self._state = fit_state(self.state, state)
+
+    def _check_open(self, name: str) -> Callable[[], PyTree]:
+        """Returns the function that reads the state. Raises RuntimeError after the callback has returned."""
+        if self._read_state is None:
+            raise RuntimeError(f"event.{name} must be used before the callback returns")
+        return self._read_state
 
     def stop(self, reason: str = "stopped by the callback") -> None:
         """Ends the run after this update. summary.json contains the reason."""
+        self._check_open("stop")
         self.stop_reason = str(reason)
 
     def log(self, name: str, value: Any) -> None:
@@ -83,6 +91,7 @@ class CallbackEvent:
         Raises:
           ValueError: the name is empty or that of another metric, or the value is not a number.
         """
+        self._check_open("log")
         if not isinstance(name, str) or not name:
             raise ValueError(f"the name of a metric must be a text, not {name!r}")
         if name in self.metrics or name.startswith("eval/"):
@@ -100,8 +109,18 @@ Callback = Callable[[CallbackEvent], None]
 def check_callback(callback: Any, every: Any) -> None:
     """Raises ValueError if the callback or the number of updates between its calls is invalid."""
     check_int("callback_every", every)
-    if not (callback is None or callable(callback)):
+    if callback is None:
+        return
+    if not callable(callback):
         raise ValueError(f"callback = {callback!r} must be a function of a jppo.CallbackEvent")
+    with contextlib.suppress(ValueError):  # some builtins have no signature
+        signature = inspect.signature(callback)
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            raise TypeError(
+                f"callback = {_name(callback)} must accept one argument, the jppo.CallbackEvent: {error}"
+            ) from None
 
 
 def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
@@ -128,12 +147,15 @@ def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
         check_hyperparams(jax.device_get(getattr(state, "train", state).hyperparams))
     for name in changed:
         if not name.startswith(".collect") and ".hyperparams." not in name and not _is_finite(new[name]):
-            function = getattr(callback, "__name__", type(callback).__name__)
             raise ValueError(
-                f"the callback {function} set event.state{name} to NaN or infinity after update {event.update}; "
+                f"the callback {_name(callback)} set event.state{name} to NaN or infinity after update {event.update}; "
                 "it must contain finite numbers"
             )
     return state if changed else None
+
+
+def _name(callback: Callback) -> str:
+    return getattr(callback, "__name__", type(callback).__name__)
 
 
 _SCALARS = {

@@ -173,6 +173,8 @@ class Monitor:
                 loop.state = changed
         except Exception as failure:
             error = failure  # raised when the run is saved
+        except KeyboardInterrupt:
+            raise  # a second Ctrl-C
         except BaseException as failure:
             error = end_of_process("the callback", failure)
         code = _FAILED if error is not None else _CONTINUE if event.stop_reason is None else _STOPPED
