@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import pytest
 import ray
+import threadpoolctl
 from checks import SMALL, group
 from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, noted
 from processes import descendants, left_of, running
@@ -125,6 +126,22 @@ def test_a_run_with_actors_equals_a_run_in_this_process(told, tmp_path):
     assert told[0].summary["envs_per_actor"] == 4
     assert told[0].summary["lost_fragments"] == told[0].summary["restarts"] == 0
     assert alone.summary["num_actors"] == 0
+
+
+def test_a_run_in_this_process_limits_the_threads_of_numpy(tmp_path):
+    def blas_threads():
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    class Noting(Healthy):
+        def step(self, action):
+            seen.append(blas_threads())
+            return super().step(action)
+
+    seen = []
+    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+        jppo.train(lambda: Noting(tmp_path), total_steps=1, config=CONFIG, backend="ray", num_actors=0)
+        assert blas_threads() == {2}, "the limit ends with the rollout"
+    assert {1} == set().union(*seen[-CONFIG.batch_size :])
 
 
 def test_an_actor_has_one_thread_on_the_cpu_and_half_a_core(told):

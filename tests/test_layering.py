@@ -40,6 +40,7 @@ ALLOWED = {
     "matplotlib": {"runs"},
     "PIL": {"runs"},
     "rich": {"envs", "training", "sweeps", "benchmark", "cli"},  # envs: the report of check_env
+    "threadpoolctl": {"actors"},
     "tyro": {"cli"},
     "packaging": {"cli"},
 }

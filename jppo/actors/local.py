@@ -3,6 +3,7 @@
 import traceback
 
 import numpy as np
+import threadpoolctl
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.envs.contract import BrokenContractError
@@ -11,10 +12,15 @@ from jppo.ppo.types import PolicyState
 
 
 class LocalRunner:
-    """Replaces ActorPool with one EnvRunner in this process. Useful for debugging environments."""
+    """Replaces ActorPool with one EnvRunner in this process. Useful for debugging environments.
+
+    NumPy's products use one thread, as in actors. With two threads, MiniGrid-Empty-8x8-v0 on two busy cores ran at 250
+    instead of 1,410 steps/s, because the threads wait for each other.
+    """
 
     def __init__(self, spec: RunnerSpec, env_index: np.ndarray) -> None:
         self._name, self._runner = spec.env.name, EnvRunner(spec, env_index)
+        self._numpy_threads = threadpoolctl.ThreadpoolController()
         self._args: tuple[PolicyState, float] | None = None
 
     def ready(self, timeout: float) -> str | None:
@@ -29,7 +35,8 @@ class LocalRunner:
         """Collects one fragment, regardless of the timeout."""
         assert self._args is not None, "start() comes first"
         try:
-            return [self._runner.collect(*self._args)]
+            with self._numpy_threads.limit(limits=1, user_api="blas"):
+                return [self._runner.collect(*self._args)]
         except BrokenContractError as error:
             raise ActorsFailed(f"{self._name}: {error}") from error
         except Exception as error:
