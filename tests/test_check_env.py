@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import re
 
 import broken_device_envs as device
 import broken_host_envs as host
@@ -260,6 +261,10 @@ def test_a_narrow_terminal_shows_lines_instead_of_a_table(monkeypatch):
     checks = (Check("seeds", PASS, "seeds differ"), Check("finite", FAIL, "NaN [x]", "fix"))
     report = Report(env="E", backend="ray", seed=0, steps=4, num_envs=2, checks=checks)
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
     print_report(report, stream)
-    assert stream.getvalue().splitlines()[1:3] == ["seeds: pass: seeds differ", "finite: fail: NaN [x]: fix"]
+    printed, codes = re.subn(r"\x1b\[[\d;]+m", "", stream.getvalue())
+    assert codes == 4, "only the two results have a colour"
+    assert printed.splitlines()[1:3] == ["seeds: pass: seeds differ", "finite: fail: NaN [x]: fix"]

@@ -642,7 +642,7 @@ def test_eval(trained):
     assert greedy["return_mean"] == pytest.approx(greedy["length_mean"]), "the reward of CartPole is 1 per step"
     assert 5 < greedy["return_min"] < greedy["return_mean"] < greedy["return_max"] <= 500
     text = call("eval", path, "--num-episodes", "20")[1]
-    assert text.startswith(f"CartPole-v1, greedy, 20 episodes: return {greedy['return_mean']:.2f} +- ")
+    assert text.startswith(f"CartPole-v1, greedy, 20 episodes return {greedy['return_mean']:.2f} +- ")
     cut = call("eval", path, "--num-episodes", "4", "--max-steps", "3")[1]
     assert cut.endswith("length 3.0 4 episodes did not end within --max-steps 3")
     sampled = ["eval", path, "--num-episodes", "20", "--sampled", "--json"]

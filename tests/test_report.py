@@ -91,6 +91,14 @@ def test_report_has_settings_scores_curves_losses_and_speed(tmp_path, runs):
     assert "version of jax" in page.text
 
 
+def test_report_of_runs_of_a_sweep_has_no_speed(tmp_path):
+    run = write_run(tmp_path / "run", [1.0, 2.0], metrics={"loss/policy": [0.1, 0.2]}, summary=finished(2.0))
+    write_report([run], tmp_path / "report.html")
+    page = Page((tmp_path / "report.html").read_text())
+    assert "Speed At least one run has no speed, because" in " ".join(page.text.split())
+    assert len(page.pictures) == 3, "return over steps and minutes, losses"
+
+
 def test_report_escapes_text_from_files_and_loads_nothing(tmp_path, runs):
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
     bad = write_run(tmp_path / "bad", [1.0], env=evil, versions={evil: evil}, summary=finished(1.0, device=evil))

@@ -41,8 +41,8 @@ class Eval(TrainedRun):
             print(json.dumps({"env": run.agent.env.name, "sampled": self.sampled} | summary))
             return 0
         print(
-            f"{run.agent.env.name}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes: return "
-            f"{summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
+            f"{run.agent.env.name}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes\n"
+            f"return {summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
             f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), "
             f"length {summary['length_mean']:.1f}"
         )

@@ -21,6 +21,8 @@ _LOSSES = (
     *("loss/policy", "loss/value", "policy/entropy", "policy/approx_kl", "policy/clip_fraction"),
     *("value/explained_variance", "grad/norm", "eval/return_mean"),
 )
+_SPEED = ("time/steps_per_second",)
+_NO_SPEED = "At least one run has no speed, because the runs of a sweep train at the same time."
 _MAX_VIDEO_STEPS = 1000
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -80,18 +82,21 @@ def _section(env: str, paths: list[Path], video: str) -> list[str]:
     groups = read_groups([path for score in comparison.scores for path in score.group.paths])
     if len(groups) > 1:  # the table has the settings
         groups = [group._replace(settings=score.name) for group, score in zip(groups, comparison.scores, strict=True)]
-    losses = [name for name in _LOSSES if all(name in run for group in groups for run in group.runs)]
+    losses, speed = (
+        [name for name in names if all(name in run for group in groups for run in group.runs)]
+        for names in (_LOSSES, _SPEED)
+    )
     return [
         f"<h2>{html.escape(env)}</h2>",
         *_describe_scores(comparison),
         "<h3>Learning curves</h3>",
         _figure(groups, [RETURN], "steps"),
         _figure(groups, [RETURN], "minutes"),
-        video,
+        *(["<h3>Episode</h3>", video] if video else []),
         "<h3>Losses</h3>",
         _figure(groups, losses, "steps") if losses else "<p>The runs have no common losses.</p>",
         "<h3>Speed</h3>",
-        _figure(groups, ["time/steps_per_second"], "minutes"),
+        _figure(groups, speed, "minutes") if speed else f"<p>{_NO_SPEED}</p>",
         _wide(html_table("Runs", *map(_describe_run, paths))),
         "<h3>Settings</h3>",
         _settings_table(comparison),

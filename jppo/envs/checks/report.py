@@ -130,7 +130,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     ]
     console = Console(file=stream)
     if console.width < _TABLE_COLUMNS:
-        console.print(title, *(": ".join(filter(None, row)) for row in rows), sep="\n")
+        console.print(title, *(": ".join(filter(None, row)) for row in rows), sep="\n", highlight=False)
     else:
         table = Table("check", "result", "finding", "remedy", title=title)
         table.columns[0].no_wrap = table.columns[1].no_wrap = True
