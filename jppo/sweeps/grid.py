@@ -1,11 +1,14 @@
 """Expands the settings and seeds of a sweep into runs, and groups the runs by compiled program."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import math
 import re
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +49,9 @@ class ProgramGroup(NamedTuple):
     settings: RunSettings  # of each run, without seed
     agent: Anakin
     runs: tuple[RunSpec, ...]
+    parts: dict[
+        str, str
+    ]  # what identifies each user object; before training, because a callback may change its closure
     successive_halving: bool = False
     pbt: PBTConfig | None = None
     max_parallel_runs: int | None = None
@@ -121,6 +127,7 @@ def make_groups(
     for env in envs:
         require_device(env, "sweep", "pass an environment of that kind, or use jppo.tune.trainable instead")
     groups: list[ProgramGroup] = []
+    parts = {name: _represent(getattr(settings, name)) for name in (*_PARTS, "callback")}
     names, index = [], itertools.count()
     for env in envs:
         for structure in _combinations(values, CONFIG_NAMES):
@@ -137,7 +144,7 @@ def make_groups(
                     for numbers, hyperparams in alternatives
                     for seed in seeds
                 )
-                groups.append(ProgramGroup(settings=shared, agent=prepared.agent, runs=runs, **options))
+                groups.append(ProgramGroup(settings=shared, agent=prepared.agent, runs=runs, parts=parts, **options))
         names.append(groups[-1].env_name)
     if len(set(names)) < len(names):
         raise ValueError(f"env = {', '.join(names)} must name each environment once")
@@ -166,7 +173,7 @@ def run_fingerprint(group: ProgramGroup, run: RunSpec) -> str:
 
 
 def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
-    """Returns everything that identifies a run. User objects are represented by their repr and their bytecode."""
+    """Returns everything that identifies a run. User objects are represented as `_represent` does."""
     competitors = sorted(repr((other.seed, _as_json(other.hyperparams))) for other in group.runs)
     return {
         "env": group.env_name,
@@ -174,7 +181,7 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
         "updates": group.agent.num_updates,
         "config": dataclasses.asdict(group.agent.config),
         "hyperparams": _as_json(run.hyperparams),
-        "parts": {name: _represent(getattr(group.settings, name)) for name in _PARTS},
+        "parts": {name: group.parts[name] for name in _PARTS},
         "halving": group.rungs if group.successive_halving else None,
         "pbt": dataclasses.asdict(group.pbt) if group.pbt else None,
         "competitors": competitors if group.runs_compete else None,
@@ -189,7 +196,7 @@ def _describe_events(group: ProgramGroup) -> dict[str, Any]:
         episodes = run.eval_episodes or EVAL_EPISODES
         fields |= {"eval_every": run.eval_every, "eval_episodes": episodes, "eval_sampled": bool(run.eval_sampled)}
     if settings.callback is not None:
-        fields |= {"callback": _represent(settings.callback), "callback_every": settings.callback_every}
+        fields |= {"callback": group.parts["callback"], "callback_every": settings.callback_every}
     return {"events": fields} if group.has_events else {}
 
 
@@ -248,7 +255,34 @@ def _as_json(hyperparams: Hyperparams) -> dict[str, Any]:
 
 
 def _represent(part: Any) -> str:
-    """Returns the repr without memory addresses, and the bytecode of a function."""
-    code = getattr(part, "__code__", None)
-    bytecode = "" if code is None else f" {code.co_code.hex()} {code.co_consts} {code.co_names}"
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{part!r}{bytecode}")
+    """Returns the repr without memory addresses, and the code, default values and closures of functions."""
+    return re.sub(r" at 0x[0-9a-f]+", "", _describe_part(part, []))
+
+
+def _describe_part(part: Any, seen: list[Any]) -> str:
+    """Returns the representation of an object, or "..." for a function in `seen`, to which functions are added."""
+    if any(part is other for other in seen):
+        return "..."
+    if isinstance(part, frozenset):  # of constants, in an order that differs between processes
+        return repr(sorted(map(repr, part)))
+    if isinstance(part, types.CodeType):
+        name, inner = part.co_code.hex(), [*part.co_names, *part.co_consts]
+    elif isinstance(part, functools.partial):
+        name, inner = "partial", [part.func, *part.args, *itertools.chain(*part.keywords.items())]
+    elif isinstance(part, tuple):  # for example a LossModule
+        name, inner = type(part).__name__, [*part]
+    elif hasattr(part, "__code__"):
+        seen.append(part)
+        name, inner = repr(part), [part.__code__, part.__defaults__, part.__kwdefaults__, *_closure(part)]
+    else:
+        return repr(part)
+    return f"{name}({', '.join(_describe_part(x, seen) for x in inner)})"
+
+
+def _closure(function: Any) -> list[Any]:
+    """Returns the values of a function's free variables; those that are not assigned yet are left out."""
+    values = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            values.append(cell.cell_contents)
+    return values
