@@ -23,7 +23,7 @@ from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_metrics
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps import sweep as sweeps
-from jppo.sweeps.grid import make_groups, run_fingerprint
+from jppo.sweeps.grid import check_settings, make_groups, run_fingerprint
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import SweepRun
 from jppo.training.progress import NullReporter
@@ -217,6 +217,15 @@ def test_values_in_closures_and_defaults_of_functions_identify_a_run():
     assert first == [1]
     different = [make(1.0), make(2.0), make(1.0, limit=2), make(1.0, outer=False), make(1.0, limit=2, outer=False)]
     assert len({name(callback, []) for callback in different}) == len(different)
+
+
+@pytest.mark.parametrize("name", ["hidden_sizes", "actor_obs", "critic_obs"])
+@pytest.mark.parametrize(
+    ("value", "choices"),
+    [((), [()]), (("a",), [("a",)]), (["a", "b"], [("a", "b")]), ([("a",), ["a", "b"]], [("a",), ("a", "b")])],
+)
+def test_a_tuple_is_one_value_of_a_setting_that_is_a_tuple(name, value, choices):
+    assert check_settings({name: value}) == {name: choices}
 
 
 def test_damaged_file_is_named_in_the_error(grid, tmp_path):

@@ -32,6 +32,7 @@ _MAX_HALVINGS = 4
 _CANDIDATES = 20  # for the best policy of a run without evaluations
 _MAX_SEEDS = 100_000
 _PARTS = ("network", "optimizer", "loss", "advantages")
+_TUPLES = ("hidden_sizes", "actor_obs", "critic_obs")  # fields of which one value is a tuple
 
 
 class RunSpec(NamedTuple):
@@ -207,8 +208,10 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
     for name, value in settings.items():
         if name not in names:
             raise ValueError(f"unknown setting {name!r}{hint_for(name, names)}")
-        if name == "hidden_sizes":
-            several = isinstance(value, list | tuple) and all(isinstance(x, list | tuple) for x in value)
+        if name in _TUPLES:
+            several = isinstance(value, list | tuple) and 0 < len(value) == sum(
+                isinstance(x, list | tuple) for x in value
+            )
         else:
             several = not isinstance(value, str) and np.ndim(value) > 0
         choices = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
