@@ -360,3 +360,32 @@ def test_dense_layer_reports_invalid_weights():
         layer.apply({}, x)
     made = layer.apply({}, x, mutable=["params"], rngs={"params": jax.random.key(0)})[1]["params"]
     assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, weights)
+
+
+def test_actor_and_critic_see_only_the_leaves_that_they_name():
+    spec = {"seen": OBS, "privileged": OBS, "action_mask": ObsSpec((2,), "bool")}
+    network = make_network(SMALL(actor_obs=("seen",), critic_obs=("privileged",)), spec, TWO)
+    obs = {"seen": jnp.ones((4, 3)), "privileged": jnp.ones((4, 3))}
+    params = network.init(jax.random.key(0), obs)
+    before, value = network.apply(params, obs)
+    for name, changes_actor in {"seen": True, "privileged": False}.items():
+        distribution, new_value = network.apply(params, obs | {name: 2.0 * obs[name]})
+        assert (distribution.logits != before.logits).any() == changes_actor
+        assert (new_value == value).all() == changes_actor
+
+
+@pytest.mark.parametrize("option", ["actor_obs", "critic_obs"])
+@pytest.mark.parametrize(
+    ("spec", "known"),
+    [
+        ({"x": OBS, "action_mask": ObsSpec((2,), "bool")}, "it has x"),
+        ({"action_mask": ObsSpec((2,), "bool"), "x": OBS, "y": OBS}, "it has x, y"),
+        (OBS, "it has no named leaves"),
+    ],
+    ids=["dict", "two", "array"],
+)
+def test_unknown_observation_leaves_are_named(option, spec, known):
+    for name in ("z", "action_mask"):
+        message = f"{option} names '{name}', which the observation does not have; {known}"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            make_network(SMALL(**{option: (name,)}), spec, TWO)
