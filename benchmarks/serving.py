@@ -3,14 +3,14 @@
 It does not import jppo, because the other implementations run in their own Python environments.
 """
 
+import contextlib
 import json
 import platform
 import resource
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -37,9 +37,18 @@ def serve(train: Callable, argument: Any, jit: Callable = jax.jit) -> None:
         {
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
             "program_mb": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 2**20,
-            "versions": {name: version(name) for name in _PACKAGES if find_spec(name)},
+            "versions": read_versions(),
         }
     )
+
+
+def read_versions() -> dict[str, str]:
+    """Returns the versions of the packages that are installed."""
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def say(content: dict[str, Any]) -> None:
