@@ -164,6 +164,7 @@ def test_actors_close_their_environments_and_end_their_child_processes(told):
     assert [message.split(" after ")[0] for message in recorder.messages[2:]] == ["2 actors on 1 node ready"]
 
 
+@pytest.mark.slow
 def test_a_run_with_policy_lag_1_is_deterministic(local_ray, tmp_path):
     env = functools.partial(Healthy, notes=tmp_path)
     lagging = train(env, tmp_path, policy_lag=1)
@@ -172,6 +173,7 @@ def test_a_run_with_policy_lag_1_is_deterministic(local_ray, tmp_path):
     assert lagging.metrics["actors/policy_lag"].tolist() == [0.0, *[1.0] * (UPDATES - 1)]
 
 
+@pytest.mark.slow
 def test_parameters_may_be_of_a_class_that_actors_cannot_import(local_ray, tmp_path):
     class Params(NamedTuple):
         inner: Any
@@ -226,6 +228,7 @@ def test_processes_that_do_not_respond_are_killed(local_ray, tmp_path, fault):
     assert result.summary["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(local_ray, tmp_path):
     recorder = Recorder()
     with pytest.raises(ActorsFailed) as caught:
@@ -245,6 +248,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(local
     assert time.monotonic() - recorder.started < 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["making", "reset"])
 def test_an_environment_that_raises_in_actors_only_ends_the_run(local_ray, tmp_path, where):
     env = functools.partial(Broken, where=where, notes=tmp_path)
@@ -285,6 +289,7 @@ def kill_at_random(notes, every, most, over):
     return len(killed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("updates", "every", "most"),
     [(8, (0.5, 1.5), 3), pytest.param(30, (3.0, 7.0), 99, marks=pytest.mark.slow)],

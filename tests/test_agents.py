@@ -219,6 +219,7 @@ def test_devices_share_the_mean_over_active_rows():
     jax.tree.map(close, (after.policy, same), (expected.policy, metrics))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Team, Masked, duo()], ids=["host", "masks", "device"])
 def test_train_and_evaluate(env):
     options = {} if env.__class__.__name__ == "Environment" else {"num_actors": 0}

@@ -32,6 +32,7 @@ def test_every_option_trains(env, options):
         np.testing.assert_allclose(metrics["learning_rate"], [2.5e-4, 0.5 * 2.5e-4], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"normalize_obs": True, "normalize_reward": True, "kl_control": "adapt"}])
 def test_step_is_traced_once(options):
     """A dtype, weak type or shape that differs between init's state and step's would compile the program twice."""
@@ -95,6 +96,7 @@ def test_every_hyperparameter_can_be_vmapped():
     assert metrics["loss/value"][0, 1] != metrics["loss/value"][1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize_reward", [False, True])
 def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
     """The reward is NaN at step 20, in the third update of 8 steps."""
@@ -114,6 +116,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
     assert any(jax.tree.leaves(changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 def test_the_discount_reaches_the_statistics_of_rewards(gamma):
     agent = jppo.make_anakin(NaNReward(), SMALL())

@@ -43,6 +43,7 @@ def test_submodules_load_on_access():
         _ = jppo.frobnicate
 
 
+@pytest.mark.slow
 def test_results_have_a_short_repr_and_a_table_in_notebooks(result):
     with lenient():
         swept = jppo.sweep("CartPole-v1", seeds=1, learning_rate=[1e-4, 1e-3], **SIZES)

@@ -78,6 +78,7 @@ def test_a_run_on_two_devices():
     assert [text.split()[0] for text in messages] == ["compiled", "measuring"]
 
 
+@pytest.mark.slow
 def test_a_run_with_environments_in_this_process():
     config = SMALL(num_envs=2, num_steps=16)
     result = jppo.bench("host_probes:Counting", config=config, num_actors=0, seconds=0.05)
@@ -155,6 +156,7 @@ def test_programs_run_in_rounds_until_the_time_limit_or_a_stop():
         timing.time_programs(programs, 1e9, lambda: len(ran) > 100)
 
 
+@pytest.mark.slow
 def test_environment_and_policy_programs_do_the_work_of_a_rollout():
     agent = jppo.make_anakin(probes.Counting(), CONFIG)
     state, key = quick_jit(agent.init)(jax.random.key(0), jppo.Hyperparams()), jax.random.key(1)

@@ -43,6 +43,7 @@ def update_of(case, dtype="bfloat16"):
     return agent, state, *quick_jit(agent.step)(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_bfloat16_and_everything_else_is_float32(case):
     agent, state, after, metrics = update_of(case)
@@ -77,6 +78,7 @@ def test_recorded_numbers_are_those_of_the_update(case):
     np.testing.assert_allclose(value, rollout.value.ravel(), atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["mlp", "gru"])
 def test_updates_are_close_to_those_in_float32(case):
     """Gradients agree up to the digits of bfloat16."""
@@ -86,6 +88,7 @@ def test_updates_are_close_to_those_in_float32(case):
     assert norms[0] != norms[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["mlp", "lstm"])
 def test_updates_agree_with_the_plain_kernels(monkeypatch, case):
     monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
@@ -100,6 +103,7 @@ def test_updates_agree_with_the_plain_kernels(monkeypatch, case):
         assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=0.05, abs=1e-3), name
 
 
+@pytest.mark.slow
 def test_actors_select_actions_with_the_network_that_the_learner_updates():
     """NumPy has no bfloat16, so the actors use the compiled program."""
     config = HALF(num_envs=4, num_steps=16)
@@ -113,6 +117,7 @@ def test_actors_select_actions_with_the_network_that_the_learner_updates():
         assert ("numpy" in selection.compile.__qualname__) == uses_numpy
 
 
+@pytest.mark.slow
 def test_runs_are_saved_resumed_evaluated_and_exported(tmp_path):
     options = {"config": HALF(), "learning_rate": 1e-2, "num_devices": 1}
     env = lenient_env("CartPole-v1")
@@ -138,6 +143,7 @@ def test_own_network_chooses_its_own_dtype():
         jppo.make_anakin(ObsActionReward(), HALF(), network=Half())
 
 
+@pytest.mark.slow
 def test_sweeps_load_policies_with_parameters_in_bfloat16(tmp_path):
     """NumPy's files store bfloat16 as bytes without a type."""
     options = {"config": SMALL(), "seeds": 2, "total_steps": 64, "num_devices": 1, "network": Half()}

@@ -55,6 +55,7 @@ def train_host(callback, **given):
 MODES = pytest.mark.parametrize("run", [train, train_host])
 
 
+@pytest.mark.slow
 @MODES
 def test_callback_receives_the_metrics_since_the_last_call(run):
     events = []
@@ -168,6 +169,7 @@ def test_checkpoint_contains_the_means_of_its_update(tmp_path, monkeypatch):
     assert all(log == before for log, before in saved)
 
 
+@pytest.mark.slow
 def test_state_keeps_its_sharding_on_several_devices():
     def double(event):
         obs = jax.device_get(event.state.collect.obs)

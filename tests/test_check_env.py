@@ -46,6 +46,7 @@ def test_a_correct_environment_passes_all_checks(env):
     assert skipped <= {"autoreset", "masks", "seeds"}
 
 
+@pytest.mark.slow
 def test_images_of_bool_are_accepted():
     with lenient():
         report = check("Breakout-MinAtar")

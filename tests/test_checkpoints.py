@@ -131,6 +131,7 @@ def copied(stopped, tmp_path):
 # Runs that end early
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupt", "kill", "kill while saving"])
 def test_resuming_a_killed_run_gives_the_result_of_an_uninterrupted_run(full, tmp_path, how):
     path = tmp_path / "run"
@@ -174,6 +175,7 @@ def test_an_existing_run_dir_is_resumed(full, copied):
     assert_same(train(copied, seed=0).state, full.state)
 
 
+@pytest.mark.slow
 def test_resume_with_another_number_of_devices(full, copied):
     result = resume(copied, num_devices=4)
     assert result.summary["num_devices"] == 4
@@ -186,6 +188,7 @@ def test_the_newest_checkpoints_are_kept(stopped, full):
     assert len(list((stopped / "checkpoints").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_extended_only_without_schedules(full, tmp_path):
     with pytest.raises(
         ValueError, match=r"with total_steps = 384; it cannot change to 768, because .*: learning_rate = linear"
@@ -227,6 +230,7 @@ def untimed_lines(run_dir):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
+@pytest.mark.slow
 def test_lines_of_several_updates_do_not_depend_on_a_resume(full, tmp_path):
     whole = train(tmp_path / "whole", log_every=5)
     lines = untimed_lines(tmp_path / "whole")
@@ -253,6 +257,7 @@ def test_a_run_with_more_than_a_gigabyte_of_metrics_says_so(tmp_path):
     assert any("metrics.jsonl will have about 187.5 GB; a higher log_every" in text for text in reporter.messages)
 
 
+@pytest.mark.slow
 def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = jppo.train(Moving(), run_dir="run", config=CONFIG, total_steps=2 * BATCH)
@@ -356,6 +361,7 @@ def test_a_folder_named_with_a_non_ascii_digit_is_ignored(copied):
     assert latest(copied) is not None
 
 
+@pytest.mark.slow
 def test_an_infinite_max_grad_norm_survives_resume(tmp_path):
     path = tmp_path / "run"
     train(path, after=4, hyperparams=jppo.Hyperparams(max_grad_norm=float("inf")))
@@ -412,6 +418,7 @@ def test_a_damaged_config_json_is_refused(copied, name, value, message):
     assert main(["train", "Cued", "--resume", str(copied)]) == 2
 
 
+@pytest.mark.slow
 def test_the_files_of_a_run_killed_at_its_start_are_reused(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
@@ -546,6 +553,7 @@ def test_a_save_without_room_leaves_orbax_alone(tmp_path, monkeypatch, caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_stop_training(full, tmp_path):
     class Shrinking(Stopping):
         def update(self, step, *args):
@@ -733,6 +741,7 @@ def last_checkpoint(run_dir):
     return latest(run_dir).leaves
 
 
+@pytest.mark.slow
 def test_the_learner_and_the_random_streams_are_restored(acted, tmp_path):
     lag, whole = acted
     part = train(tmp_path / "run", after=4, num_actors=0, **lag, **ACTORS)
@@ -790,6 +799,7 @@ class Two:
             runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @pytest.mark.parametrize("pretended", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resume_with_another_number_of_actors(acted, tmp_path, monkeypatch, pretended):
@@ -805,6 +815,7 @@ def test_resume_with_another_number_of_actors(acted, tmp_path, monkeypatch, pret
         np.testing.assert_allclose(ours, leaf, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_another_policy_lag_is_refused(tmp_path):
     train(tmp_path / "run", after=4, num_actors=0, **ACTORS)
     with pytest.raises(ValueError, match="policy_lag is 0 in the run, but 1 now"):
@@ -849,6 +860,7 @@ def test_a_finished_run_without_metrics_is_refused(full, tmp_path):
         jppo.train(Cued(), run_dir=run)
 
 
+@pytest.mark.slow
 def test_a_custom_network_is_needed_to_load_the_policy(tmp_path):
     env = jppo.make_env(Cued())
     network = make_network(CONFIG, env.obs_spec, env.action_spec)

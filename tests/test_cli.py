@@ -629,6 +629,7 @@ def test_quiet_and_json_output(pretend):
     assert call("train", "CartPole-v1", "--quiet") == (0, "", "")
 
 
+@pytest.mark.slow
 def test_eval(trained):
     path = trained[0]
     code, out, err = call("eval", path, "--num-episodes", "20", "--json")
@@ -760,6 +761,7 @@ def shell(monkeypatch):
     sys.modules.pop("corridors", None)
 
 
+@pytest.mark.slow
 def test_a_custom_environment_from_training_to_gif(shell):
     options = ["--backend", "ray", "--num-actors", "0", "--total-steps", "2e3", "--learning-rate", "0.02", *SMALL]
     code, out, err = shell("train", "corridors:Corridor", *options, "--run-dir", "run", "--json")
@@ -1082,6 +1084,7 @@ def test_a_cpu_has_one_device_per_core_or_num_devices(monkeypatch, words, count)
         assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_previous_number_of_devices(tmp_path):
     path = tmp_path / "run"
     jppo.train("CartPole-v1", config=jppo.PPOConfig(4, 8, num_minibatches=1), total_steps=32, run_dir=path)

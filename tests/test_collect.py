@@ -64,6 +64,7 @@ def test_shapes_and_dtypes(counting):
     np.testing.assert_array_equal(rollout.done, np.asarray(rollout.terminated) | np.asarray(rollout.truncated))
 
 
+@pytest.mark.slow
 def test_shapes_and_dtypes_of_boxes_and_pytrees():
     class BoxDictCounting(DictCounting):
         continuous = True
@@ -132,6 +133,7 @@ def test_next_value_where_the_fragment_ends_with_an_episode(length):
     np.testing.assert_allclose(rollout.next_value[-1], policy.step(policy_state, successor)[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_observations_are_recorded_without_normalization():
     agent = jppo.make_anakin(Counting(), jppo.PPOConfig(num_envs=N, num_steps=T, hidden_sizes=(8,), normalize_obs=True))
     state, _ = jit(agent.step)(agent.init(jax.random.key(0)))

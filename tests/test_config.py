@@ -334,6 +334,7 @@ WITHIN = {  # valid values
 } | {name: st.booleans() for name in GIVEN if name.split("_")[0] in ("shared", "normalize")}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(st.fixed_dictionaries(WITHIN), st.fixed_dictionaries({}, optional=GIVEN)))
 def test_every_configuration_trains_or_is_refused_with_a_field_name(chosen):

@@ -69,6 +69,7 @@ def test_the_flag_is_added_to_other_flags_and_set_again_on_resume(tmp_path, monk
     assert "deterministic" not in read_config(path)
 
 
+@pytest.mark.slow
 def test_the_summary_contains_the_fingerprint_of_the_policy():
     first, again, other = trained(0), trained(0), trained(1, deterministic=True)
     assert first.summary["policy_sha256"] == again.summary["policy_sha256"] == fingerprint(first.policy.state)
@@ -99,6 +100,7 @@ def test_a_fingerprint_depends_on_bits_shapes_dtypes_and_names():
     assert len({fingerprint(each) for each in [tree, *others]}) == 5
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_never_restarts_actors(tmp_path):
     arguments = {"backend": "ray", "num_actors": 0, "max_restarts": 5, "run_dir": tmp_path / "run"}
     trained(0, deterministic=True, **arguments)

@@ -56,6 +56,7 @@ def check_integers(tree, other):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 8])
 def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
     """Floats agree up to rounding. Integers of the first rollout, which does not depend on sums, are equal."""
@@ -73,6 +74,7 @@ def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
             np.testing.assert_allclose(row[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 8])
 def test_integer_environments_are_bit_identical_on_any_number_of_devices(num_devices):
     """The states of Counting do not depend on the actions, and therefore not on rounding."""
@@ -90,6 +92,7 @@ def test_parameters_are_replicated_and_environments_are_sharded(alone):
     assert all(len(leaf.sharding.device_set) == 1 for leaf in jax.tree.leaves(alone[0][-1]))
 
 
+@pytest.mark.slow
 def test_a_minibatch_has_one_all_reduce_of_all_gradients():
     """Two more collectives per update gather the moments of advantages and of episodes."""
     agent = jppo.make_anakin(lenient_env("CartPole-v1"), SMALL(), num_devices=2)
@@ -102,6 +105,7 @@ def test_a_minibatch_has_one_all_reduce_of_all_gradients():
     assert num_params < int(flat) < num_params + 10, "gradients and metrics are not summed as one array"
 
 
+@pytest.mark.slow
 def test_integer_and_boolean_metrics_are_averaged_over_devices():
     def counting(apply, batch, hyperparams, config, key):
         total, metrics = ppo_loss(apply, batch, hyperparams, config, key)
@@ -119,12 +123,14 @@ def test_integer_and_boolean_metrics_are_averaged_over_devices():
     assert found == [found[0]] * 3
 
 
+@pytest.mark.slow
 def test_the_program_is_compiled_once():
     with compiled_programs("run_chunk") as names:
         jppo.train(Counting(), config=CONFIG, total_steps=40 * CONFIG.batch_size, num_devices=4)
     assert len(names) == 1
 
 
+@pytest.mark.slow
 def test_train_uses_the_largest_suitable_number_of_devices(monkeypatch, tmp_path):
     monkeypatch.setattr(run_settings, "max_usable_devices", max_usable_devices)
     monkeypatch.setattr(devices, "LEAST_SHARE", CONFIG.batch_size // 8)

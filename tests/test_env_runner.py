@@ -277,6 +277,7 @@ def short_pendulum():
     return gymnasium.make("Pendulum-v1", max_episode_steps=4)
 
 
+@pytest.mark.slow
 def test_runners_of_any_size_collect_the_same():
     """tests/test_sebulba.py tests discrete actions, which are equal instead of close."""
     spec, _, state = make_spec(short_pendulum)

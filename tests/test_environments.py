@@ -25,6 +25,7 @@ def test_every_environment_can_be_traced(name):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

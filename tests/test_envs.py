@@ -217,6 +217,7 @@ def test_bounds_may_be_scalars_or_arrays(low, high, shape):
     assert make_env(Bounded()).action_spec == box([-1.0, -1.0], [2.0, 2.0])
 
 
+@pytest.mark.slow
 def test_the_environment_receives_the_bounded_action():
     class Echo(Probe):
         """The reward is the action."""

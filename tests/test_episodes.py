@@ -142,6 +142,7 @@ def test_named_tuples_become_dicts_whose_mask_counts():
     assert set(env.reset(jax.random.key(0))[0]) == {"position", "action_mask"}
 
 
+@pytest.mark.slow
 def test_states_with_empty_arrays_train_on_several_devices():
     def reset(key):
         obs, state = walk_reset(key)
@@ -204,6 +205,7 @@ def test_check_env_finds_a_step_that_changes_the_state():
     assert report.failed == ("carry",)
 
 
+@pytest.mark.slow
 def test_an_episodic_env_is_drawn_by_its_function_for_at_most_2000_steps(tmp_path):
     def render(state):
         return np.full((8, 8, 3), int(50 * state[1]), np.uint8)

@@ -50,6 +50,7 @@ def test_kernel_equals_the_network(name, rows):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="Pallas's Triton backend is deprecated, and wants a card")
 def test_a_gpu_gets_kernels(monkeypatch):
     network, params, obs = made("CartPole-v1", 200)
@@ -58,6 +59,7 @@ def test_a_gpu_gets_kernels(monkeypatch):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("__gpu$xla.gpu.triton") == 2
 
 
+@pytest.mark.slow
 def test_unsupported_networks_are_rejected():
     network, params, obs = made("Breakout-MinAtar", 2)
     with pytest.raises(ValueError, match="observations have 400 numbers"):

@@ -24,6 +24,7 @@ def initial(shape, action, **options):
     return (init(jax.random.key(5), obs) for init in (jax.jit(make_policy(network, spec, action).init), network.init))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "action", "options"),
     [
@@ -59,6 +60,7 @@ def test_output_layers_have_gain_001_for_the_policy_and_1_for_the_value(number):
     np.testing.assert_allclose(value, 1.0, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(64, 64), (300, 64), (300, 300)], ids=["together", "apart", "two large"])
 def test_layers_have_different_weights(sizes):
     (one, _), (same, _) = initial((600,), DISCRETE, hidden_sizes=sizes), initial((600,), DISCRETE, hidden_sizes=sizes)

@@ -89,6 +89,7 @@ def test_gradients_of_affine_equal_those_of_the_plain_form(rows, inputs, outputs
     chex.assert_trees_all_close(gradient(dense.affine_tuned), gradient(dense.affine_plain), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_affine_has_forward_and_higher_derivatives():
     x, kernel = jax.random.normal(jax.random.key(0), (5, 3)), jax.random.normal(jax.random.key(1), (3, 2))
     args = (x, kernel, jnp.ones(2))
@@ -107,12 +108,14 @@ def test_affine_has_forward_and_higher_derivatives():
         assert_close(derivative(tuned), derivative(plain))
 
 
+@pytest.mark.slow
 def test_gradients_of_affine_have_the_dtypes_of_the_arguments():
     args = (jnp.ones((4, 3), jnp.bfloat16), jnp.ones((3, 2), jnp.bfloat16), jnp.zeros(2, jnp.bfloat16))
     grads = jax.grad(lambda args: jnp.sum(dense.affine_tuned(*args)))(args)
     assert [grad.dtype for grad in grads] == [jnp.bfloat16] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("sizes", [(), (8, 6)], ids=str)
 def test_joined_first_layers_equal_separate_ones(monkeypatch, sizes, shared):
@@ -156,6 +159,7 @@ def test_exported_network_with_wide_inputs_takes_any_batch_size():
     assert exported.call(jnp.ones((300, 200))).shape == (300,)
 
 
+@pytest.mark.slow
 def test_convolution_equals_its_plain_form():
     keys = jax.random.split(jax.random.key(0), 3)
     args = (jax.random.normal(keys[0], (2, 10, 8, 4)), jax.random.normal(keys[1], (36, 16)), jnp.arange(16.0))
@@ -169,6 +173,7 @@ def test_convolution_equals_its_plain_form():
     chex.assert_trees_all_close(tuned, plain, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1)])
 def test_strided_convolution_equals_its_plain_form(size, stride):
     """The height is not a multiple of the stride."""
@@ -185,6 +190,7 @@ def test_strided_convolution_equals_its_plain_form(size, stride):
     chex.assert_trees_all_close(tuned, plain, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_categorical_kernels_equal_their_plain_forms():
     logits = jax.random.normal(jax.random.key(0), (6, 5, 3)).at[0, 0, 1].set(-jnp.inf)
     action = jax.random.randint(jax.random.key(1), (6, 5), 0, 3).at[0, 0].set(2).at[1, :2].set(jnp.array([-1, 3]))
@@ -210,6 +216,7 @@ def test_packed_gradients_are_restored(monkeypatch, enabled):
     chex.assert_trees_all_equal(flat_gradient.unpack(packed, tree), jax.tree.map(lambda x: x.astype(jnp.float32), tree))
 
 
+@pytest.mark.slow
 def test_flat_adam_equals_adam():
     params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(())}
     flat, plain = flat_gradient.flatten(optax.scale_by_adam()), optax.scale_by_adam()

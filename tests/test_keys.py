@@ -36,6 +36,7 @@ def derived(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["device", "ray"])
 def test_train_resume_and_evaluate_use_different_keys(tmp_path, derived, backend):
     options = {"config": CONFIG, "seed": 0, "num_devices": 1, "run_dir": tmp_path / "run"}
@@ -59,6 +60,7 @@ def test_train_resume_and_evaluate_use_different_keys(tmp_path, derived, backend
     assert len(repeated) < len(first)
 
 
+@pytest.mark.slow
 def test_actions_with_and_without_a_seed_use_different_keys(derived):
     with lenient():
         agent = jppo.make_anakin("CartPole-v1", CONFIG)

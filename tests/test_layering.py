@@ -150,6 +150,7 @@ def test_import_jppo_loads_no_library():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_importing_modules_starts_no_jax_backend():
     """Backend options, which actors set, have no effect after the backend has started."""
     names = (name for name in sorted(SOURCES) if not name.startswith("envs.families."))  # families create arrays
@@ -189,6 +190,7 @@ def test_examples_use_public_names_only(path):
     assert used <= set(jppo.__all__)
 
 
+@pytest.mark.slow
 def test_on_device_run_imports_no_host_modules():
     """Actors, Ray and Gymnasium are of no use to a run on the device."""
     program = """if True:

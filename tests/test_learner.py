@@ -126,6 +126,7 @@ def largest_difference(tree, other):
     return max(float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_clip_reward_trains_on_the_signs_of_rewards():
     """The statistics of episodes are those of the original rewards."""
     init, update = compiled(variant(clip_reward=True))
@@ -161,6 +162,7 @@ def test_updates_match_a_numpy_implementation(kind, config):
     assert (int(state.update), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
 
 
+@pytest.mark.slow
 def test_first_minibatch_has_ratio_one_and_kl_zero():
     """Normalizers change only after the epochs, so that learner and policy see the same observations."""
     config = variant(num_epochs=1, num_minibatches=1, normalize_obs=True, normalize_advantage=False)
@@ -182,6 +184,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero():
     assert float(state.policy.obs_stats.count) == 4 * T * N
 
 
+@pytest.mark.slow
 def test_kl_stop_ends_after_the_first_epoch_above_the_target():
     init, update = compiled(variant(kl_control="stop"))
     one_init, one_update = compiled(variant(num_epochs=1))
@@ -350,6 +353,7 @@ def num_microbatches(rows, policy=None, loss=ppo_loss, config=BASE):
     return found[0]
 
 
+@pytest.mark.slow
 def test_large_minibatches_are_split_evenly(monkeypatch):
     wide = variant(hidden_sizes=(64, 64))
     assert [num_microbatches(rows, config=wide) for rows in (2048, 4096, 8192)] == [1, 1, 2]
@@ -408,6 +412,7 @@ def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monke
     assert num_microbatches(64) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
 def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, kind):
     init, update = compiled(config, kind)
@@ -436,6 +441,7 @@ def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, ki
                 np.testing.assert_allclose(other_metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds_and_hyperparams_equals_a_loop():
     learner = make_learner(policy_of(BASE), BASE)
     _, update = compiled(BASE)

@@ -80,6 +80,7 @@ def test_a_mask_in_the_info_works_in_every_command(tmp_path):
     assert policy.act(obs) == policy.act(obs, sampled=True) == exported.act(obs) == 1 + 3 % 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "names", "mask"),
     [
@@ -144,6 +145,7 @@ def test_an_invalid_mask_in_the_info_is_reported_in_one_line(info, message):
         envs.step(np.array([0]))
 
 
+@pytest.mark.slow
 def test_an_invalid_mask_during_a_run_ends_it_with_one_line():
     with pytest.raises(jppo.ActorsFailed) as error:
         jppo.train(broken({}, from_time=2), total_steps=64, **QUICK)
@@ -232,6 +234,7 @@ def test_a_mask_without_legal_actions_ends_a_run_on_several_devices():
         jppo.train(device_masked(empty_at=3), config=SMALL(), total_steps=64, num_devices=2, progress="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pbt", [None, jppo.PBTConfig(every=1)])
 def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path, pbt):
     options = {"config": SMALL(), "total_steps": 96, "seeds": 2, "progress": "none", "sweep_dir": tmp_path}
@@ -253,6 +256,7 @@ def test_a_mask_without_legal_actions_is_reported_by_the_command_line(capsys):
     assert line.startswith("jppo: test_masks:EmptyOnHost: action_mask marks no legal action in environment 0 at step 1")
 
 
+@pytest.mark.slow
 def test_a_mask_without_legal_actions_is_reported_by_bench():
     with pytest.raises(ValueError, match="Masked: action_mask marks no legal action in environment 0 at step"):
         jppo.bench(device_masked(empty_at=3), config=SMALL(), seconds=0.1)
@@ -282,6 +286,7 @@ def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
     assert result.policy.value(obs).shape == (2,)
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions():
     result = jppo.train(Masked(), config=SMALL(), total_steps=96, progress="none")
     np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)

@@ -64,6 +64,7 @@ def finite(column):
     return column[np.isfinite(column)]
 
 
+@pytest.mark.slow
 @MODES
 def test_evaluation_does_not_change_training(run):
     plain, with_evaluation = run(), run(**EVALS)
@@ -91,6 +92,7 @@ def test_evaluations_do_not_depend_on_the_number_of_devices(evaluated):
         np.testing.assert_allclose(finite(two.metrics[name]), finite(evaluated.metrics[name]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_greedy_and_sampled_evaluations_differ():
     given = {"total": 1, "eval_every": 1, "eval_episodes": 64, "hyperparams": jppo.Hyperparams(learning_rate=0.0)}
     greedy = train(**given).metrics["eval/return_mean"][0]
@@ -121,6 +123,7 @@ def test_failing_environment_of_an_evaluation_ends_the_run_with_everything_saved
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_interrupt_ends_an_evaluation_on_the_host(tmp_path, monkeypatch):
     """The episodes of the evaluation would not end."""
     steps = []
@@ -292,6 +295,7 @@ def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return(ru
     assert best == runs.Best(result.summary["best_update"], result.summary["best_return"], "recent return")
 
 
+@pytest.mark.slow
 def test_best_policy_survives_a_resume(evaluated, tmp_path):
     part = train(total=6, **EVALS, run_dir=tmp_path / "run")
     assert runs.read_best(tmp_path / "run").update == part.summary["best_update"] == 4
@@ -363,6 +367,7 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert "2 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_video_of_the_final_policy(tmp_path):
     result = jppo.train(
         Counting,

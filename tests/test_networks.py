@@ -195,6 +195,7 @@ def test_number_of_logits_must_match_number_of_actions():
         check_network(OneLogitTooMany(), OBS, TWO)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 40])
 def test_images_with_channels_first(size):
     images = jax.random.uniform(jax.random.key(0), (2, size, size, 4))
@@ -241,6 +242,7 @@ class Half(nn.Module):
         return Categorical(dense(2)(x)), dense(1)(x)[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
 def test_parameters_with_16_bits(dtype):
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=Half(dtype))
@@ -277,6 +279,7 @@ def mixed(dtype):
     return Given(params, logits, lambda params, obs: obs @ params["b"] + params["c"][2].astype(jnp.float32))
 
 
+@pytest.mark.slow
 def test_parameters_with_different_dtypes():
     """One step of Adam has the size of the learning rate and the same direction for all dtypes."""
     config = SMALL(num_epochs=1, num_minibatches=1)
@@ -313,6 +316,7 @@ def test_optimizer_gets_gradients_like_the_parameters():
     assert given[0] == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), network.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_network_without_parameters(num_devices):
     network = Given((), lambda _, obs: jnp.zeros((len(obs), 2)), lambda _, obs: jnp.zeros(len(obs)))
@@ -331,6 +335,7 @@ def test_network_is_traced_once_for_rollouts_and_once_for_gradients():
     assert network.traced == 2
 
 
+@pytest.mark.slow
 def test_distributions_of_16_bit_networks_are_float32():
     policy = make_policy(Half(), OBS, TWO)
     obs = jnp.ones((4, 3))

@@ -120,6 +120,7 @@ def test_diverged_runs_and_runs_without_episodes_are_the_worst():
 RANGES = {"learning_rate": (1e-5, 1e-2), "gamma": (0.9, 0.999), "ent_coef": (0.0, 0.02), "clip_eps": (0.1, 0.3)}
 
 
+@pytest.mark.slow
 def test_perturbed_values_are_valid_and_near_their_source():
     runs, rounds = 64, 30
     start = jppo.Hyperparams(learning_rate=1e-3, gamma=0.99, ent_coef=0.01, clip_eps=0.2, vf_coef=0.5)
@@ -326,6 +327,7 @@ def test_a_checkpoint_contains_the_reason_why_a_run_ended():
     assert (resumed.status, resumed.error) == ("diverged", "no legal action")
 
 
+@pytest.mark.slow
 def test_result_is_the_same_on_several_devices(trained):
     """The runs are distributed over three devices with one padding run."""
     result = sweep(num_devices=3)

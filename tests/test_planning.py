@@ -48,6 +48,7 @@ def test_memory_by_purpose_adds_up_to_the_peak(planned):
     assert planned.compile_seconds > 0.0
 
 
+@pytest.mark.slow
 def test_the_largest_num_envs_fits_and_twice_as_many_do_not(planned):
     assert planned.largest_num_envs % 8 == 0
     assert needs(planned.largest_num_envs) <= 2_000_000

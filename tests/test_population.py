@@ -81,6 +81,7 @@ def test_runs_with_different_settings_differ(population_runs):
     assert len(set(final)) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "programs"),
     [
@@ -99,6 +100,7 @@ def test_result_is_independent_of_devices_and_parallel_runs(population_runs, opt
         assert_same_run(run, expected)
 
 
+@pytest.mark.slow
 def test_runs_are_sharded_over_devices():
     agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)
     four = compile_population(agent, 8, 4)
@@ -132,6 +134,7 @@ def test_program_shrinks_until_it_fits_into_memory(population_runs, monkeypatch)
         assert_same_run(run, expected)
 
 
+@pytest.mark.slow
 def test_error_states_the_memory_that_one_run_needs(monkeypatch):
     monkeypatch.setattr(population, "bytes_free", lambda devices: 1000)
     with pytest.raises(
@@ -151,6 +154,7 @@ class Messages(NullReporter):
         self.updates.append((step, recent_return))
 
 
+@pytest.mark.slow
 def test_diverging_run_does_not_affect_other_runs():
     """In the first population, the learning rate of the middle run makes its parameters infinite in one update."""
     broken = swept(seeds=[7], learning_rate=[1e-3, 1e38, 1e-2])
@@ -167,6 +171,7 @@ def test_diverging_run_does_not_affect_other_runs():
     assert (run.score, broken.status) == (-np.inf, "finished")
 
 
+@pytest.mark.slow
 def test_sweep_ends_when_all_runs_have_diverged():
     """The reward is NaN at step 20, in the third update."""
     result = swept(NaNReward, hyperparams=dataclasses.replace(BASE, gamma=0.5), total_steps=100 * STEPS)

@@ -31,6 +31,7 @@ def learn(env, obs, *, steps=20_000, config=CONFIG, **hyperparams):
     return distribution, np.asarray(value), metrics
 
 
+@pytest.mark.slow
 def test_the_critic_learns_a_constant():
     _, value, metrics = learn(Probe(), [0.0])
     np.testing.assert_allclose(value, [1.0], atol=0.02)
@@ -38,6 +39,7 @@ def test_the_critic_learns_a_constant():
     np.testing.assert_allclose(metrics["episode/length_mean"], 1.0)
 
 
+@pytest.mark.slow
 def test_the_critic_tells_observations_apart():
     _, value, metrics = learn(ObsValue(), [1.0, -1.0])
     np.testing.assert_allclose(value, [1.0, -1.0], atol=0.02)
@@ -50,6 +52,7 @@ def test_reward_flows_back_one_step_with_its_discount(gae_lambda):
     np.testing.assert_allclose(value, [0.5, 1.0], atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_actor_prefers_the_rewarded_action():
     distribution, value, metrics = learn(ActionReward(), [0.0])
     assert jax.nn.softmax(distribution.logits)[0, 1] > 0.98
@@ -65,6 +68,7 @@ def test_the_actor_tells_observations_apart():
     np.testing.assert_allclose(value, [1.0, 1.0], atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", ["clip", "tanh"])
 def test_the_actor_finds_real_valued_actions(bounds):
     config = jppo.PPOConfig(
@@ -78,6 +82,7 @@ def test_the_actor_finds_real_valued_actions(bounds):
     assert np.exp(distribution.log_std).max() < 0.3, "exploration did not shrink"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [TimeLimit(), BoxTimeLimit()], ids=["discrete", "box"])
 @pytest.mark.parametrize("normalize_obs", [False, True])
 def test_time_limit_does_not_end_the_value(env, normalize_obs):

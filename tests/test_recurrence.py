@@ -190,6 +190,7 @@ class EmptyAtOne(InfoMasked):
         return {"action_mask": super().info()["action_mask"] * np.int8(self.time != 1)}
 
 
+@pytest.mark.slow
 def test_actors_stop_before_a_first_step_without_legal_actions():
     config = dataclasses.replace(CONFIG, num_steps=1, num_minibatches=1, sequence_length=None)
     agent, key = jppo.make_sebulba(EmptyAtOne, config, total_steps=2 * N), jax.random.key(0)
@@ -207,6 +208,7 @@ def test_first_minibatch_has_ratio_one():
     assert result.metrics["policy/clip_fraction"][0] == 0.0
 
 
+@pytest.mark.slow
 def test_devices_do_not_change_a_run():
     options = {"total_steps": 3 * T * N, "config": CONFIG, "seed": 2}
     one, four = (jppo.train(Counting(), num_devices=n, **options) for n in (1, 4))
@@ -227,6 +229,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     np.testing.assert_array_equal(resumed.state.collect.carry, alone.state.collect.carry)
 
 
+@pytest.mark.slow
 def test_policy_acts_with_a_state():
     """Acting step by step with the state equals unrolling the sequence."""
     result = jppo.train(lenient_env("CartPole-v1"), total_steps=T * N, config=CONFIG, num_devices=1)
@@ -248,6 +251,7 @@ def test_policy_acts_with_a_state():
         policy.value(obs, policy.act(obs[0])[1])
 
 
+@pytest.mark.slow
 def test_seeds_under_vmap_equal_single_runs():
     agent = jppo.make_anakin(Counting(), CONFIG, total_steps=2 * T * N)
     keys = jax.random.split(jax.random.key(0), 2)

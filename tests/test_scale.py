@@ -62,6 +62,7 @@ def test_scale_envs_is_no_field():
         jppo.train(TimeLimit(), config={"scale_envs": 4})
 
 
+@pytest.mark.slow
 def test_scaled_runs_are_resumed_with_and_without_the_factor(tmp_path, monkeypatch):
     """The factor is applied once, not again at each resume."""
     share_chunks(monkeypatch)
@@ -76,6 +77,7 @@ def test_scaled_runs_are_resumed_with_and_without_the_factor(tmp_path, monkeypat
         jppo.train(TimeLimit(), run_dir=tmp_path, config=BASE, scale_envs=4)
 
 
+@pytest.mark.slow
 def test_command_line_resumes_scaled_runs(tmp_path):
     words = ["train", "CartPole-v1", "--run-dir", str(tmp_path), "--quiet", "--num-devices", "1", "--num-steps", "8"]
     words += ["--scale-envs", "2", "--hidden-sizes", "4", "--learning-rate", "1e-3", "--total-steps"]
@@ -102,6 +104,7 @@ class Long(TimeLimit):
     limit = 16
 
 
+@pytest.mark.slow
 def test_environments_start_at_different_ages():
     agent, state = staggered(Long(), 8, 16)
     ages = [0, 2, 4, 6, 8, 10, 12, 14]
@@ -115,6 +118,7 @@ def test_environments_start_at_different_ages():
     assert metrics["episode/count"] == 4
 
 
+@pytest.mark.slow
 def test_synchronized_environments_end_together():
     """The artefact that the staggered start removes."""
     agent, state = staggered(Long(), 8, 0)
@@ -122,6 +126,7 @@ def test_synchronized_environments_end_together():
     np.testing.assert_array_equal(counts["episode/count"], [0, 8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"recurrent": "gru", "recurrent_size": 4}], ids=["mlp", "gru"])
 def test_an_environment_of_age_zero_is_not_stepped(options):
     _, plain = staggered(Counting(), 4, 0, **options)

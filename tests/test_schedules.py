@@ -180,6 +180,7 @@ ALL = jppo.Hyperparams(
 )
 
 
+@pytest.mark.slow
 def test_an_update_with_schedules_equals_an_update_with_their_values():
     """At update 3 of 4, after which all ten hyperparameters have other values than at the start."""
     agent = jppo.make_anakin(ObsActionReward(), SMALL(normalize_reward=True), total_steps=4 * 32)
@@ -215,6 +216,7 @@ def test_progress_ends_at_one():
         assert current_hyperparams(state.replace(update=jnp.int32(update))).gamma == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["device", "ray"])
 def test_both_modes_use_and_log_the_values(backend, monkeypatch):
     """gamma is 0 in the first half; the discounted return, which scales rewards, is then the reward."""
@@ -250,6 +252,7 @@ class Interrupting(jppo.NullReporter):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_schedules_equals_an_uninterrupted_run(tmp_path, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)
     options = {"config": SMALL(), "total_steps": 6 * 32, "num_devices": 1}
@@ -272,6 +275,7 @@ def test_a_resumed_run_with_schedules_equals_an_uninterrupted_run(tmp_path, monk
         np.testing.assert_array_equal(resumed.metrics[name], whole.metrics[name])
 
 
+@pytest.mark.slow
 def test_vmapped_training_over_schedules_equals_a_loop():
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=3 * 32)
 

@@ -108,6 +108,7 @@ def test_invalid_numbers_of_devices_are_refused(num_devices, message):
         jppo.train("CartPole-v1", backend="ray", num_actors=0, config=CONFIG, num_devices=num_devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
     agent = make_agent(num_devices=num_devices)
@@ -119,6 +120,7 @@ def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
         check_close(metrics, expected_metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 4), (1,) * 8], ids=str)
 def test_a_run_does_not_depend_on_the_number_of_actors(agent, alone, sizes):
     together = plain_loop(agent, sizes)
@@ -178,6 +180,7 @@ def check_saved(run_dir, result):
     assert (parts[0] + parts[1] < parts[2]).all()
 
 
+@pytest.mark.slow
 def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path):
     """The reward is NaN in step 20, in the third update; the fourth rollout is already running."""
     options = {"backend": "ray", "num_actors": 0, "ray": jppo.RayConfig(policy_lag=1), "config": CONFIG}

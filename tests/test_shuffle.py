@@ -47,6 +47,7 @@ def test_balanced_factors():
         assert not any(size % d == 0 for d in range(a + 1, int(size**0.5) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(1, 601, 100))
 def test_every_size_with_a_network_is_permuted_exactly(start):
     for size in range(start, start + 100):
@@ -94,6 +95,7 @@ def test_sizes_near_the_limit_have_distinct_images_in_range(size):
     assert scipy.stats.kstest(result / size, "uniform").pvalue > LEAST_P
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 67, 720])
 def test_other_keys_give_other_permutations_and_equal_keys_the_same(size):
     keys = jax.vmap(jax.random.key)(jnp.arange(30))
@@ -277,6 +279,7 @@ def epochs(draw):
     return num_steps, envs * num_strata, draw(st.sampled_from(divisors)), num_strata
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=5)
 @given(epoch=epochs(), seed=st.integers(0, 100), first=st.integers(0, 7))
 def test_an_epoch_visits_every_row_once(epoch, seed, first):
@@ -366,6 +369,7 @@ def test_updates_on_16_and_32_devices_equal_those_on_one():
     assert done.stdout == "equal\n", done.stderr
 
 
+@pytest.mark.slow
 def test_minibatches_with_many_strata_do_not_depend_on_the_number_of_devices():
     strata = 16
     config = PPOConfig(num_envs=64, num_steps=6, num_minibatches=4, num_strata=strata)

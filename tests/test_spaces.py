@@ -64,6 +64,7 @@ def test_multi_categorical_samples_have_the_probabilities_of_each_component(flat
         assert (np.abs(counts - SAMPLES * joint) < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_joint_equals_the_sum_over_its_leaves(flat_logits):
     rng = np.random.default_rng(2)
     mean, log_std, move = (rng.normal(size=(4, 2)).astype(np.float32) for _ in range(3))
@@ -104,6 +105,7 @@ def test_the_leaves_of_a_joint_sample_are_independent():
     assert scipy.stats.chisquare(np.bincount(3 * first + second, minlength=9)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_mask_of_1000_actions_leaves_probability_to_legal_ones_only():
     rng = np.random.default_rng(3)
     logits = rng.normal(0.0, 3.0, (50, 1000)).astype(np.float32)
@@ -185,12 +187,14 @@ def test_every_sample_is_an_action_of_the_space(space):
         assert len(np.unique(actions.reshape(200, -1), axis=0)) > 3
 
 
+@pytest.mark.slow
 def test_nested_actions_train_on_the_device():
     result = jppo.train(CompoundOnDevice(), config=SMALL, total_steps=320, progress="none")
     np.testing.assert_array_equal(result.metrics["episode/return_mean"], 1.0)
     assert all(spec.bounds == "clip" for spec in jax.tree.leaves(result.policy.action_spec))
 
 
+@pytest.mark.slow
 def test_nested_actions_and_integer_observations_train_on_the_host(tmp_path):
     result = jppo.train(
         Compound, config=SMALL, total_steps=160, num_actors=0, progress="none", run_dir=tmp_path / "run"
@@ -217,6 +221,7 @@ def test_check_env_draws_valid_nested_actions():
         assert not [check for check in report.checks if check.status == "fail"], report
 
 
+@pytest.mark.slow
 def test_a_mask_without_legal_actions_ends_the_run_with_the_step():
     env = Masked()
     env.empty_at = 3
@@ -243,6 +248,7 @@ BUTTONS = ActionSpec((2,), "int32", nvec=(4, 2))
 ONE = ObsSpec((1,), "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", [False, True])
 def test_categories_that_a_component_does_not_have_are_never_taken(nested):
     def make(batch):

@@ -162,6 +162,7 @@ def test_files_contain_the_evaluations_and_the_best_policy(evaluated):
     assert run_files.read_best(folder) == run.best
 
 
+@pytest.mark.slow
 def test_runs_stop_at_the_return_without_an_effect_on_the_others(plain, solved):
     assert [run.status for run in solved.runs] == ["finished", "finished", "solved", "solved"]
     for run, expected in zip(solved.runs, plain.runs, strict=True):
@@ -203,6 +204,7 @@ def test_sweep_ends_early_when_all_runs_have_stopped(monkeypatch):
     assert len(steps) == max(run.updates for run in result.runs) < UPDATES
 
 
+@pytest.mark.slow
 def test_runs_stop_at_the_return_of_an_evaluation(plain):
     result = sweep(eval_every=2, eval_episodes=3, stop_at_return=4.5)
     assert [run.status for run in result.runs] == ["finished", "finished", "solved", "solved"]
@@ -216,6 +218,7 @@ def test_runs_stop_at_the_return_of_an_evaluation(plain):
             assert_same(run, sweep(total=run.updates).run(run.number))
 
 
+@pytest.mark.slow
 def test_callback_sees_each_run_and_may_log_stop_and_change_it(plain):
     seen = []
 
@@ -262,6 +265,7 @@ def test_metrics_of_a_callback_are_those_since_its_last_call():
     assert counts[-1][1] == result.run(3).return_mean
 
 
+@pytest.mark.slow
 def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return():
     def callback(event):
         if event.update == 8:  # the policies of all runs are random from here on
@@ -281,6 +285,7 @@ def assert_policy(policy, other):
     jax.tree.map(np.testing.assert_array_equal, policy, other)
 
 
+@pytest.mark.slow
 def test_exception_of_a_callback_ends_the_sweep_with_its_finished_runs(tmp_path):
     def fail(event):
         if event.run.number == 2:
@@ -331,6 +336,7 @@ def test_parameters_that_are_not_finite_are_an_error_of_the_callback():
         sweep(callback=broken, callback_every=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{**EVALS, "stop_at_return": 4.5}, {"stop_at_return": TARGET}])
 def test_interrupted_sweep_gives_the_same_result_after_a_resume(tmp_path, options, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)

@@ -120,6 +120,7 @@ def test_best_setting_is_the_one_that_learns(grid):
     assert act(np.array([[1.0], [-1.0]], np.float32)).tolist() == [1, 0], "the policy ignores the observation"
 
 
+@pytest.mark.slow
 def test_plots_are_drawn(grid, tmp_path):
     result, _, _, path = grid
     with Image.open(path / "curves.png") as image:
@@ -228,6 +229,7 @@ def test_a_tuple_is_one_value_of_a_setting_that_is_a_tuple(name, value, choices)
     assert check_settings({name: value}) == {name: choices}
 
 
+@pytest.mark.slow
 def test_damaged_file_is_named_in_the_error(grid, tmp_path):
     sweep(seeds=1, sweep_dir=tmp_path)
     (path,) = (tmp_path / "runs").iterdir()
@@ -273,6 +275,7 @@ def test_successive_halving_stops_the_worse_half():
     )
 
 
+@pytest.mark.slow
 def test_successive_halving_stops_diverged_runs():
     result = sweep(seeds=1, learning_rate=[1e38, 1e-2, 1e-3, 1e37], successive_halving=True)
     assert [run.status for run in result.runs] == ["diverged", "finished", "stopped", "diverged"] or [
@@ -280,11 +283,13 @@ def test_successive_halving_stops_diverged_runs():
     ] == ["diverged", "stopped", "finished", "diverged"]
 
 
+@pytest.mark.slow
 def test_successive_halving_without_episodes_keeps_all_runs():
     result = sweep(Endless(), seeds=4, successive_halving=True)
     assert {run.status for run in result.runs} == {"finished"}
 
 
+@pytest.mark.slow
 def test_several_environments_share_one_table(tmp_path):
     result = sweep([Cued(), Probe()], seeds=2, sweep_dir=tmp_path / "two")
     assert result.table["env"].tolist() == ["Cued", "Cued", "Probe", "Probe"]
@@ -369,6 +374,7 @@ def test_invalid_environments_raise(env, message):
         jppo.sweep(env, config=CONFIG)
 
 
+@pytest.mark.slow
 def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = sweep(Moving(), seeds=1, total_steps=CONFIG.batch_size, sweep_dir="sweep")

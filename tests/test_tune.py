@@ -198,6 +198,7 @@ EVENTS = {
 }
 
 
+@pytest.mark.slow
 def test_reports_contain_the_newest_evaluation_also_after_a_restore(tmp_path, monkeypatch):
     whole = FakeTune(tmp_path / "whole", monkeypatch)
     on_device(checkpoint_updates=5, **EVENTS)(SPACE)
@@ -211,6 +212,7 @@ def test_reports_contain_the_newest_evaluation_also_after_a_restore(tmp_path, mo
     assert [row["eval/return_mean"] for row in second.reports] == means[5:]
 
 
+@pytest.mark.slow
 def test_trial_stops_at_a_return_and_with_its_callback(tmp_path, monkeypatch):
     given = {"run": {"stop_at_return": 1.0, "eval_every": 3, "eval_episodes": 2}}
     solved = FakeTune(tmp_path / "solved", monkeypatch)
