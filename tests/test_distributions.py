@@ -73,7 +73,6 @@ def test_modes(logits, gaussian):
     np.testing.assert_array_equal(DiagGaussian(mean, log_std).mode(), mean)
 
 
-@pytest.mark.slow
 def test_masked_actions_are_never_taken_and_cost_no_gradient():
     mask = jnp.asarray([0.0, -jnp.inf, 1.0, -jnp.inf])
     masked = Categorical(mask)

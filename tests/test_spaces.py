@@ -64,7 +64,6 @@ def test_multi_categorical_samples_have_the_probabilities_of_each_component(flat
         assert (np.abs(counts - SAMPLES * joint) < 4.5 * error).all()
 
 
-@pytest.mark.slow
 def test_joint_equals_the_sum_over_its_leaves(flat_logits):
     rng = np.random.default_rng(2)
     mean, log_std, move = (rng.normal(size=(4, 2)).astype(np.float32) for _ in range(3))
@@ -187,7 +186,6 @@ def test_every_sample_is_an_action_of_the_space(space):
         assert len(np.unique(actions.reshape(200, -1), axis=0)) > 3
 
 
-@pytest.mark.slow
 def test_nested_actions_train_on_the_device():
     result = jppo.train(CompoundOnDevice(), config=SMALL, total_steps=320, progress="none")
     np.testing.assert_array_equal(result.metrics["episode/return_mean"], 1.0)
@@ -221,7 +219,6 @@ def test_check_env_draws_valid_nested_actions():
         assert not [check for check in report.checks if check.status == "fail"], report
 
 
-@pytest.mark.slow
 def test_a_mask_without_legal_actions_ends_the_run_with_the_step():
     env = Masked()
     env.empty_at = 3

@@ -336,7 +336,6 @@ def test_parameters_that_are_not_finite_are_an_error_of_the_callback():
         sweep(callback=broken, callback_every=3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{**EVALS, "stop_at_return": 4.5}, {"stop_at_return": TARGET}])
 def test_interrupted_sweep_gives_the_same_result_after_a_resume(tmp_path, options, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)
