@@ -42,6 +42,12 @@ PARTS = {
     "picture": ObsSpec((2, 2), "uint8"),
     "both": (ObsSpec((), "int32", 9, start=-1), ObsSpec((3,), "int8")),
 }
+PRIVILEGED = {
+    "z": FOUR,
+    "action_mask": ObsSpec((3,), "int8"),
+    "a": {"y": ObsSpec((2, 2), "uint8"), "x": FOUR},
+    "unseen": ObsSpec((), "int32", 5),
+}
 CASES = {
     "tanh": ({}, FOUR, THREE),
     "relu, shared": ({"activation": "relu", "shared_torso": True}, FOUR, ActionSpec((), "int8", 3, start=4)),
@@ -52,6 +58,7 @@ CASES = {
     "dict": ({"normalize_obs": True, "shared_torso": True}, PARTS, THREE),
     "masked": ({"normalize_obs": True}, {"z": FOUR, "action_mask": ObsSpec((3,), "int8"), "a": FOUR}, THREE),
     "masked images": ({"network": "cnn"}, {"x": ObsSpec((6, 5, 4), "bool"), "action_mask": ObsSpec((3,), "i1")}, THREE),
+    "asymmetric": ({"actor_obs": ("z",), "critic_obs": ("z", "a"), "normalize_obs": True}, PRIVILEGED, THREE),
     "small images": ({"network": "cnn"}, ObsSpec((10, 8, 4), "bool"), THREE),
     "stacks": ({"network": "cnn", "shared_torso": True, "normalize_obs": True}, ObsSpec((2, 7, 9), "float32"), BOX),
     "screens": ({"network": "cnn", "activation": "swish"}, ObsSpec((47, 52, 3), "uint8"), BOX),
@@ -177,6 +184,7 @@ def test_actions_of_several_components_are_exported(obs_spec, action_spec, tmp_p
 
 RECURRENT = {
     "gru": ({"recurrent": "gru", "hidden_sizes": (8, 7), "recurrent_size": 5, "normalize_obs": True}, PARTS, BOX),
+    "one part": ({"recurrent": "gru", "actor_obs": ("cue",), "critic_obs": ("cue",)}, {"a": FOUR, "cue": FOUR}, BOX),
     "lstm": ({"recurrent": "lstm", "hidden_sizes": (), "recurrent_size": 6}, FOUR, BOX),
     "images": ({"recurrent": "gru", "network": "cnn", "shared_torso": True}, ObsSpec((6, 5, 4), "bool"), THREE),
 }
@@ -200,6 +208,23 @@ def test_recurrent_policies_are_exported(name, tmp_path):
         single, _ = loaded.act(jax.tree.map(lambda leaf: leaf[0], steps[2]))
         near(single, trained.act(steps[2])[0][0])
         assert loaded.is_recurrent
+
+
+def test_an_actor_needs_only_the_parts_that_it_sees(tmp_path):
+    trained, batch = untrained(*CASES["asymmetric"]), observations(PRIVILEGED, 5)
+    loaded = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz"))
+    deployed = {name: batch[name] for name in ("z", "action_mask")}
+    for acting in (trained, loaded):
+        np.testing.assert_array_equal(acting.act(deployed), trained.act(batch))
+        one = {name: leaf[2] for name, leaf in deployed.items()}
+        np.testing.assert_array_equal(acting.act(one), trained.act(batch)[2])
+        for needed in ("z", "action_mask"):
+            with pytest.raises(ValueError, match="the observation"):
+                acting.act({name: leaf for name, leaf in batch.items() if name != needed})
+        with pytest.raises(ValueError, match="the observation"):
+            acting.value(deployed)
+        with pytest.raises(ValueError, match=r"an observation has shape .*; the policy takes"):
+            acting.act(deployed | {"z": np.zeros((5, 3))})
 
 
 def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
@@ -440,7 +465,7 @@ def test_the_npz_file_contains_no_pickles(exported):
     with np.load(exported, allow_pickle=False) as arrays:
         description = json.loads(str(arrays["description"]))
         assert {array.dtype.kind for array in arrays.values()} == {"f", "U"}
-    assert (description["format"], description["version"]) == ("jppo policy", 2)
+    assert (description["format"], description["version"]) == ("jppo policy", 3)
     assert description["action"]["num_actions"] == 3
     assert description["observation"] == {"shape": [4], "dtype": "float32", "num_categories": 0, "start": 0}
 
@@ -485,7 +510,7 @@ DAMAGES = {
     "gone": (Path.unlink, "cannot be read: No such file"),
     "text": (lambda path: path.write_text("hello"), "is damaged or not a policy that jppo exported for NumPy$"),
     "other": (lambda path: np.savez(path, a=np.zeros(3, np.float32)), "is damaged or not a policy that jppo exported"),
-    "version": (lambda path: rewrite(path, lambda d, a: d.update(version=3)), "has format version 3, .* 1 to 2;"),
+    "version": (lambda path: rewrite(path, lambda d, a: d.update(version=4)), "has format version 4, .* 1 to 3;"),
     "format": (lambda path: rewrite(path, lambda d, a: d.pop("format")), "is not a policy that jppo exported"),
     "description": (lambda path: rewrite(path, lambda d, a: d.pop("network")), "is damaged: 'network' is missing"),
     "deep": (deep, "is damaged"),
@@ -551,7 +576,7 @@ def test_exports_of_a_policy_are_identical(simple, exported, tmp_path):
 
 
 def test_policies_that_numpy_cannot_apply_are_not_exported(tmp_path):
-    trained = untrained({"actor_obs": ("x",)}, {"x": FOUR, "y": FOUR}, THREE)
-    with pytest.raises(ValueError, match=r"its network selects observation leaves .*; export it as .stablehlo"):
+    trained = untrained({"network": "cnn"}, {"x": FOUR, "y": ObsSpec((6, 5, 4), "bool")}, THREE)
+    with pytest.raises(ValueError, match=r"its convolutional network has several inputs; export it as .stablehlo"):
         jppo.export_policy(trained, tmp_path / "policy.npz")
     assert not list(tmp_path.iterdir())

@@ -29,9 +29,6 @@ def numpy_obstacle(policy: Policy) -> str:
     network: Any = policy.network
     if type(network) not in (ActorCritic, RecurrentActorCritic):
         return f"its network is your own {type(network).__name__}"
-    selects = network.obs_names if policy.is_recurrent else network.actor_obs or network.critic_obs
-    if selects:
-        return "its network selects observation leaves (actor_obs, critic_obs)"
     inputs = jax.tree.leaves(without_mask(policy.obs_spec))
     return "its convolutional network has several inputs" if network.kind == "cnn" and len(inputs) > 1 else ""
 
@@ -107,10 +104,13 @@ def _torso_arrays(torso: str, kind: str, num_layers: int, params: PyTree) -> dic
 
 def mask_number(obs_spec: PyTree) -> int | None:
     """Returns the number of the observation leaf `action_mask` in JAX's order; None if there is none."""
-    if not has_mask(obs_spec):
-        return None
-    is_mask = {name: jax.tree.map(lambda _, name=name: name == ACTION_MASK, part) for name, part in obs_spec.items()}
-    return jax.tree.leaves(is_mask).index(True)
+    return _leaf_numbers(obs_spec, (ACTION_MASK,))[0] if has_mask(obs_spec) else None
+
+
+def _leaf_numbers(obs_spec: PyTree, names: tuple[str, ...]) -> list[int]:
+    """Returns the numbers of the arrays in these parts of an observation, in JAX's order."""
+    named = {name: jax.tree.map(lambda _, name=name: name in names, part) for name, part in obs_spec.items()}
+    return [number for number, is_named in enumerate(jax.tree.leaves(named)) if is_named]
 
 
 def _describe_network(policy: Policy, params: PyTree, num_layers: int) -> dict[str, Any]:
@@ -124,6 +124,10 @@ def _describe_network(policy: Policy, params: PyTree, num_layers: int) -> dict[s
         "recurrent": network.cell if policy.is_recurrent else "none",
         "num_encoder_layers": len(network.hidden_sizes) - num_layers,
     }
+    names = (network.obs_names,) * 2 if policy.is_recurrent else (network.actor_obs, network.critic_obs)
+    for torso, seen in zip(("actor", "critic"), names, strict=True):
+        if seen:
+            description[f"{torso}_inputs"] = _leaf_numbers(policy.obs_spec, seen)
     if network.kind == "cnn":
         (spec,) = jax.tree.leaves(without_mask(policy.obs_spec))
         first = "encoder" if policy.is_recurrent else "shared" if network.shared_torso else "actor"

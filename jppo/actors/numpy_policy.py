@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FORMAT, VERSION = "jppo policy", 2
-_READABLE = (1, 2)  # version 1 has no recurrent layers, and one action array without nvec
+FORMAT, VERSION = "jppo policy", 3
+_READABLE = (1, 2, 3)  # 1: one action array without nvec, no recurrent layers; 1 and 2: all torsos see all arrays
 _NORMALIZED_BOUND = 10.0
 _ACTIVATIONS = {
     "tanh": np.tanh,
@@ -76,13 +76,18 @@ class NumpyPolicy:
             (_take(arrays, f"obs/{i}/mean", shape), _take(arrays, f"obs/{i}/scale", shape))
             for i, shape in enumerate(features if description["normalized"] else [])
         ]
+        self._seen = {torso: self._places(network.get(f"{torso}_inputs")) for torso in ("actor", "critic")}
+        self._unseen = self._parts_that_the_actor_does_not_see(network.get("actor_inputs"))
+        shapes = {torso: [features[i] for i in places] for torso, places in self._seen.items()}
         self._memory: _Memory | None = None
         if network.get("recurrent", "none") != "none":
-            self._encoder = _torso(arrays, "encoder", network, network["num_encoder_layers"], features)
+            self._encoder = _torso(arrays, "encoder", network, network["num_encoder_layers"], shapes["actor"])
             self._memory = _memory(arrays, network["recurrent"], self._encoder.size)
-            network, features = network | {"strides": []}, [(self._memory.size,)]
-        names = ("shared", "shared") if network["shared_torso"] else ("actor", "critic")
-        self._actor, self._critic = (_torso(arrays, name, network, network["num_layers"], features) for name in names)
+            network, shapes = network | {"strides": []}, {torso: [(self._memory.size,)] for torso in shapes}
+        names = {torso: "shared" if network["shared_torso"] else torso for torso in shapes}
+        self._actor, self._critic = (
+            _torso(arrays, names[torso], network, network["num_layers"], shapes[torso]) for torso in names
+        )
         self._value = _layer(arrays, "value", self._critic.size, 1)
         self._action_tree = description["action"]
         leaves = list(_descriptions(self._action_tree))
@@ -106,7 +111,8 @@ class NumpyPolicy:
         state): pass the state to the next call.
 
         Args:
-          obs: one observation [*obs] or a batch [B, *obs], in the environment's dicts and tuples.
+          obs: one observation [*obs] or a batch [B, *obs], in the environment's dicts and tuples. A dict may lack
+            the parts that only the critic sees.
           state: of a recurrent policy, from the call before; None at the start of an episode.
           episode_start: of a recurrent policy, [B] bool: True where an episode starts, which resets that row's state.
           rng: samples from the policy's distribution.
@@ -115,7 +121,7 @@ class NumpyPolicy:
           ValueError: the shape of the observation or of the state differs from the policy's, its action_mask marks no
             legal action, or the policy is not recurrent and a state was passed.
         """
-        leaves, single = self._leaves(obs)
+        leaves, single = self._leaves(self._complete(obs))
         if self._mask is not None:
             self._heads[0].check_mask(leaves[self._mask])
         carry = self._carry(state, episode_start, len(leaves[0]))
@@ -138,7 +144,7 @@ class NumpyPolicy:
             likely actions.
           carry: of a recurrent policy, h [B, H] of a GRU or (c, h) of an LSTM.
         """
-        inputs, carry = self._remember(leaves, carry)
+        inputs, carry = self._remember(leaves, carry, "actor")
         hidden, actions, first = self._actor(inputs), [], 0
         legal = None if self._mask is None else leaves[self._mask].reshape(len(hidden), -1) != 0
         for head in self._heads:
@@ -159,13 +165,42 @@ class NumpyPolicy:
         """
         leaves, single = self._leaves(obs)
         kernel, bias = self._value
-        inputs, _ = self._remember(leaves, self._carry(state, None, len(leaves[0])))
+        inputs, _ = self._remember(leaves, self._carry(state, None, len(leaves[0])), "critic")
         values = (self._critic(inputs).dot(kernel) + bias)[:, 0]
         return values[0] if single else values
 
-    def _remember(self, leaves: list[np.ndarray], carry: Any) -> tuple[list[np.ndarray], Any]:
-        """Returns the inputs of actor and critic, and the next carry."""
+    def _places(self, numbers: list[int] | None) -> list[int]:
+        """Returns the places of these arrays among the network's inputs; all places for None."""
+        return [i for i, number in enumerate(self._inputs) if numbers is None or number in numbers]
+
+    def _parts_that_the_actor_does_not_see(self, numbers: list[int] | None) -> set[str]:
+        """Returns the names of parts of the observation without one of these arrays; none for None."""
+        unseen, first = set(), 0
+        for name in sorted(self._tree.get("dict", ())):
+            last = first + len(list(_descriptions(self._tree["dict"][name])))
+            if numbers is not None and not {*numbers, self._mask} & {*range(first, last)}:
+                unseen.add(name)
+            first = last
+        return unseen
+
+    def _complete(self, obs: Any) -> Any:
+        """Returns the observation with zeros for missing parts that the actor does not see."""
+        missing = self._unseen - set(obs) if self._unseen and isinstance(obs, dict) else set()
+        present = [name for name in self._tree.get("dict", ()) if name in obs and name not in self._unseen]
+        if not missing or not present:
+            return obs
+        parts = self._tree["dict"]
+        found = next(iter(_leaves(parts[present[0]], obs[present[0]], "the observation")))
+        ndim = np.ndim(found) - len(next(_descriptions(parts[present[0]]))["shape"])
+        lead = np.shape(found)[: max(ndim, 0)]
+        blank = {name: (np.zeros((*lead, *leaf["shape"])) for leaf in _descriptions(parts[name])) for name in missing}
+        return obs | {name: _rebuild(parts[name], leaves) for name, leaves in blank.items()}
+
+    def _remember(self, leaves: list[np.ndarray], carry: Any, torso: str) -> tuple[list[np.ndarray], Any]:
+        """Returns the inputs of a torso, and the next carry."""
         features = self._features(leaves)
+        if len(self._seen[torso]) < len(features):
+            features = [features[i] for i in self._seen[torso]]
         if self._memory is None:
             return features, carry
         output, carry = self._memory(self._encoder(features), carry)

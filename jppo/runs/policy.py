@@ -72,7 +72,8 @@ class TrainedPolicy:
             action, state = policy.act(obs, state)
 
         Args:
-          obs: one observation [*obs] or a batch [B, *obs]; a pytree if the environment's observations are.
+          obs: one observation [*obs] or a batch [B, *obs]; a pytree if the environment's observations are. A dict may
+            lack the parts that only the critic sees (`PPOConfig.actor_obs`).
           state: of a recurrent policy, from the call before; None at the start of an episode.
           episode_start: of a recurrent policy, [B] bool: True where an episode starts, which resets that row's state.
           sampled: sample from the policy's distribution.
@@ -82,7 +83,7 @@ class TrainedPolicy:
           ValueError: the observation does not have the environment's structure or shape, its `action_mask` marks no
             legal action, or the policy is not recurrent and a state was passed.
         """
-        batch, single = as_batch(self.obs_spec, obs)
+        batch, single = as_batch(self.obs_spec, complete_obs(self.policy, obs))
         if (row := row_without_legal_action(self.policy, batch)) is not None:
             raise ValueError(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
         size = len(jax.tree.leaves(batch)[0])
@@ -180,6 +181,19 @@ def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
     if start.shape not in ((), (size,)):
         raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
     return np.broadcast_to(start | (state is None), (size,))
+
+
+def complete_obs(policy: Policy, obs: Any) -> Any:
+    """Returns an observation, or a batch, with zeros for missing parts that the actor does not see."""
+    network: Any = policy.network
+    seen = getattr(network, "obs_names" if policy.is_recurrent else "actor_obs", ())
+    if not seen or not isinstance(obs, dict) or not set(obs) & {*seen}:
+        return obs
+    specs, shown = policy.obs_spec, next(name for name in seen if name in obs)
+    leaf = np.shape(jax.tree.leaves(obs[shown])[0])
+    lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(specs[shown])[0].shape))]
+    missing = set(specs) - set(obs) - {*seen, ACTION_MASK}
+    return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), specs[name]) for name in missing}
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
