@@ -126,15 +126,24 @@ def test_bar_shows_everything_in_80_columns(encoding, sparkline):
     assert len(line) <= 80
 
 
-def test_bar_with_an_evaluation_fits_into_80_columns():
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0  eval -998.0 ▁▂▃▄▅▆▇█"),
+        (40, "1.53M/5.12M  return -1000.0  1:06 left"),
+    ],
+)
+def test_bar_with_an_evaluation_leaves_two_columns_for_the_echo_of_ctrl_c(width, shown):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     bar = BarReporter(console, 5_120_000)
     bar.start()
     bar.evaluated(1_000_000, -998.0)
     for value in range(8):
         bar.update(1_530_000, 54_321.0, 100.0 * value - 1_700.0)
     bar.close()
-    assert "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0  eval -998.0 ▁▂▃▄▅▆▇█" in console.file.getvalue()
+    assert shown in console.file.getvalue()
+    drawn = re.split(r"[\r\n]|\x1b\[\??[0-9]*[A-Za-z]", console.file.getvalue())
+    assert max(map(len, drawn)) == width - 2
 
 
 def test_sparkline_shows_the_whole_course_of_many_values():

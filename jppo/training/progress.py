@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
@@ -19,6 +20,7 @@ _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
 _BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
 _STATUS_COLUMNS = 60  # a terminal with fewer columns shows only steps, return and the remaining time
+_INTERRUPT = "^C"  # a terminal shows this behind the line; on the next line, it would leave the old progress visible
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 8  # characters
 
@@ -74,12 +76,7 @@ class BarReporter(Reporter):
         columns: list[ProgressColumn] = [status]
         if console.width >= _BAR_COLUMNS:  # the bar takes the columns that the status does not need
             columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), status]
-        self._progress = Progress(
-            *columns,
-            console=console,
-            auto_refresh=False,  # a drawing thread would slow down the training loop
-            expand=True,
-        )
+        self._progress = _Line(console, *columns)
         self._total = total_steps
         self._returns = Sparkline() if console.encoding.startswith("utf") else None
         self._task = self._progress.add_task("training", total=total_steps, status="compiling")
@@ -112,6 +109,18 @@ class BarReporter(Reporter):
 
     def close(self) -> None:
         self._progress.stop()
+
+
+class _Line(Progress):
+    """Leaves columns free at the end of the line for the characters that a terminal shows on Ctrl-C."""
+
+    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+        self._console = console
+        # A drawing thread would slow down the training loop.
+        super().__init__(*columns, console=console, auto_refresh=False, expand=True)
+
+    def get_renderable(self) -> RenderableType:
+        return Constrain(super().get_renderable(), self._console.width - len(_INTERRUPT))
 
 
 class Sparkline:
