@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import shutil
 import textwrap
+from typing import ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +18,8 @@ class Doctor:
 
     json: bool = False
     """Print one line of JSON instead of text."""
+
+    num_devices: ClassVar[None] = None  # as in `jppo train`, JAX gets one CPU device per core
 
     def run(self) -> int:
         from jppo.cli.diagnosis import diagnose
@@ -36,8 +40,9 @@ class Doctor:
 
 
 def _wrap(start: str, text: str) -> str:
-    """Returns a text in lines of at most 80 columns, which begin below the start of the text."""
+    """Returns a text in lines of at most 80 columns that fit the terminal and begin below the start of the text."""
     indent = " " * len(start)
+    width = min(80, shutil.get_terminal_size().columns)
     return textwrap.fill(
-        text, 80, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
