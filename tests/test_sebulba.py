@@ -1,5 +1,6 @@
 """Tests the learner of Ray mode: placement of fragments, updates, and whole runs compared with plain loops."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -32,8 +33,8 @@ def agent():
     return make_agent()
 
 
-def make_agent(**options):
-    return jppo.make_sebulba("CartPole-v1", CONFIG, total_steps=STEPS, **options)
+def make_agent(config=CONFIG, **options):
+    return jppo.make_sebulba("CartPole-v1", config, total_steps=STEPS, **options)
 
 
 def plain_loop(agent, sizes=(8,), lag=0):
@@ -122,7 +123,12 @@ def test_a_run_does_not_depend_on_the_number_of_devices(alone, num_devices):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 4), (1,) * 8], ids=str)
-def test_a_run_does_not_depend_on_the_number_of_actors(agent, alone, sizes):
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_a_run_does_not_depend_on_the_number_of_actors(agent, alone, recurrent, sizes):
+    if recurrent != "none":
+        config = dataclasses.replace(CONFIG, recurrent=recurrent, recurrent_size=8, sequence_length=4)
+        agent = make_agent(config)
+        alone = list(plain_loop(agent))
     together = plain_loop(agent, sizes)
     for (fragments, state, metrics), ((whole,), expected, expected_metrics) in zip(together, alone, strict=True):
         for name in ("obs", "action", "reward", "terminated", "truncated"):
