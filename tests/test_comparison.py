@@ -169,7 +169,7 @@ def test_compare_uses_each_seed_once_and_names_unfinished_runs(tmp_path):
         f"{killed} is killed after 10 of 1,000 steps",
         f"{old} is left out: {new} has the same settings and seed",
     ]
-    assert "All runs have the same settings; there is nothing to compare." in call("compare", old)[1]
+    assert "All runs have the same settings; there is nothing to compare." in call("compare", old, new)[1]
 
 
 def test_compare_stays_within_an_environment(tmp_path):
@@ -195,6 +195,15 @@ def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_p
     assert max(map(len, lines[:-1])) <= 40
     start = lines.index("Pong-misc")
     assert lines[start + 1 : start + 3] == ["  B", "    num_actors = 2, runs = 2 finished,"]
+
+
+def test_evaluations_are_settings_only_if_they_can_end_the_run(tmp_path):
+    for stop, settings in {"no": {"stop_at_return": None}, "yes": {"stop_at_return": 90.0}}.items():
+        paths = write_group(tmp_path / stop / "a", [1.0], eval_every=5, **settings)
+        paths += write_group(tmp_path / stop / "b", [2.0], eval_every=9, eval_episodes=3, **settings)
+        assert len(compare(paths).scores) == (1 if stop == "no" else 2)
+    code, lines, _ = call("compare", paths[0])
+    assert (code, lines[-1]) == (0, "There is one run; there is nothing to compare.")
 
 
 def test_the_parent_of_runs_and_a_sweep_are_not_run_directories(tmp_path):

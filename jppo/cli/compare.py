@@ -47,7 +47,8 @@ class Compare:
         if len(result.differences) > 1:
             print("The intervals are not corrected for several comparisons.")
         if len(result.scores) == 1:
-            print("All runs have the same settings; there is nothing to compare.")
+            found = "There is one run" if len(set(self.run_dirs)) == 1 else "All runs have the same settings"
+            print(f"{found}; there is nothing to compare.")
         for note in result.notes:
             print(f"note: {escape_controls(note)}")
         return 0

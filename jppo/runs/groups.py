@@ -9,7 +9,8 @@ from jppo.config.presets import PRESETS, preset_for
 from jppo.config.schedules import Schedule, from_json
 from jppo.runs.run_dir import read_config
 
-_NO_SETTINGS = ("config", "hyperparams", "actors", "seed", "versions")
+_NO_SETTINGS = {"config", "hyperparams", "actors", "seed", "versions", "video"}
+_EVALUATION = {"eval_every", "eval_episodes", "eval_sampled"}  # no settings unless evaluations can end the run
 
 
 class RunGroup(NamedTuple):
@@ -51,7 +52,8 @@ def all_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         numbers = {name: from_json(value) for name, value in config["hyperparams"].items()}
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
-    others = {name: value for name, value in config.items() if name not in _NO_SETTINGS}
+    left_out = _NO_SETTINGS if config.get("stop_at_return") is not None else _NO_SETTINGS | _EVALUATION
+    others = {name: value for name, value in config.items() if name not in left_out}
     return config["config"] | numbers | others | config.get("actors", {})
 
 

@@ -119,7 +119,8 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
         most = max(len(curves.metrics) for curves in settings)
         left_out = f", best {_MOST_CURVES} of {len(settings)} settings" if len(settings) > _MOST_CURVES else ""
         axes.set_title(f"{env} ({most} seed{'s' if most > 1 else ''}{left_out})")
-        axes.set_xlabel("environment steps")
+        axes.set_xlabel(_X_LABELS["steps"])
+        axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small", frameon=False)
