@@ -37,7 +37,7 @@ class ActionSpec:
     dtype: str
     num_actions: int = 0  # number of categories of a Discrete space; 0 for the others
     nvec: tuple[int, ...] = ()  # numbers of categories of a flattened MultiDiscrete or MultiBinary space; () for others
-    low: tuple[float, ...] = ()  # lower bounds of a flattened box; infinite where there is none
+    low: tuple[float, ...] = ()  # lower bounds of a flattened box; -inf for a side without a bound
     high: tuple[float, ...] = ()  # upper bounds
     start: int | tuple[int, ...] = 0  # the environment's number of the first category, which the policy calls 0
     bounds: Literal["clip", "tanh"] = "clip"  # how samples fit into a box; see PPOConfig.action_bounds

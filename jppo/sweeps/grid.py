@@ -50,9 +50,7 @@ class ProgramGroup(NamedTuple):
     settings: RunSettings  # of each run, without seed
     agent: Anakin
     runs: tuple[RunSpec, ...]
-    parts: dict[
-        str, str
-    ]  # what identifies each user object; before training, because a callback may change its closure
+    parts: dict[str, str]  # identity of each user object, taken before training: a callback may change its closure
     successive_halving: bool = False
     pbt: PBTConfig | None = None
     max_parallel_runs: int | None = None
