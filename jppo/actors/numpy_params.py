@@ -10,9 +10,9 @@ import numpy as np
 
 from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
-from jppo.envs.masks import has_mask, without_mask
+from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
-from jppo.ppo.layers import SCREEN_CONVOLUTIONS, channels_first
+from jppo.ppo.layers import SCREEN_CONVOLUTIONS
 from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
 from jppo.ppo.normalization import center_and_scale
 from jppo.ppo.policy import Policy
@@ -26,11 +26,8 @@ def _center_and_scale() -> Callable:
 
 def numpy_obstacle(policy: Policy) -> str:
     """Returns the reason why `jppo.actors.numpy_policy` cannot apply the policy, or ''."""
-    network: Any = policy.network
-    if type(network) not in (ActorCritic, RecurrentActorCritic):
-        return f"its network is your own {type(network).__name__}"
-    inputs = jax.tree.leaves(without_mask(policy.obs_spec))
-    return "its convolutional network has several inputs" if network.kind == "cnn" and len(inputs) > 1 else ""
+    known = type(policy.network) in (ActorCritic, RecurrentActorCritic)
+    return "" if known else f"its network is your own {type(policy.network).__name__}"
 
 
 def to_numpy_params(
@@ -50,12 +47,11 @@ def to_numpy_params(
     arrays = _head_arrays(action_spec, params)
     hidden_sizes = network.hidden_sizes
     if policy.is_recurrent:
-        arrays |= _torso_arrays("encoder", network.kind, len(hidden_sizes[:-1]), params)
+        arrays |= _torso_arrays("encoder", len(hidden_sizes[:-1]), params)
         arrays |= {f"recurrent/{name}": array for name, array in params["recurrent"].items()}
         hidden_sizes = hidden_sizes[-1:]
-    kind = "mlp" if policy.is_recurrent else network.kind
     for torso in ("shared",) if network.shared_torso else ("actor", "critic"):
-        arrays |= _torso_arrays(torso, kind, len(hidden_sizes), params)
+        arrays |= _torso_arrays(torso, len(hidden_sizes), params)
     normalizers = jax.tree.leaves(state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
     for i, moments in enumerate(normalizers):
         arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _center_and_scale()(moments)
@@ -86,16 +82,16 @@ def _head_arrays(action_spec: PyTree, params: PyTree) -> dict[str, Any]:
     return arrays
 
 
-def _torso_arrays(torso: str, kind: str, num_layers: int, params: PyTree) -> dict[str, Any]:
+def _torso_arrays(torso: str, num_layers: int, params: PyTree) -> dict[str, Any]:
     """Returns a torso's weights by the names that `numpy_policy` uses."""
     arrays: dict[str, Any] = {}
-    if kind == "cnn":
-        convolutions = params[f"{torso}_conv"]
-        for i, name in enumerate(sorted(convolutions)):  # conv alone, or Conv_0, Conv_1, Conv_2
-            kernel = convolutions[name]["kernel"]
+    for image in [name for name in params if name.startswith(f"{torso}_conv")]:  # actor_conv, or actor_conv_0, ...
+        prefix = image.replace("_", "/", 1)
+        for i, (name, layer) in enumerate(sorted(params[image].items())):  # conv alone, or Conv_0, Conv_1, Conv_2
+            kernel = layer["kernel"]
             if name == "conv":  # a matrix over patches
                 kernel = kernel.reshape(3, 3, -1, kernel.shape[-1])
-            arrays |= {f"{torso}/conv/{i}/kernel": kernel, f"{torso}/conv/{i}/bias": convolutions[name]["bias"]}
+            arrays |= {f"{prefix}/{i}/kernel": kernel, f"{prefix}/{i}/bias": layer["bias"]}
     for i in range(num_layers):
         layer = params[torso][f"Dense_{i}"]
         arrays |= {f"{torso}/dense/{i}/{name}": layer[name] for name in ("kernel", "bias")}
@@ -118,9 +114,12 @@ def _describe_network(policy: Policy, params: PyTree, num_layers: int) -> dict[s
     description = {
         "shared_torso": network.shared_torso,
         "num_layers": num_layers,
-        "activation": network.activation,
-        "strides": [],
-        "channels_first": False,
+        "activation": "relu" if network.kind == "cnn" else network.activation,
+        "strides": {
+            name.replace("_", "/", 1): [1] if "conv" in layers else [stride for _, _, stride in SCREEN_CONVOLUTIONS]
+            for name, layers in params.items()
+            if "_conv" in name
+        },
         "recurrent": network.cell if policy.is_recurrent else "none",
         "num_encoder_layers": len(network.hidden_sizes) - num_layers,
     }
@@ -128,14 +127,6 @@ def _describe_network(policy: Policy, params: PyTree, num_layers: int) -> dict[s
     for torso, seen in zip(("actor", "critic"), names, strict=True):
         if seen:
             description[f"{torso}_inputs"] = _leaf_numbers(policy.obs_spec, seen)
-    if network.kind == "cnn":
-        (spec,) = jax.tree.leaves(without_mask(policy.obs_spec))
-        first = "encoder" if policy.is_recurrent else "shared" if network.shared_torso else "actor"
-        description |= {
-            "activation": "relu",
-            "strides": [1] if "conv" in params[f"{first}_conv"] else [stride for _, _, stride in SCREEN_CONVOLUTIONS],
-            "channels_first": channels_first(spec.feature_shape),
-        }
     return description
 
 

@@ -9,6 +9,7 @@ without jppo.
 The .npz file contains a JSON description and float32 arrays. Loading it executes no code from the file.
 """
 
+import itertools
 import json
 import math
 import os
@@ -19,14 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FORMAT, VERSION = "jppo policy", 3
-_READABLE = (1, 2, 3)  # 1: one action array without nvec, no recurrent layers; 1 and 2: all torsos see all arrays
+# 1: one action array without nvec, no recurrent layers. 1 and 2: all torsos see all arrays. 1 to 3: "strides" is a list,
+# that of a single image.
+FORMAT, VERSION = "jppo policy", 4
+_READABLE = (1, 2, 3, 4)
 _NORMALIZED_BOUND = 10.0
 _ACTIVATIONS = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0.0),
     "swish": lambda x: x * _sigmoid(x),
 }
+_MISSING = np.empty(0)
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)  # dtype objects are faster than np.float32 in calls
 
 
@@ -69,24 +73,30 @@ class NumpyPolicy:
         self._specs = [_Spec.from_json(leaf) for leaf in _descriptions(self._tree)]
         self._mask: int | None = description.get("action_mask")  # number of this array
         self._inputs = [i for i in range(len(self._specs)) if i != self._mask]  # numbers of the network's inputs
-        features = [self._specs[i].feature_shape for i in self._inputs]
-        if not features:
+        if not self._inputs:
             raise ValueError("the observation has no arrays")
-        self._normalizers = [
-            (_take(arrays, f"obs/{i}/mean", shape), _take(arrays, f"obs/{i}/scale", shape))
-            for i, shape in enumerate(features if description["normalized"] else [])
-        ]
-        self._seen = {torso: self._places(network.get(f"{torso}_inputs")) for torso in ("actor", "critic")}
-        self._unseen = self._parts_that_the_actor_does_not_see(network.get("actor_inputs"))
-        shapes = {torso: [features[i] for i in places] for torso, places in self._seen.items()}
+        self._normalizers = {
+            number: tuple(
+                _take(arrays, f"obs/{i}/{name}", self._specs[number].feature_shape) for name in ("mean", "scale")
+            )
+            for i, number in enumerate(self._inputs if description["normalized"] else [])
+        }
+        self._seen = {torso: network.get(f"{torso}_inputs", self._inputs) for torso in ("actor", "critic")}
+        numbers, needed = _rebuild(self._tree, itertools.count()), {*self._seen["actor"], self._mask}
+        self._unseen = {
+            name
+            for name, part in self._tree.get("dict", {}).items()
+            if not needed.intersection(_leaves(part, numbers[name], name))
+        }
+        shapes = {torso: [self._specs[i].feature_shape for i in seen] for torso, seen in self._seen.items()}
         self._memory: _Memory | None = None
         if network.get("recurrent", "none") != "none":
-            self._encoder = _torso(arrays, "encoder", network, network["num_encoder_layers"], shapes["actor"])
-            self._memory = _memory(arrays, network["recurrent"], self._encoder.size)
-            network, shapes = network | {"strides": []}, {torso: [(self._memory.size,)] for torso in shapes}
+            self._encoder = _Torso(arrays, "encoder", network, network["num_encoder_layers"], shapes["actor"])
+            self._memory = _Memory(arrays, network["recurrent"], self._encoder.size)
+            network, shapes = network | {"strides": {}}, {torso: [(self._memory.size,)] for torso in shapes}
         names = {torso: "shared" if network["shared_torso"] else torso for torso in shapes}
         self._actor, self._critic = (
-            _torso(arrays, names[torso], network, network["num_layers"], shapes[torso]) for torso in names
+            _Torso(arrays, names[torso], network, network["num_layers"], shapes[torso]) for torso in names
         )
         self._value = _layer(arrays, "value", self._critic.size, 1)
         self._action_tree = description["action"]
@@ -121,11 +131,12 @@ class NumpyPolicy:
           ValueError: the shape of the observation or of the state differs from the policy's, its action_mask marks no
             legal action, or the policy is not recurrent and a state was passed.
         """
-        leaves, single = self._leaves(self._complete(obs))
+        leaves, single = self._leaves(obs, self._unseen)
         if self._mask is not None:
             self._heads[0].check_mask(leaves[self._mask])
-        carry = self._carry(state, episode_start, len(leaves[0]))
-        noise = None if rng is None else np.concatenate([head.draw(rng, len(leaves[0])) for head in self._heads], 1)
+        size = len(leaves[self._seen["actor"][0]])
+        carry = self._carry(state, episode_start, size)
+        noise = None if rng is None else np.concatenate([head.draw(rng, size) for head in self._heads], 1)
         actions, carry = self.select_action(leaves, noise, carry)
         parts: Iterator[np.ndarray] = iter([part[0] if single else part for part in self.to_env(actions)])
         built = _rebuild(self._action_tree, parts)
@@ -169,38 +180,9 @@ class NumpyPolicy:
         values = (self._critic(inputs).dot(kernel) + bias)[:, 0]
         return values[0] if single else values
 
-    def _places(self, numbers: list[int] | None) -> list[int]:
-        """Returns the places of these arrays among the network's inputs; all places for None."""
-        return [i for i, number in enumerate(self._inputs) if numbers is None or number in numbers]
-
-    def _parts_that_the_actor_does_not_see(self, numbers: list[int] | None) -> set[str]:
-        """Returns the names of parts of the observation without one of these arrays; none for None."""
-        unseen, first = set(), 0
-        for name in sorted(self._tree.get("dict", ())):
-            last = first + len(list(_descriptions(self._tree["dict"][name])))
-            if numbers is not None and not {*numbers, self._mask} & {*range(first, last)}:
-                unseen.add(name)
-            first = last
-        return unseen
-
-    def _complete(self, obs: Any) -> Any:
-        """Returns the observation with zeros for missing parts that the actor does not see."""
-        missing = self._unseen - set(obs) if self._unseen and isinstance(obs, dict) else set()
-        present = [name for name in self._tree.get("dict", ()) if name in obs and name not in self._unseen]
-        if not missing or not present:
-            return obs
-        parts = self._tree["dict"]
-        found = next(iter(_leaves(parts[present[0]], obs[present[0]], "the observation")))
-        ndim = np.ndim(found) - len(next(_descriptions(parts[present[0]]))["shape"])
-        lead = np.shape(found)[: max(ndim, 0)]
-        blank = {name: (np.zeros((*lead, *leaf["shape"])) for leaf in _descriptions(parts[name])) for name in missing}
-        return obs | {name: _rebuild(parts[name], leaves) for name, leaves in blank.items()}
-
     def _remember(self, leaves: list[np.ndarray], carry: Any, torso: str) -> tuple[list[np.ndarray], Any]:
         """Returns the inputs of a torso, and the next carry."""
-        features = self._features(leaves)
-        if len(self._seen[torso]) < len(features):
-            features = [features[i] for i in self._seen[torso]]
+        features = self._features(leaves, torso)
         if self._memory is None:
             return features, carry
         output, carry = self._memory(self._encoder(features), carry)
@@ -228,23 +210,33 @@ class NumpyPolicy:
             leaves = tuple(np.where(start, zeros, leaf) for leaf in leaves)
         return leaves if self._memory.num_carries > 1 else leaves[0]
 
-    def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
-        """Returns the observation's arrays [B, ...], and whether `obs` is a single observation."""
-        found = _leaves(self._tree, obs, "the observation")
-        leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(found, self._specs, strict=True)]
-        single = leaves[0].shape == self._specs[0].shape
-        leaves = [leaf[None] for leaf in leaves] if single else leaves
-        for leaf, spec in zip(leaves, self._specs, strict=True):
-            if leaf.shape[1:] != spec.shape or not leaf.ndim or len(leaf) != len(leaves[0]):
-                shape = leaf.shape[1:] if single else leaf.shape
-                raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+    def _leaves(self, obs: Any, unneeded: Iterable[str] = ()) -> tuple[list[np.ndarray], bool]:
+        """Returns the observation's arrays [B, ...], and whether `obs` is a single observation.
+
+        Args:
+          unneeded: names of the parts that may be missing; their arrays are then _MISSING.
+        """
+        if isinstance(obs, dict) and (missing := set(unneeded) - set(obs)):
+            obs = obs | {name: _rebuild(self._tree["dict"][name], itertools.repeat(_MISSING)) for name in missing}
+        pairs = zip(_leaves(self._tree, obs, "the observation"), self._specs, strict=True)
+        leaves = [leaf if leaf is _MISSING else np.asarray(leaf, spec.dtype) for leaf, spec in pairs]
+        found = [i for i, leaf in enumerate(leaves) if leaf is not _MISSING]
+        single = leaves[found[0]].shape == self._specs[found[0]].shape
+        for i in found:
+            shape, wanted = leaves[i].shape, self._specs[i].shape
+            leaves[i] = leaves[i][None] if single else leaves[i]
+            if leaves[i].shape[1:] != wanted or not leaves[i].ndim or len(leaves[i]) != len(leaves[found[0]]):
+                raise ValueError(f"an observation has shape {shape}; the policy takes {wanted} or a batch of it")
         return leaves, single
 
-    def _features(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the network's input for each observation array, [B, ...] f32."""
-        features = [self._specs[i].features(leaves[i]) for i in self._inputs]
-        for i, (mean, scale) in enumerate(self._normalizers):
-            features[i] = np.clip((features[i] - mean) * scale, -_NORMALIZED_BOUND, _NORMALIZED_BOUND)
+    def _features(self, leaves: list[np.ndarray], torso: str) -> list[np.ndarray]:
+        """Returns the inputs of a torso, or of the encoder before it, [B, ...] f32 each."""
+        features = [self._specs[i].features(leaves[i]) for i in self._seen[torso]]
+        if self._normalizers:
+            for place, number in enumerate(self._seen[torso]):
+                mean, scale = self._normalizers[number]
+                normalized = (features[place] - mean) * scale
+                features[place] = np.clip(normalized, -_NORMALIZED_BOUND, _NORMALIZED_BOUND)
         return features
 
 
@@ -334,31 +326,30 @@ class _Head:
             raise ValueError(f"action_mask marks no legal action in row {legal.argmin()} of the observations")
 
 
-class _Memory(NamedTuple):
+class _Memory:
     """A GRU or LSTM layer, see `jppo.ppo.recurrence`."""
 
-    kind: str
-    size: int
-    input: tuple[np.ndarray, np.ndarray]
-    kernel: np.ndarray
-    bias: np.ndarray | None
-
-    @property
-    def num_carries(self) -> int:
-        return 1 if self.kind == "gru" else 2
+    def __init__(self, arrays: dict[str, np.ndarray], kind: str, inputs: int) -> None:
+        gates = {"gru": 3, "lstm": 4}[kind]
+        self.size = size = len(arrays["recurrent/recurrent_kernel"])
+        self.num_carries = gates - 2
+        self._input_kernel = _take(arrays, "recurrent/input_kernel", (inputs, gates * size))
+        self._input_bias = _take(arrays, "recurrent/input_bias", (gates * size,))[None]
+        self._kernel = _take(arrays, "recurrent/recurrent_kernel", (size, gates * size))
+        if kind == "gru":
+            self._bias = _take(arrays, "recurrent/recurrent_bias", (size,))[None]
 
     def __call__(self, x: np.ndarray, carry: Any) -> tuple[np.ndarray, Any]:
         """Returns the output [B, H] and the next carry."""
-        kernel, bias = self.input
-        gates, size = x.dot(kernel) + bias, self.size
-        if self.kind == "gru":
-            products = carry.dot(self.kernel)
+        gates, size = x.dot(self._input_kernel) + self._input_bias, self.size
+        if self.num_carries == 1:  # a GRU
+            products = carry.dot(self._kernel)
             both = _sigmoid(gates[:, : 2 * size] + products[:, : 2 * size])
-            new = np.tanh(gates[:, 2 * size :] + both[:, :size] * (products[:, 2 * size :] + self.bias))
+            new = np.tanh(gates[:, 2 * size :] + both[:, :size] * (products[:, 2 * size :] + self._bias))
             h = new + both[:, size:] * (carry - new)
             return h, h
         c, h = carry
-        gates += h.dot(self.kernel)
+        gates += h.dot(self._kernel)
         both = _sigmoid(gates[:, : 2 * size])
         c = both[:, size:] * c + both[:, :size] * np.tanh(gates[:, 2 * size : 3 * size])
         h = _sigmoid(gates[:, 3 * size :]) * np.tanh(c)
@@ -370,43 +361,71 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
-def _memory(arrays: dict[str, np.ndarray], kind: str, inputs: int) -> _Memory:
-    """Returns the recurrent layer. Checks that the shapes of its arrays fit each other."""
-    gates = {"gru": 3, "lstm": 4}[kind]
-    size = len(arrays["recurrent/recurrent_kernel"])
-    return _Memory(
-        kind=kind,
-        size=size,
-        input=(
-            _take(arrays, "recurrent/input_kernel", (inputs, gates * size)),
-            _take(arrays, "recurrent/input_bias", (gates * size,))[None],
-        ),
-        kernel=_take(arrays, "recurrent/recurrent_kernel", (size, gates * size)),
-        bias=_take(arrays, "recurrent/recurrent_bias", (size,))[None] if kind == "gru" else None,
-    )
+class _Torso:
+    """Convolutions of the images, then dense layers."""
 
-
-class _Torso(NamedTuple):
-    """Convolutions (or none), then dense layers."""
-
-    channels_first: bool
-    strides: list[int]
-    convolutions: list[tuple[np.ndarray, np.ndarray]]  # kernel [height, width, channels, features], bias [features]
-    layers: list[tuple[np.ndarray, np.ndarray]]  # see _layer
-    activation: Any
-    size: int  # number of outputs
+    def __init__(
+        self, arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], num_layers: int, shapes: list[tuple]
+    ) -> None:
+        """
+        Args:
+          shapes: shape of each input without the batch.
+        """
+        strides: Any = network["strides"]
+        self._images: list[list[tuple]] = []  # the convolutions of each input
+        self._layers, self.size = list[tuple[np.ndarray, np.ndarray]](), 0
+        for i, shape in enumerate(shapes):
+            prefix = f"{name}/conv_{i}" if len(shapes) > 1 else f"{name}/conv"
+            numbers = strides.get(prefix, []) if isinstance(strides, dict) else strides
+            image, size = _convolutions(arrays, prefix, numbers, shape) if numbers else ([], math.prod(shape))
+            self._images.append(image)
+            self.size += size
+        for i in range(num_layers):
+            inputs, (self.size,) = self.size, arrays[f"{name}/dense/{i}/bias"].shape
+            self._layers.append(_layer(arrays, f"{name}/dense/{i}", inputs, self.size))
+        if network["activation"] not in _ACTIVATIONS:
+            raise ValueError(f"unknown activation {network['activation']!r}")
+        self._activation: Any = _ACTIVATIONS[network["activation"]]
+        self._has_images = any(self._images)
 
     def __call__(self, leaves: list[np.ndarray]) -> np.ndarray:
-        if self.convolutions:
-            image = np.moveaxis(leaves[0], 1, -1) if self.channels_first else leaves[0]
-            for (kernel, bias), stride in zip(self.convolutions, self.strides, strict=True):
-                image = _convolve(image, kernel, bias, stride)
-            leaves = [image]
+        if self._has_images:
+            leaves = list(map(_convolve_image, leaves, self._images))
         flat = [x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:])) for x in leaves]
         x = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
-        for kernel, bias in self.layers:
-            x = self.activation(x.dot(kernel) + bias)  # for one row, dot is faster than @ and np.dot
+        for kernel, bias in self._layers:
+            x = self._activation(x.dot(kernel) + bias)  # for one row, dot is faster than @ and np.dot
         return x
+
+
+def _convolutions(
+    arrays: dict[str, np.ndarray], prefix: str, strides: list[int], shape: tuple[int, ...]
+) -> tuple[list[tuple], int]:
+    """Returns (kernel [height, width, channels, features], bias [features], stride) of each convolution of images of
+    this shape, and the number of outputs. Checks that the shapes of the arrays fit each other."""
+    convolutions = []
+    rows, columns, channels = (*shape[1:], shape[0]) if _is_channels_first(shape) else shape
+    for i, stride in enumerate(strides):
+        height, width, _, outputs = arrays[f"{prefix}/{i}/kernel"].shape
+        kernel = _take(arrays, f"{prefix}/{i}/kernel", (height, width, channels, outputs))
+        convolutions.append((kernel, _take(arrays, f"{prefix}/{i}/bias", (outputs,)), stride))
+        rows, columns, channels = (rows - height) // stride + 1, (columns - width) // stride + 1, outputs
+        if min(rows, columns, height, width) < 1:
+            raise ValueError(f"{prefix}/{i}/kernel is larger than the image")
+    return convolutions, rows * columns * channels
+
+
+def _convolve_image(x: np.ndarray, convolutions: list[tuple]) -> np.ndarray:
+    """Applies the convolutions of an input [B, ...], which is an image if there are any."""
+    x = np.moveaxis(x, 1, -1) if convolutions and _is_channels_first(x.shape[1:]) else x
+    for kernel, bias, stride in convolutions:
+        x = _convolve(x, kernel, bias, stride)
+    return x
+
+
+def _is_channels_first(shape: tuple[int, ...]) -> bool:
+    """Returns whether images of this shape have the order [channels, height, width]."""
+    return shape[0] < min(shape[1:])
 
 
 def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
@@ -423,39 +442,6 @@ def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) 
         together = np.concatenate(patches, axis=-1).reshape(-1, width * channels)
         total += together @ kernel[i].reshape(width * channels, features)
     return np.maximum(total + bias, 0.0).reshape(len(x), rows, columns, features)
-
-
-def _torso(
-    arrays: dict[str, np.ndarray], name: str, network: dict[str, Any], num_layers: int, features: list[tuple]
-) -> _Torso:
-    """Returns the torso of that name. Checks that the shapes of its arrays fit each other."""
-    strides, channels_first = network["strides"], network["channels_first"]
-    convolutions, size = [], sum(math.prod(shape) for shape in features)
-    if strides:
-        (image,) = features
-        rows, columns, channels = (*image[1:], image[0]) if channels_first else image
-        for i, stride in enumerate(strides):
-            height, width, _, outputs = arrays[f"{name}/conv/{i}/kernel"].shape
-            kernel = _take(arrays, f"{name}/conv/{i}/kernel", (height, width, channels, outputs))
-            convolutions.append((kernel, _take(arrays, f"{name}/conv/{i}/bias", (outputs,))))
-            rows, columns, channels = (rows - height) // stride + 1, (columns - width) // stride + 1, outputs
-            if min(rows, columns, height, width) < 1:
-                raise ValueError(f"{name}/conv/{i}/kernel is larger than the image")
-        size = rows * columns * channels
-    layers = []
-    for i in range(num_layers):
-        inputs, (size,) = size, arrays[f"{name}/dense/{i}/bias"].shape
-        layers.append(_layer(arrays, f"{name}/dense/{i}", inputs, size))
-    if network["activation"] not in _ACTIVATIONS:
-        raise ValueError(f"unknown activation {network['activation']!r}")
-    return _Torso(
-        channels_first=channels_first,
-        strides=strides,
-        convolutions=convolutions,
-        layers=layers,
-        activation=_ACTIVATIONS[network["activation"]],
-        size=size,
-    )
 
 
 def _layer(arrays: dict[str, np.ndarray], name: str, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -484,7 +470,7 @@ def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
         yield tree
 
 
-def _rebuild(tree: Any, leaves: Iterator[np.ndarray]) -> Any:
+def _rebuild(tree: Any, leaves: Iterator[Any]) -> Any:
     """Returns the arrays of a space in its dicts and tuples."""
     if "dict" in tree:
         return {name: _rebuild(tree["dict"][name], leaves) for name in sorted(tree["dict"])}
