@@ -155,7 +155,13 @@ class PPOConfig:
             if not (isinstance(names, tuple) and all(isinstance(leaf, str) for leaf in names)):
                 raise ValueError(f'{name} = {names!r} must be a tuple of names, such as ("state",)')
         if self.actor_obs != self.critic_obs and (self.shared_torso or self.recurrent != "none"):
-            raise ValueError("actor_obs and critic_obs need separate torsos: shared_torso = False, recurrent = none")
+            shared, remedy = "their hidden layers (shared_torso = True)", "set shared_torso to false"
+            if self.recurrent != "none":
+                shared, remedy = f"the {self.recurrent} and the layers before it", "use recurrent = none"
+            raise ValueError(
+                f"actor_obs = {self.actor_obs} and critic_obs = {self.critic_obs} differ, but actor and critic share "
+                f"{shared}; use the same names for both, or {remedy}"
+            )
 
     @property
     def steps_per_sequence(self) -> int:
