@@ -272,12 +272,12 @@ def test_seeds_under_vmap_equal_single_runs():
         ({"recurrent": "rnn"}, "gru"),
         (
             {"actor_obs": ("a",)},
-            r"^actor_obs = \('a',\) and critic_obs = \(\) differ, but actor and critic share the gru and the layers before "
-            "it; use the same names for both, or use recurrent = none$",
+            r"^actor_obs = \('a',\) and critic_obs = \(\) differ, but actor and critic share the gru and the layers "
+            "before it; use the same names for both, or use recurrent = none$",
         ),
         (
             {"critic_obs": ("a",), "recurrent": "none", "sequence_length": None, "shared_torso": True},
-            r"share their hidden layers \(shared_torso = True\); use the same names for both, or set shared_torso to false",
+            r"share their hidden layers \(shared_torso = True\); use the same names for both, or set shared_torso to",
         ),
     ],
 )

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# 1: one action array without nvec, no recurrent layers. 1 and 2: all torsos see all arrays. 1 to 3: "strides" is a list,
-# that of a single image.
+# 1: one action array without nvec, no recurrent layers. 1 and 2: all torsos see all arrays. 1 to 3: "strides" is
+# a list, that of a single image.
 FORMAT, VERSION = "jppo policy", 4
 _READABLE = (1, 2, 3, 4)
 _NORMALIZED_BOUND = 10.0
