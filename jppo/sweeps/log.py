@@ -35,6 +35,7 @@ class RunLog:
       status: why the run has ended, see `RunOutcome.status`; "" while it trains.
       monitor: evaluates the run, calls the callback and keeps the best policy; None if the sweep has no events.
       evaluated: the result of the run's newest evaluation.
+      means: the metrics since the last call of the callback.
       event_means: see `Logger`.
       best_policy: the policy of `monitor.best`, or None.
     """
@@ -44,7 +45,7 @@ class RunLog:
         self.spec, self.recent, self.updates = spec, RecentEpisodes(), 0
         self.status, self.stop_reason, self.error = "", "", ""
         self.reporter, self.writer, self._group = NullReporter(), self, group
-        self._means, self.event_means = LineMeans(settings.callback_every), dict[str, float]()
+        self.means, self.event_means = LineMeans(settings.callback_every), dict[str, float]()
         self.evaluated: Evaluated | None = None
         self.best_policy: PolicyState | None = None
         self.monitor: Monitor | None = None
@@ -77,7 +78,7 @@ class RunLog:
         for update in np.flatnonzero(rows["episode/count"] > 0):
             self.recent.add(*(float(rows[f"episode/{name}"][update]) for name in _EPISODES))
         if self.monitor is not None and len(rows["update"]):
-            lines = self._means.add(rows)
+            lines = self.means.add(rows)
             self.event_means = {name: column[-1].item() for name, column in lines.items() if len(column)}
 
     def save_best(self, policy: PolicyState, best: Best) -> None:
@@ -122,7 +123,7 @@ class RunLog:
         content = {"updates": self.updates, "recent": self.recent.to_json(), "status": self.status, "error": self.error}
         if self.monitor is None:
             return content
-        events = {"best": self.monitor.best, "last_eval": self.monitor.last_eval, "event": dict(self._means.partial)}
+        events = {"best": self.monitor.best, "last_eval": self.monitor.last_eval, "event": dict(self.means.partial)}
         return content | events
 
     def restore(self, content: dict[str, Any]) -> None:
@@ -131,7 +132,7 @@ class RunLog:
         self.recent.restore(content["recent"])
         if self.monitor is not None:
             self.monitor.best = None if content["best"] is None else Best(*content["best"])
-            self.monitor.last_eval, self._means.partial = content["last_eval"], content["event"]
+            self.monitor.last_eval, self.means.partial = content["last_eval"], content["event"]
 
     def restore_best(self, leaves: dict[str, np.ndarray], like: PyTree, prefix: str, path: Path) -> None:
         """Restores the best policy, if there is one, from the leaves of a checkpoint, see `restore_leaves`."""

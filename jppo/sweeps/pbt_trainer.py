@@ -171,11 +171,13 @@ class PBTLogger(PopulationLogger):
         Args:
           source: [R] i32, see `exchange`.
         """
-        before = [(run.recent, None if run.monitor is None else run.monitor.last_eval) for run in self.runs]
+        before = [
+            (run.recent, run.means.partial, None if run.monitor is None else run.monitor.last_eval) for run in self.runs
+        ]
         for index in np.flatnonzero(source != np.arange(len(source))):
             run, copied = self.runs[index], self.runs[source[index]]
-            recent, last_eval = before[source[index]]
-            run.recent = recent.copy(run.recent.total)
+            recent, partial, last_eval = before[source[index]]
+            run.recent, run.means.partial = recent.copy(run.recent.total), dict(partial)
             if run.monitor is not None:
                 run.monitor.last_eval = last_eval
             run.updates = self.updates
