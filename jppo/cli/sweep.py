@@ -14,7 +14,7 @@ import tyro
 from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, InvalidValue, OptionalInt, PreParse, show_option
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.config.run import EVAL_EPISODES, EVALUATION_FIELDS, RunConfig
+from jppo.config.run import EVALUATION_FIELDS, RunConfig
 
 
 class _Absent(tuple):
@@ -96,8 +96,8 @@ class Sweep:
     """Directory for results, table and plot (default: runs/sweeps/<time>). Saved runs are not trained again."""
     eval_every: int = 0
     """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: int = EVAL_EPISODES
-    """Number of episodes of an evaluation."""
+    eval_episodes: OptionalInt = None
+    """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
     stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalPath, PreParse, RunArguments
+from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalInt, OptionalPath, PreParse, RunArguments
 from jppo.config.checks import names_module
-from jppo.config.run import EVAL_EPISODES, SAVED_FIELDS, RunConfig
+from jppo.config.run import SAVED_FIELDS, RunConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Train(RunArguments):
     """Number of updates whose means form one line of metrics.jsonl."""
     eval_every: int = 0
     """Number of updates between two evaluations of the policy on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: int = EVAL_EPISODES
-    """Number of episodes of an evaluation."""
+    eval_episodes: OptionalInt = None
+    """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
     stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
@@ -81,7 +81,7 @@ class Train(RunArguments):
             "deterministic": settings.run.deterministic,
             "log_every": settings.run.log_every,
             "scale_envs": settings.overrides.get("scale_envs"),
-            **{name: getattr(settings.run, name) for name in SAVED_FIELDS},
+            **{name: getattr(settings.run, name) for name in SAVED_FIELDS if name != "eval_episodes"},
             "num_devices": previous.get("num_devices"),
         }
         return dataclasses.replace(self, **{name: value for name, value in values.items() if value is not None})

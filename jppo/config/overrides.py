@@ -88,7 +88,7 @@ def evaluation_settings(run: RunConfig | Mapping[str, Any], function: str) -> Ru
     """Returns the RunConfig of a function that supports only the settings of evaluations and `stop_at_return`.
 
     Raises:
-      ValueError: another setting has a value.
+      ValueError: another setting has a value, or evaluations are described but not requested.
     """
     run = as_record("run", run, RunConfig)
     for name, default in vars(RunConfig()).items():
@@ -97,6 +97,7 @@ def evaluation_settings(run: RunConfig | Mapping[str, Any], function: str) -> Ru
                 f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(EVALUATION_FIELDS)}; "
                 "leave it out"
             )
+    run.check_evaluations()
     return run
 
 

@@ -9,7 +9,8 @@ from jppo.config.checks import check_bool, check_int, check_non_negative, to_flo
 EVAL_EPISODES = 16  # default
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
 MAX_FRAMES = 2000  # default maximum length of an episode of a GIF; memory holds all frames, up to 0.25 MB each
-EVALUATION_FIELDS = ("eval_every", "eval_episodes", "eval_sampled", "stop_at_return")
+EVALUATION_DETAILS = ("eval_episodes", "eval_sampled")
+EVALUATION_FIELDS = ("eval_every", *EVALUATION_DETAILS, "stop_at_return")
 SAVED_FIELDS = (*EVALUATION_FIELDS, "video")
 """Fields that config.json contains if they are set, so that a resumed run uses them."""
 
@@ -58,3 +59,11 @@ class RunConfig:
         for name in ("deterministic", "eval_sampled", "video"):
             if getattr(self, name) is not None:
                 check_bool(name, getattr(self, name))
+
+    def check_evaluations(self) -> None:
+        """Raises ValueError for a setting of evaluations without `eval_every`."""
+        for name in EVALUATION_DETAILS:
+            if (value := getattr(self, name)) and not self.eval_every:
+                raise ValueError(
+                    f"{name} = {value} without evaluations has no effect; set eval_every or leave out {name}"
+                )

@@ -14,7 +14,7 @@ from jppo.config.overrides import SCALE_ENVS, SCALED, as_record, resolve_setting
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
-from jppo.config.run import SAVED_FIELDS, RunConfig
+from jppo.config.run import EVALUATION_DETAILS, SAVED_FIELDS, RunConfig
 from jppo.devices.determinism import check_determinism
 from jppo.devices.mesh import max_usable_devices
 from jppo.envs import make_env
@@ -147,6 +147,7 @@ def prepare_run(
 
 def _check_periods(settings: RunSettings, num_updates: int) -> None:
     """Raises ValueError if a callback or an evaluation would never happen."""
+    settings.run.check_evaluations()
     periods = {"eval_every": settings.run.eval_every or 0}
     if settings.callback is not None:
         periods["callback_every"] = settings.callback_every
@@ -231,7 +232,9 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
     elif actors and ray is not None and ray.num_actors is None and ray.envs_per_actor is None:
         ray = dataclasses.replace(ray, num_actors=actors.get("num_actors"))
     run_defaults = {"deterministic": previous.get("deterministic", False), "log_every": previous.get("log_every", 1)}
-    run_defaults |= {name: previous.get(name) for name in SAVED_FIELDS}
+    eval_every = previous.get("eval_every") if settings.run.eval_every is None else settings.run.eval_every
+    names = [name for name in SAVED_FIELDS if eval_every or name not in EVALUATION_DETAILS]
+    run_defaults |= {name: previous.get(name) for name in names}
     run_defaults = {name: value for name, value in run_defaults.items() if getattr(settings.run, name) is None}
     values: dict[str, Any] = {"total_steps": previous["total_steps"], "seed": previous["seed"]}
     if settings.preset == "auto":
