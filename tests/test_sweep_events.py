@@ -413,6 +413,20 @@ def test_population_ends_when_a_run_reaches_the_return():
     assert result.best().best_run.is_complete
 
 
+def test_a_copy_continues_the_means_of_its_source():
+    """Exchanges happen after updates 4 and 8, calls after updates 6 and 12."""
+    seen = {}
+    result = pbt(
+        callback=lambda event: seen.update({(event.run.number, event.update): event.metrics}), callback_every=6
+    )
+    sources = {run.number: dict(run.copies).get(4, run.number) for run in result.runs}
+    assert any(number != source for number, source in sources.items())
+    loss = {run.number: run.metrics["loss/total"] for run in result.runs}
+    for number, source in sources.items():
+        expected = np.mean([*loss[source][:4], *loss[number][4:6]])
+        np.testing.assert_allclose(seen[number, 6]["loss/total"], expected, rtol=1e-6)
+
+
 def test_population_ends_when_a_callback_stops_a_run():
     result = pbt(callback=lambda event: event.stop("enough") if event.run.number == 2 else None, callback_every=6)
     assert {(run.status, run.stop_reason, run.updates) for run in result.runs} == {("stopped", "enough", 6)}
@@ -511,7 +525,7 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert run_files.read_best(folder).measure == "evaluation"
     assert main(["sweep", "CartPole-v1", "--pbt", "--stop-at-return", "9", "--sweep-dir", str(tmp_path / "p")]) == 2
     assert main(["sweep", "CartPole-v1", "--eval-every", "-1"]) == 2
-    assert "eval_every = -1 must be a whole number of at least 0" in capsys.readouterr().err
+    assert "--eval-every -1 must be a whole number of at least 0" in capsys.readouterr().err
     assert main(["sweep", "CartPole-v1", "--eval-episodes", "0"]) == 2
-    assert "eval_episodes = 0 must be a whole number of at least 1" in capsys.readouterr().err
+    assert "--eval-episodes 0 must be a whole number of at least 1" in capsys.readouterr().err
     assert not (tmp_path / "p").exists()

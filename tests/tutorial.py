@@ -7,14 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-from snippets import ROOT, blocks, commands, expand, run
+from snippets import ROOT, blocks, commands, run
 
 NAMES = ("train", "inspect", "own-environment", "own-network", "many-seeds")
 
 
 def _prepare(argv: list[str]) -> list[str]:
     """Expands `*` in the current folder, and limits the steps of a command that trains."""
-    argv = expand(argv)
+    argv = [path for word in argv for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
     if argv[0] not in ("train", "sweep"):
         return argv
     if "--total-steps" in argv:

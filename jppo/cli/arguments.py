@@ -101,6 +101,18 @@ def show_option(field_name: str) -> str:
     return f"--{field_name.replace('_', '-')}"
 
 
+def name_options(text: str, command: Any) -> str:
+    """Returns an error message with the options of a command in place of its fields: --seed 1 for seed = 1.
+
+    A name with one word is replaced only before a value, because it may be a word of the sentence.
+    """
+    for name in _option_names(command):
+        field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(])"  # pbt.every is --pbt-every
+        text = re.sub(rf"(?<!\*){field} = ", f"{show_option(name)} ", text)
+        text = re.sub(field, show_option(name), text) if "_" in name else text
+    return text
+
+
 def _option_names(record: Any) -> list[str]:
     """Returns the names of the fields that are options, also those of nested records."""
     names = ["help"]

@@ -23,6 +23,7 @@ from jppo.cli.arguments import (
     InvalidValue,
     check_options,
     first_error,
+    name_options,
     pre_parse,
 )
 from jppo.cli.bench import Bench
@@ -54,8 +55,6 @@ class Completion:
     Zsh, once, with a folder of $fpath: jppo completion zsh > ~/.zfunc/_jppo
 
     Fish, once: jppo completion fish > ~/.config/fish/completions/jppo.fish
-
-    Make the folder of zsh or fish first, with mkdir -p.
     """
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
@@ -67,10 +66,9 @@ class Completion:
             tyro.extras.subcommand_cli_from_dict(
                 COMMANDS, prog="jppo", args=words, config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY
             )
-        text = script.getvalue()
-        for part, with_files in _FILE_NAMES[self.shell].items():
-            text = text.replace(part, with_files)
-        print(text)
+        # complete file names where an argument is a path: bash if nothing else fits, fish always
+        text = script.getvalue().replace("\ncomplete -F ", "\ncomplete -o default -F ")
+        print(text.replace("complete --no-files ", "complete "))
         return 0
 
 
@@ -90,11 +88,6 @@ COMMANDS: dict[str, Any] = {
     "envs": Envs,
     "doctor": Doctor,
     "completion": Completion,
-}
-_FILE_NAMES = {  # changes of tyro's scripts: complete file names, in bash and zsh only if nothing else fits
-    "bash": {"\ncomplete -F ": "\ncomplete -o default -F "},
-    "zsh": {'if [[ "$completions" == ': 'if [[ -z "$completions" || "$completions" == '},
-    "fish": {"complete --no-files ": "complete "},
 }
 _USAGE = "usage: jppo [-h] [--version] COMMAND ..."
 _HOST_DEVICES = "xla_force_host_platform_device_count"
@@ -135,6 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, InvalidValue, RuntimeError, AssertionError) as error:
         if (mistake := _find_mistake(error)) is None:
             raise
+        mistake = name_options(mistake, COMMANDS[argv[0]]) if argv[0] in COMMANDS else mistake
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:

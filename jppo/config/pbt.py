@@ -21,13 +21,13 @@ class PBTConfig:
 
     def __post_init__(self) -> None:
         if self.every is not None:
-            check_int("every", self.every)
+            check_int("pbt.every", self.every)
         for name, limit in (("fraction", 0.5), ("resample_probability", 1.0)):
             value = getattr(self, name)
             if not 0.0 <= to_float(value) <= limit:
-                raise ValueError(f"{name} = {value!r} must be a number from 0 to {limit:g}")
+                raise ValueError(f"pbt.{name} = {value!r} must be a number from 0 to {limit:g}")
         if not self.fraction:
-            raise ValueError("fraction = 0 would never replace a run; it must be greater than 0")
+            raise ValueError("pbt.fraction = 0 would never replace a run; it must be greater than 0")
 
     def updates_between_exchanges(self, num_updates: int) -> int:
         """Returns `every`, or its default for a run of `num_updates` updates."""

@@ -47,7 +47,7 @@ def check_pbt(pbt: Any, groups: list[ProgramGroup], values: dict[str, list[Any]]
             if isinstance(value, Schedule) or math.isinf(value):
                 raise ValueError(f"{name} = {value}: pbt changes finite numbers only; pass numbers, or one value")
     if not swept:
-        raise ValueError("pbt needs a hyperparameter with several values, for example learning_rate = [1e-4, 1e-3]")
+        raise ValueError("pbt needs a hyperparameter with several values, for example two values of learning_rate")
     for group in groups:
         runs, updates = len(group.runs), group.agent.num_updates
         if runs < _LEAST_RUNS:
