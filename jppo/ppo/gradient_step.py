@@ -10,7 +10,13 @@ from jax.flatten_util import ravel_pytree
 from jppo.config.ppo import PPOConfig
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.kernels.flat_gradient import pack
-from jppo.ppo.kernels.microbatches import accumulate_gradients, num_microbatches
+from jppo.ppo.kernels.microbatches import (
+    accumulate_gradients,
+    num_microbatches,
+    num_sequence_microbatches,
+    split_rows,
+    split_sequences,
+)
 from jppo.ppo.loss_check import check_loss, check_obs
 from jppo.ppo.losses import Apply, Loss, LossModule
 from jppo.ppo.optimizer import Optimizer, apply_gradient
@@ -38,6 +44,14 @@ class Minibatch(struct.PyTreeNode, kw_only=True):
     carry: PyTree = ()  # of a recurrent network at the start of the M sequences, [M, ...]; B = L*M
     reset: PyTree = ()  # [L, M] bool, True where an episode starts; () for feed-forward networks
 
+    def split(self, count: int) -> "Minibatch":
+        """Returns equal microbatches of rows, or of whole sequences for a recurrent network; leaves [count, ...]."""
+        if not jax.tree.leaves(self.reset):
+            return split_rows(self, count)
+        samples, reset = split_sequences((self.samples, self.reset.reshape(-1)), count, self.reset.shape)
+        reset = reset.reshape(count, len(self.reset), -1)
+        return Minibatch(samples=samples, carry=split_rows(self.carry, count), reset=reset)
+
 
 def gradient_step(
     spec: LearnerSpec, state: TrainState, learned: ParamsAndOptState, minibatch: Minibatch, key: Array, rate: Array
@@ -59,11 +73,14 @@ def gradient_step(
 
     count = 1
     splits = getattr(spec.loss.apply if isinstance(spec.loss, LossModule) else spec.loss, "mean_over_rows", False)
-    if splits and not spec.policy.is_recurrent:
+    if splits and spec.policy.is_recurrent:
+        sequences = minibatch.reset.shape[1]
+        count = num_sequence_microbatches(loss_of, trained, minibatch, sequences, spec.axis_name)
+    elif splits:
         features = jax.eval_shape(spec.policy.prepare, minibatch.samples.obs)
         count = num_microbatches(spec.policy.network, loss_of, trained, minibatch, features, spec.axis_name)
     zero = jax.tree.map(jnp.zeros_like, pack(trained))
-    metrics, gradient = accumulate_gradients(gradient_of, minibatch, count, zero, spec.axis_name)
+    metrics, gradient = accumulate_gradients(gradient_of, minibatch, count, zero, spec.axis_name, Minibatch.split)
     if spec.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # metrics may be bool or int
         joined, restore = ravel_pytree((gradient, metrics))  # one collective instead of one per array

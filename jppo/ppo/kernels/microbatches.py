@@ -1,7 +1,8 @@
 """Gradient accumulation over microbatches that fit the CPU's cache.
 
 Gain: updates with minibatches of 16,384 rows or more are 1.10 to 1.62 times faster (CPU; convolutions up to 2.5 times).
-Two microbatches at once keep two cores busy: another 1.01 to 1.20 on one device. Elsewhere nothing is split.
+Two microbatches at once keep two cores busy: another 1.01 to 1.20 on one device. Recurrent networks, several devices
+on one CPU: 1.17 times faster with 128 sequences per minibatch and device. Elsewhere nothing is split.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from jppo.ppo.types import Metrics
 _CACHE_BYTES = 16 << 20  # for the activations of one microbatch on each device of a CPU; half of the last-level cache
 _AT_ONCE = 2  # microbatches that one device computes at once; several devices already run at once
 _MIN_IN_SEQUENCE = 3  # two microbatches one after the other are no faster than one
+_MIN_SEQUENCES = 32  # per microbatch of a recurrent network; products with fewer rows per step are slower
 _NUMBERS_KEPT = {"tanh": 2.0, "relu": 1.25, "swish": 3.0}  # for an activation's derivative, per output of a layer
 
 
@@ -44,6 +46,25 @@ def num_microbatches(
     else:
         num_bytes = residual_bytes(lambda params: loss(params, samples), params)
     return split(num_bytes, rows, axis_name)
+
+
+def num_sequence_microbatches(
+    loss: Callable[..., Any], params: PyTree, samples: PyTree, sequences: int, axis_name: str | None
+) -> int:
+    """Returns the number of equal microbatches of whole sequences for a recurrent network.
+
+    One device computes a minibatch as a whole, because splitting it was not faster.
+
+    Args:
+      loss, params, samples, axis_name: see `num_microbatches`.
+      sequences: number of sequences in the minibatch.
+    """
+    devices = _devices_per_host(axis_name)
+    if not kernels.on_cpu() or devices == 1 or sequences < 2 * _MIN_SEQUENCES:
+        return 1
+    num_bytes = residual_bytes(lambda params: loss(params, samples), params)
+    most = min(num_bytes * devices // _CACHE_BYTES, sequences // _MIN_SEQUENCES)
+    return max((n for n in range(1, most + 1) if sequences % n == 0), default=1)
 
 
 def split(num_bytes: int, rows: int, axis_name: str | None) -> int:
@@ -88,12 +109,37 @@ def dense_residual_bytes(network: ActorCritic, num_inputs: int) -> int:
     return round(4 * (inputs + layers + loss))
 
 
+def split_rows(samples: PyTree, count: int) -> PyTree:
+    """Returns the rows of samples, leaves [B, ...], as equal microbatches, leaves [count, B / count, ...]."""
+    return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
+
+
+def split_sequences(samples: PyTree, count: int, shape: tuple[int, int]) -> PyTree:
+    """Returns the sequences of samples as equal microbatches.
+
+    Args:
+      samples: leaves [L*M, ...], M sequences of L steps, ordered by step.
+      shape: (L, M).
+
+    Returns:
+      leaves [count, L*M / count, ...].
+    """
+    length, sequences = shape
+
+    def split_leaf(x: jax.Array) -> jax.Array:
+        by_step = x.reshape(length, count, sequences // count, *x.shape[1:])
+        return by_step.swapaxes(0, 1).reshape(count, -1, *x.shape[1:])
+
+    return jax.tree.map(split_leaf, samples)
+
+
 def accumulate_gradients(
     gradient: Callable[[PyTree], tuple[Metrics, PyTree]],
     samples: PyTree,
     count: int,
     zero: PyTree,
     axis_name: str | None,
+    split_into: Callable[[PyTree, int], PyTree] = split_rows,
 ) -> tuple[Metrics, PyTree]:
     """Returns gradient(samples), metrics and a gradient, as the mean over `count` microbatches.
 
@@ -102,10 +148,11 @@ def accumulate_gradients(
     Args:
       zero: a gradient of zeros.
       axis_name: see `num_microbatches`.
+      split_into: (samples, count) -> equal microbatches, leaves [count, ...].
     """
     if count == 1:
         return gradient(samples)
-    microbatches = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
+    microbatches = split_into(samples, count)
 
     def add(total: PyTree, microbatch: PyTree) -> tuple[PyTree, Metrics]:
         metrics, grads = gradient(microbatch)
