@@ -200,6 +200,7 @@ def test_an_update_with_active_rows_only_is_that_of_single_agents():
     jax.tree.map(close, (everyone[0].policy, everyone[1]), (alone[0].policy, alone[1]))
 
 
+@pytest.mark.slow
 def test_devices_share_the_mean_over_active_rows():
     """Each device has another number of active rows."""
     state, rollout, update, (policy, config) = learning(True)

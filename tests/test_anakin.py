@@ -16,6 +16,7 @@ from jppo.ppo.distributions import Categorical
 from jppo.ppo.keys import derive_key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "options"),
     [

@@ -56,6 +56,7 @@ def test_results_have_a_short_repr_and_a_table_in_notebooks(result):
     assert "learning_rate=0.001" in swept._repr_html_()
 
 
+@pytest.mark.slow
 def test_evaluate_accepts_results_and_run_directories(result):
     with lenient():
         returns = jppo.evaluate(result.agent.env, result.policy, num_episodes=4).returns

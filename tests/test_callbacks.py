@@ -358,6 +358,7 @@ class Interrupting(NullReporter):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_resumed_run_calls_the_callback_at_the_same_updates(tmp_path, monkeypatch):
     monkeypatch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one update
 

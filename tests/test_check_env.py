@@ -53,6 +53,7 @@ def test_images_of_bool_are_accepted():
     assert found(report) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "name", "status", "seen"),
     [
@@ -245,6 +246,7 @@ def test_the_command_prints_a_report_or_json(capsys, env, code, said):
     assert [check["name"] for check in summary["checks"]] == list(host_checks.NAMES)
 
 
+@pytest.mark.slow
 def test_the_name_of_a_gymnax_class_is_checked_on_the_device(capsys):
     words = ["check-env", "broken_device_envs:Sound", "--steps", "64", "--num-envs", "2"]
     assert main([*words, "--backend", "device"]) == 0

@@ -157,6 +157,7 @@ def test_resuming_a_killed_run_gives_the_result_of_an_uninterrupted_run(full, tm
 # On the device
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_and_the_run_resumes_from_it(full, copied):
     (path,) = (copied / "checkpoints").glob(str(len(read_metrics(copied)["update"])))
     assert latest(copied).path == path
@@ -204,6 +205,7 @@ def test_a_finished_run_can_be_extended_only_without_schedules(full, tmp_path):
     assert read_config(tmp_path / "half")["total_steps"] == UPDATES * BATCH
 
 
+@pytest.mark.slow
 def test_a_finished_run_returns_its_result_again(full):
     before = {path: path.read_bytes() for path in full.run_dir.rglob("*") if path.is_file()}
     reporter = Stopping()
@@ -217,6 +219,7 @@ def test_a_finished_run_returns_its_result_again(full):
     assert {path: path.read_bytes() for path in full.run_dir.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_a_damaged_checkpoint_repeats_the_last_updates(full, tmp_path):
     path = shutil.copytree(full.run_dir, tmp_path / "run")
     flip(largest(path / "checkpoints" / str(UPDATES)))
@@ -250,6 +253,7 @@ def test_lines_of_several_updates_do_not_depend_on_a_resume(full, tmp_path):
     assert lines[1]["episode/return_mean"] == pytest.approx((count * mean).sum() / count.sum(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_with_more_than_a_gigabyte_of_metrics_says_so(tmp_path):
     reporter = Stopping(1)
     given = {"config": CONFIG, "total_steps": 1e10}
@@ -265,6 +269,7 @@ def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
     assert {"config.json", "metrics.jsonl", "checkpoints", "summary.json"} <= set(os.listdir(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [BATCH, UPDATES * BATCH], ids=["first update", "last update"])
 def test_a_deleted_run_directory_is_reported(full, tmp_path, step):
     class Deleting(Stopping):
@@ -280,6 +285,7 @@ def test_a_deleted_run_directory_is_reported(full, tmp_path, step):
     assert_same(load_run(tmp_path / "run", env=Cued()).policy_state, full.policy.state)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_starts_from_the_beginning(full, copied):
     shutil.rmtree(copied / "checkpoints")
     (copied / "checkpoints").mkdir()
@@ -348,6 +354,7 @@ def change_header(path, **fields):
     file.write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 def test_a_setting_missing_in_config_json_has_its_default(full, copied):
     settings = read_config(copied)
     for part, name in (("config", "kl_control"), ("hyperparams", "target_kl")):
@@ -371,6 +378,7 @@ def test_an_infinite_max_grad_norm_survives_resume(tmp_path):
     assert result.summary["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_damaged_line_of_metrics_is_removed(full, copied):
     lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_bytes(
@@ -380,6 +388,7 @@ def test_a_damaged_line_of_metrics_is_removed(full, copied):
     assert_rows(copied, UPDATES)
 
 
+@pytest.mark.slow
 def test_missing_metrics_are_nan(copied):
     rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     rows = [{name: value for name, value in row.items() if name != "grad/norm"} | {"old": 1.0} for row in rows]
@@ -393,12 +402,14 @@ def test_missing_metrics_are_nan(copied):
     assert np.isnan(metrics["old"][before:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ['{"status": "fin', "[1]", "\udcff"])
 def test_a_damaged_summary_is_ignored(full, copied, content):
     (copied / "summary.json").write_text(content, errors="surrogateescape")
     assert_same(resume(copied).state, full.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -427,6 +438,7 @@ def test_the_files_of_a_run_killed_at_its_start_are_reused(tmp_path):
     assert train(path).summary["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_resume_with_a_relative_path(full, copied, monkeypatch):
     monkeypatch.chdir(copied.parent)
     result = jppo.train(Cued(), run_dir=copied.name, run=RESUME, progress=Stopping())
@@ -478,6 +490,7 @@ def events(run_dir):
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_drops_steps_after_the_checkpoint(copied):
     steps = [step for step, names, _ in events(copied) if names]
     assert steps == [BATCH * update for update in range(1, len(steps) + 1)]
@@ -499,6 +512,7 @@ def limit_file_size(size=resource.RLIM_INFINITY):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
+@pytest.mark.slow
 def test_failed_saves_are_reported_once_and_training_continues(tmp_path, monkeypatch):
     save = Checkpoints._start_save
 
@@ -592,6 +606,7 @@ def test_a_failed_line_of_metrics_is_counted(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["failed_writes"] == ["metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_failed_save_warns_without_a_reporter(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -718,6 +733,7 @@ def test_other_directories_cannot_be_resumed(tmp_path):
         jppo.train(Cued(), run=RESUME)
 
 
+@pytest.mark.slow
 def test_a_run_without_checkpoints_cannot_resume(copied):
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ValueError, match="already contains a run without checkpoints; use another"):
@@ -825,6 +841,7 @@ def test_another_policy_lag_is_refused(tmp_path):
 # The trained policy
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_has_the_policy_of_its_newest_checkpoint(copied):
     last = max((copied / "checkpoints").iterdir(), key=lambda path: int(path.name))
     policy = jppo.load_policy(copied, env=Cued())
@@ -840,6 +857,7 @@ def test_an_unfinished_run_has_the_policy_of_its_newest_checkpoint(copied):
         jppo.load_policy(copied, env=Cued())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["policy", "summary"])
 def test_a_finished_run_writes_missing_files_again(full, tmp_path, damage):
     run = shutil.copytree(full.run_dir, tmp_path / "run")

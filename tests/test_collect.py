@@ -48,6 +48,7 @@ def counting():
     return policy, policy_state, first, second
 
 
+@pytest.mark.slow
 def test_shapes_and_dtypes(counting):
     _, _, rollout, _ = counting
     shapes = {
@@ -229,6 +230,7 @@ def test_every_draw_has_a_separate_key():
     np.testing.assert_allclose([draws.mean(), draws.std()], [0.0, 1.0], atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Counting(), noise_env()], ids=["counting", "noise"])
 def test_environments_do_not_depend_on_how_they_are_grouped(env):
     env, _, _, run = collector(env)

@@ -83,6 +83,7 @@ def test_integer_environments_are_bit_identical_on_any_number_of_devices(num_dev
         check_integers(state.collect, other.collect)
 
 
+@pytest.mark.slow
 def test_parameters_are_replicated_and_environments_are_sharded(alone):
     states, _ = train_on(4)
     for state in (states[0], states[-1]):

@@ -73,6 +73,7 @@ def test_modes(logits, gaussian):
     np.testing.assert_array_equal(DiagGaussian(mean, log_std).mode(), mean)
 
 
+@pytest.mark.slow
 def test_masked_actions_are_never_taken_and_cost_no_gradient():
     mask = jnp.asarray([0.0, -jnp.inf, 1.0, -jnp.inf])
     masked = Categorical(mask)
@@ -101,6 +102,7 @@ def test_samples_and_modes_stay_in_range_for_any_logits(value):
     assert ((modes >= 0) & (modes <= 3)).all()
 
 
+@pytest.mark.slow
 def test_extreme_logits_stay_finite():
     sure = Categorical(jnp.asarray([1e30, 0.0, -1e30]))
     assert float(sure.entropy()) == 0.0

@@ -59,6 +59,7 @@ def test_architecture_page_names_existing_files_and_objects():
             assert re.search(rf"^(def|class) {name}\b|^{name}\b.* = ", source, re.MULTILINE), name
 
 
+@pytest.mark.slow
 def test_loss_of_the_extension_page_trains():
     def with_symmetric_kl(apply, batch, hyperparams, config, key):
         total, metrics = ppo_loss(apply, batch, hyperparams, config, key)
@@ -179,6 +180,7 @@ def test_navigation_contains_every_page_once():
     )  # examples: generated
 
 
+@pytest.mark.slow
 def test_commands_of_all_pages_exist():
     argvs = [argv for page in PAGES for block in blocks(page, "sh") for argv in commands(block)]
     assert {argv[0] for argv in argvs} >= set(COMMANDS)

@@ -15,6 +15,7 @@ NEEDS_DOWNLOAD = "MNISTBandit-bsuite"
 TRAINED = ("Acrobot-v1", "Breakout-MinAtar", "Catch-bsuite", "FrozenLake-misc", "Pendulum-v1")  # each family of gymnax
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in available() if name != NEEDS_DOWNLOAD])
 def test_every_environment_can_be_traced(name):
     """Tracing two updates finds wrong shapes and dtypes in a fraction of the time of compiling them."""

@@ -78,6 +78,7 @@ def test_fresh_resets_have_different_starts():
     assert len(np.unique(steps.obs[..., 0])) == steps.obs[..., 0].size
 
 
+@pytest.mark.slow
 def test_a_pool_has_as_many_starts_as_its_size_says():
     env = jppo.with_limit_and_reset(ENDLESS, limit=1, pool=3)
     first, steps = play(env, 16)
@@ -87,6 +88,7 @@ def test_a_pool_has_as_many_starts_as_its_size_says():
     assert env.params.pool == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 33])
 def test_restarts_of_a_batch_equal_those_of_single_environments(size):
     restart = make_restart(walk_reset)

@@ -215,6 +215,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_policies_are_exported(name, tmp_path):
     """Plays three steps, with a new episode in some rows of the last."""

@@ -81,6 +81,7 @@ def test_weights_are_uniformly_distributed():
     assert abs(np.linalg.det(bases).mean()) < error
 
 
+@pytest.mark.slow
 def test_a_basis_is_that_of_a_qr_decomposition():
     rows = jax.random.normal(jax.random.key(1), (4, 12, 30))
     basis, triangle = np.linalg.qr(np.swapaxes(np.asarray(rows, np.float64), 1, 2))
@@ -97,6 +98,7 @@ def test_an_orthonormal_basis_of_nearly_dependent_rows(small):
     np.testing.assert_allclose(basis[0], rows[0] / jnp.linalg.norm(rows[0]), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "network"), [("CartPole-v1", "mlp"), ("Breakout-MinAtar", "cnn")])
 def test_programs_call_no_lapack(env, network):
     with lenient():

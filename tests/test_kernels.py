@@ -44,6 +44,7 @@ def after_two_updates(env, config, params=None):
     return params, state.train.policy.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "options"),
     [
@@ -68,6 +69,7 @@ def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
     assert_close(plain, tuned)
 
 
+@pytest.mark.slow
 def test_plain_kernels_can_train_from_their_own_initial_weights(monkeypatch):
     monkeypatch.setattr(kernels, "ENABLED", False)
     config = jppo.PPOConfig(num_envs=8, num_steps=16, num_epochs=1, num_minibatches=2, hidden_sizes=(8,))
@@ -76,6 +78,7 @@ def test_plain_kernels_can_train_from_their_own_initial_weights(monkeypatch):
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3, 64])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (4, 64), (64, 2), (200, 8)])
 def test_gradients_of_affine_equal_those_of_the_plain_form(rows, inputs, outputs):

@@ -162,6 +162,7 @@ def test_updates_match_a_numpy_implementation(kind, config):
     assert (int(state.update), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
 
 
+@pytest.mark.slow
 def test_first_minibatch_has_ratio_one_and_kl_zero():
     """Normalizers change only after the epochs, so that learner and policy see the same observations."""
     config = variant(num_epochs=1, num_minibatches=1, normalize_obs=True, normalize_advantage=False)

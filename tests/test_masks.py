@@ -249,6 +249,7 @@ def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path, pbt):
             )
 
 
+@pytest.mark.slow
 def test_a_mask_without_legal_actions_is_reported_by_the_command_line(capsys):
     words = ["train", "test_masks:EmptyOnHost", "--num-actors", "0", "--num-envs", "4", "--num-steps", "8", "--quiet"]
     assert main([*words, "--total-steps", "64", "--hidden-sizes", "8"]) == EXIT_CODES["diverged"]

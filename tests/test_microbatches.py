@@ -25,6 +25,7 @@ ACTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "swish"])
 @pytest.mark.parametrize(

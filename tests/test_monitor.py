@@ -76,6 +76,7 @@ def test_evaluation_does_not_change_training(run):
         assert (np.isfinite(with_evaluation.metrics[name]) == rows).all()
 
 
+@pytest.mark.slow
 def test_evaluation_measures_the_policy_of_the_update(evaluated):
     assert finite(evaluated.metrics["eval/length_mean"]).tolist() == [5.0, 5.0, 5.0]
     expected = jppo.evaluate(evaluated, num_episodes=50).summary()["return_mean"]
@@ -196,6 +197,7 @@ def test_return_target_equals_the_recent_episodes():
     assert not all(reached)
 
 
+@pytest.mark.slow
 @MODES
 def test_run_stops_at_the_recent_return(run, tmp_path):
     target = 4.0 if run is train else 0.9
@@ -274,6 +276,7 @@ def assert_same(state, other):
         np.testing.assert_array_equal(leaf, other[name], name)
 
 
+@pytest.mark.slow
 @MODES
 def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return(run, tmp_path, monkeypatch):
     monkeypatch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one update
@@ -307,6 +310,7 @@ def test_best_policy_survives_a_resume(evaluated, tmp_path):
         np.testing.assert_array_equal(finite(resumed.metrics[name]), finite(evaluated.metrics[name]))
 
 
+@pytest.mark.slow
 def test_settings_of_evaluations_come_from_the_previous_run(tmp_path):
     train(total=4, **EVALS, run_dir=tmp_path / "run")
     resumed = train(total=8, run_dir=tmp_path / "run")

@@ -345,6 +345,7 @@ def test_distributions_of_16_bit_networks_are_float32():
     assert [array.dtype for array in arrays] == [jnp.float32] * 3
 
 
+@pytest.mark.slow
 def test_dense_layer_equals_flax():
     x = jax.random.normal(jax.random.key(0), (5, 2, 3))
     ours, flaxs = Dense(4, 0.5), nn.Dense(4, kernel_init=nn.initializers.orthogonal(0.5))

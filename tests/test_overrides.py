@@ -97,6 +97,7 @@ def test_arguments_of_records_are_named_with_their_place(name, message):
         jppo.train("CartPole-v1", **{name: 1})
 
 
+@pytest.mark.slow
 def test_train_and_sweep_accept_overrides():
     env, sizes = lenient_env("CartPole-v1"), {"num_envs": 4, "num_steps": 16, "hidden_sizes": [8]}
     result = jppo.train(env, total_steps=64, network="mlp", learning_rate=0.25, num_devices=1, **sizes)

@@ -96,6 +96,7 @@ def sources(returns, finite=None, fraction=0.25, seed=0):
     return choose(np.array(returns, np.float32), finite, jax.random.key(seed), fraction=fraction).tolist()
 
 
+@pytest.mark.slow
 def test_the_worst_runs_copy_random_runs_of_the_best():
     returns = [5.0, 1.0, 7.0, 3.0, 8.0, 2.0, 6.0, 4.0]
     drawn = np.array([sources(returns, seed=seed) for seed in range(20)])
@@ -266,6 +267,7 @@ def assert_same(result, other):
         jax.tree.map(np.testing.assert_array_equal, run.policy_state, expected.policy_state)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_never_replaced_equals_the_run_without_exchanges(trained):
     result, _ = trained
     plain = sweep(pbt=None)
@@ -306,6 +308,7 @@ def test_an_interrupted_sweep_resumes_bit_exactly(trained, tmp_path, shared_prog
     assert not list((tmp_path / "s").glob("population-*"))
 
 
+@pytest.mark.slow
 def test_a_sweep_resumes_after_a_crash(trained, tmp_path, shared_program, monkeypatch):
     monkeypatch.setattr(pbt_trainer, "CHECKPOINT_SECONDS", 0.0)
 

@@ -204,6 +204,7 @@ def test_sweep_progress_sums_steps_and_keeps_the_best_return():
     assert messages.updates == [(100, 3.0), (150, 3.0)]
 
 
+@pytest.mark.slow
 def test_reporter_shows_progress_of_all_runs():
     messages = Messages()
     swept(progress=lambda _: messages)

@@ -60,6 +60,7 @@ def test_the_actor_prefers_the_rewarded_action():
     assert metrics["episode/return_mean"][0] < 0.5, "the initial policy must not already be optimal"
 
 
+@pytest.mark.slow
 def test_the_actor_tells_observations_apart():
     distribution, value, _ = learn(ObsActionReward(), [-1.0, 1.0])
     probs = jax.nn.softmax(distribution.logits)

@@ -212,6 +212,7 @@ def test_first_minibatch_has_ratio_one():
     assert result.metrics["policy/clip_fraction"][0] == 0.0
 
 
+@pytest.mark.slow
 def test_devices_do_not_change_a_run():
     options = {"total_steps": 3 * T * N, "config": CONFIG, "seed": 2}
     one, four = (jppo.train(Counting(), num_devices=n, **options) for n in (1, 4))

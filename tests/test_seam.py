@@ -178,6 +178,7 @@ def check_leaf(given, expected, exactly, name=""):
         np.testing.assert_allclose(given, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

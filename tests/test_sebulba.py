@@ -200,6 +200,7 @@ def test_a_nan_ends_the_run_with_the_last_good_policy(tmp_path):
     assert result.policy.state.obs_stats.count == 2 * CONFIG.batch_size
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_the_result_so_far(tmp_path, monkeypatch):
     class Interrupting(NullReporter):
         def update(self, step, steps_per_second, recent_return):
@@ -243,6 +244,7 @@ def raise_interrupt(env):
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [raise_interrupt, send_interrupt])
 def test_an_interrupt_in_an_environment_saves_the_result_so_far(tmp_path, interrupt):
     source = type("Once", (Interrupted,), {"interrupt": interrupt})

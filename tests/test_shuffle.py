@@ -60,12 +60,14 @@ def test_every_size_with_a_network_is_permuted_exactly(start):
         np.testing.assert_array_equal(result[size:], result[:size][np.arange(size, 600) % size])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 9, 13, 22, 33, 127, 254, 298, 7919])
 def test_sizes_without_a_network_are_permuted_exactly(size):
     assert balanced_factors(size)[0] < shuffle._SMALLEST_FACTOR
     assert_permutation(whole(size), size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [
@@ -235,6 +237,7 @@ def test_the_network_mixes_large_sizes(size):
         assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > LEAST_P
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statistic", "size"),
     [(p_landing, 62), (p_displacement, 298), (p_pairs, 22), (p_neighbours, 62), (p_composition, 298)],

@@ -33,6 +33,7 @@ def pages():
             yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", list(pages()))
 def test_python_code_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -64,6 +64,7 @@ def test_multi_categorical_samples_have_the_probabilities_of_each_component(flat
         assert (np.abs(counts - SAMPLES * joint) < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_joint_equals_the_sum_over_its_leaves(flat_logits):
     rng = np.random.default_rng(2)
     mean, log_std, move = (rng.normal(size=(4, 2)).astype(np.float32) for _ in range(3))
@@ -125,6 +126,7 @@ def test_a_mask_of_1000_actions_leaves_probability_to_legal_ones_only():
     assert legal[np.arange(50), np.asarray(masked.mode())].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1e30])
 def test_gradients_of_masked_distributions_are_finite_and_zero_for_illegal_categories(flat_logits, scale):
     legal = jnp.asarray([[[1, 0, 1, 0, 0], [0, 1, 0, 0, 0], [1, 1, 0, 0, 1]]] * 4, bool)
@@ -186,6 +188,7 @@ def test_every_sample_is_an_action_of_the_space(space):
         assert len(np.unique(actions.reshape(200, -1), axis=0)) > 3
 
 
+@pytest.mark.slow
 def test_nested_actions_train_on_the_device():
     result = jppo.train(CompoundOnDevice(), config=SMALL, total_steps=320, progress="none")
     np.testing.assert_array_equal(result.metrics["episode/return_mean"], 1.0)
@@ -213,12 +216,14 @@ def test_nested_actions_and_integer_observations_train_on_the_host(tmp_path):
     assert policy.act(jax.tree.map(lambda x: np.stack([x] * 3), obs), sampled=True)["keys"].shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_check_env_draws_valid_nested_actions():
     for env in (Compound, CompoundOnDevice()):
         report = jppo.check_env(env, steps=50)
         assert not [check for check in report.checks if check.status == "fail"], report
 
 
+@pytest.mark.slow
 def test_a_mask_without_legal_actions_ends_the_run_with_the_step():
     env = Masked()
     env.empty_at = 3

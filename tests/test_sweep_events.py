@@ -95,6 +95,7 @@ def test_evaluations_do_not_change_the_runs(plain, evaluated):
         assert run.metrics["update"][rows].tolist() == [4, 8, 12]
 
 
+@pytest.mark.slow
 def test_evaluations_equal_those_of_a_single_run(evaluated):
     run = evaluated.run(3)
     alone = jppo.train(
@@ -110,6 +111,7 @@ def test_evaluations_equal_those_of_a_single_run(evaluated):
     assert run.eval_return_mean == pytest.approx(alone.summary["eval_return_mean"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_best_policy_is_that_of_the_best_evaluation(evaluated):
     for run in evaluated.runs:
         means = finite(run.metrics["eval/return_mean"])
@@ -336,6 +338,7 @@ def test_parameters_that_are_not_finite_are_an_error_of_the_callback():
         sweep(callback=broken, callback_every=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{**EVALS, "stop_at_return": 4.5}, {"stop_at_return": TARGET}])
 def test_interrupted_sweep_gives_the_same_result_after_a_resume(tmp_path, options, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)
@@ -464,6 +467,7 @@ def test_population_with_events_resumes_bit_exactly(tmp_path, monkeypatch):
     assert rates[3] == pytest.approx(0.9 * rates[2])
 
 
+@pytest.mark.slow
 def test_exception_of_a_callback_saves_the_population(tmp_path):
     def callback(event):
         if event.update == 6 and not resumed:
@@ -508,6 +512,7 @@ def test_unknown_arguments_name_the_record():
         jppo.sweep("CartPole-v1", eval_every=1)
 
 
+@pytest.mark.slow
 def test_other_settings_of_events_are_other_runs(solved):
     result = sweep(stop_at_return=9.0, sweep_dir=solved.sweep_dir)
     assert {run.status for run in result.runs} == {"finished"}

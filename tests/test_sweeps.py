@@ -430,6 +430,7 @@ def test_diverged_run_has_the_lowest_score(grid):
         }
 
 
+@pytest.mark.slow
 def test_sweep_without_runs_is_interrupted():
     assert SweepResult([], []).status == "interrupted"
     assert sweep(NaNReward(), seeds=1, total_steps=64 * CONFIG.batch_size).run(0).status == "diverged"

@@ -216,6 +216,7 @@ def test_run_equals_a_plain_loop_of_step(run):
     assert_trees_agree(policy, run.policy.state)
 
 
+@pytest.mark.slow
 def test_nan_ends_the_run_with_the_last_good_policy(tmp_path, monkeypatch):
     monkeypatch.setattr(device_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one, so that one more is under way at the NaN
     with pytest.raises(TrainingDiverged, match=r"^update 6 made .* that of update 5") as caught:

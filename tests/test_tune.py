@@ -149,6 +149,7 @@ def interrupted(tmp_path_factory):
     return first
 
 
+@pytest.mark.slow
 def test_restored_trial_equals_an_uninterrupted_trial(interrupted, tmp_path, monkeypatch):
     whole = FakeTune(tmp_path / "whole", monkeypatch)
     on_device(checkpoint_updates=0)(SPACE)
@@ -178,6 +179,7 @@ def test_reports_contain_the_metrics_of_the_run(interrupted):
     np.testing.assert_equal(np.isnan(reported["return_mean"]), np.cumsum(counts) == 0)
 
 
+@pytest.mark.slow
 def test_restored_trial_may_change_hyperparameters(interrupted, tmp_path, monkeypatch):
     """Population-based training does this."""
     taker = FakeTune(tmp_path, monkeypatch, start=interrupted.checkpoints[4], last=5)
