@@ -122,8 +122,9 @@ def broken(mask, from_time=1, space=None):
     return Broken
 
 
-def as_vector(num_envs):
-    return SyncVectorEnv([Inner] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+def as_vector(env, mode):
+    """Returns a function that makes vectors of Gymnasium with masks in the infos."""
+    return lambda num_envs: SyncVectorEnv([env] * num_envs, copy=False, autoreset_mode=mode)
 
 
 INVALID_MASKS = [
@@ -159,8 +160,57 @@ def test_masks_in_the_info_that_are_not_supported_are_reported_in_one_line():
     box = broken({}, 10, spaces.Box(-1.0, 1.0, (2,)))
     with pytest.raises(ValueError, match=r"info has an action_mask, but the action space Box.*; remove action_mask"):
         jppo.make_host_env(box)
-    with pytest.raises(ValueError, match="as_vector: the vector environment has an action_mask in the infos; pass a"):
-        jppo.make_host_env(as_vector)
+    with pytest.raises(ValueError, match=r"info has an action_mask, but the action space Box.*; remove action_mask"):
+        jppo.make_host_env(as_vector(box, AutoresetMode.DISABLED))
+    with pytest.raises(ValueError, match=r"SyncVectorEnv has autoreset_mode AutoresetMode\.NEXT_STEP"):
+        jppo.make_host_env(as_vector(Inner, AutoresetMode.NEXT_STEP))
+
+
+MODES = pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+
+
+@MODES
+@pytest.mark.parametrize("env", [InfoMasked, Several, Parts])
+def test_masks_in_the_infos_of_a_vector_are_those_of_its_environments(env, mode):
+    alone, vector = (jppo.make_host_env(source) for source in (env, as_vector(env, mode)))
+    assert (vector.obs_spec, vector.has_info_mask) == (alone.obs_spec, True)
+    several = [host.make([0, 1, 2, 3]) for host in (alone, vector)]  # all kinds of ends, after 2 to 4 steps
+    obs = [jax.tree.map(np.copy, envs.reset()) for envs in several]
+    for _ in range(12):
+        jax.tree.map(np.testing.assert_array_equal, *obs)
+        action = nearest_legal(alone.action_spec, obs[0]["action_mask"], np.ones((4, *alone.action_spec.shape), int))
+        steps = [jax.tree.map(np.copy, envs.step(action)) for envs in several]
+        jax.tree.map(np.testing.assert_array_equal, *steps)
+        obs = [after.obs for after in steps]
+
+
+@MODES
+@pytest.mark.slow
+def test_rollouts_of_a_vector_with_masks_equal_those_of_its_environments(mode):
+    alone, vector = (
+        jppo.train(source, total_steps=64, **QUICK) for source in (InfoMasked, as_vector(InfoMasked, mode))
+    )
+    assert vector.summary["policy_sha256"] == alone.summary["policy_sha256"]
+
+
+@MODES
+def test_a_missing_mask_of_a_vector_is_reported_with_environment_and_step(mode):
+    class Forgetful(InfoMasked):
+        def info(self):
+            return super().info() if self.seed != 1 or self.time < 2 else {}  # an episode of seed 1 has three steps
+
+    envs = jppo.make_host_env(as_vector(Forgetful, mode)).make([0, 1])
+    for _ in range(2):
+        obs = envs.reset()
+        obs = envs.step(1 + obs["action_mask"].argmax(1)).obs
+        with pytest.raises(BrokenContractError, match=r"no action_mask of environment 1 at step 2, .*; return"):
+            envs.step(1 + obs["action_mask"].argmax(1))
+
+
+def test_an_invalid_mask_of_a_vector_is_reported_in_one_line():
+    env = broken({"action_mask": np.array([0, 2])}, from_time=0)
+    with pytest.raises(ValueError, match=r"^action_mask in the infos of step 0 is int64 with the values 0, 2; "):
+        jppo.make_host_env(as_vector(env, AutoresetMode.SAME_STEP))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +465,11 @@ def test_check_env_takes_legal_actions_only(env):
         (ThreeEntries, "fail", "action_mask has shape (3,), 3 entries; the action space has 2 categories"),
         (FloatMask, "warn", "action_mask is float32"),
         (broken({}, from_time=2), "fail", "the info of step has no action_mask"),
-        (as_vector, "fail", "the vector environment has an action_mask in the infos"),
+        (
+            as_vector(broken({}, from_time=2), AutoresetMode.SAME_STEP),
+            "fail",
+            "infos have no action_mask of environment",
+        ),
         (device_masked(empty_at=3), "fail", "action_mask marks no legal action"),
         (DeviceTwos(), "fail", "action_mask contains 2"),
         (SevenEntries(), "fail", "action_mask has shape (7,), 7 entries; the action space has 6 categories"),

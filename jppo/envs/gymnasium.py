@@ -16,7 +16,7 @@ from jppo.envs.envpool import is_envpool, reset_by_number
 from jppo.envs.gymnasium_spaces import as_arrays, check_obs, dtypes_of, obs_spec_of
 from jppo.envs.gymnasium_vector import SameStepVector, make_vector, name_of, side_by_side
 from jppo.envs.host_families import register_atari
-from jppo.envs.info_mask import InfoMask, has_info_mask
+from jppo.envs.info_mask import InfoMask, InfoMaskVector, has_info_mask
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.spaces import ACTION_MASK, PyTree
 from jppo.errors import forbid_exit
@@ -141,11 +141,10 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         )
     vector = make_vector(env, [0])
     try:
-        if masked := _has_info_mask(name, vector):
-            single = InfoMask(vector.envs[0])
-            vector = side_by_side([lambda: single])
-        obs_space, action_space = vector.single_observation_space, vector.single_action_space
         _resetter(name, vector)
+        if masked := _has_info_mask(name, vector):
+            vector = _with_mask(name, vector)
+        obs_space, action_space = vector.single_observation_space, vector.single_action_space
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
         check_mask_spec(obs_spec, action_spec)
         if probe is not None and isinstance(vector, SyncVectorEnv):
@@ -168,16 +167,26 @@ def is_host_env(env: Any) -> bool:
 
 
 def _has_info_mask(name: str, vector: Any) -> bool:
-    """Returns whether to move masks from the info into the observations, which is possible for single environments."""
+    """Returns whether to move masks from the infos into the observations, which EnvPool's infos do not allow."""
     if type(vector) is SameStepVector:
         with np.errstate(all="ignore"):  # the environment may have made NumPy strict
             return has_info_mask(vector.envs[0])
     space = vector.single_observation_space
-    if not (isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces) and ACTION_MASK in _infos(vector):
-        problem = f"{name}: the vector environment has an action_mask in the infos"
-        remedy = "pass a function that makes one environment, or make the mask a leaf of a Dict of observations"
-        raise BrokenContractError(problem, remedy, check="masks")
-    return False
+    in_infos = ACTION_MASK in _infos(vector)
+    if (isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces) or not in_infos:
+        return False
+    if is_envpool(vector):
+        problem = f"{name}: the infos have an action_mask, which jppo does not support for EnvPool"
+        raise BrokenContractError(problem, "make the mask a leaf of a Dict of observations", check="masks")
+    return True
+
+
+def _with_mask(name: str, vector: Any) -> Any:
+    """Returns a vector environment with the masks of the infos in its observations."""
+    if type(vector) is not SameStepVector:
+        return InfoMaskVector(name, vector)
+    single = InfoMask(vector.envs[0])
+    return side_by_side([lambda: single])
 
 
 def _infos(vector: Any) -> Any:

@@ -16,7 +16,7 @@ from jppo.config.families import host_family_of
 from jppo.envs.agent_rows import AgentRows, is_parallel_env
 from jppo.envs.envpool import make_envpool
 from jppo.envs.host_families import make_by_id, make_family_env
-from jppo.envs.info_mask import InfoMask
+from jppo.envs.info_mask import InfoMask, InfoMaskVector
 from jppo.envs.modules import import_module_of
 
 
@@ -86,7 +86,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
             raise ValueError(
                 f"{source} was called with num_envs = {len(seeds)} but made {vector.num_envs} environments"
             )
-        return vector
+        return InfoMaskVector(name_of(source), vector) if has_info_mask else vector
 
     first = make()
     if is_parallel_env(first):
