@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -129,6 +130,23 @@ class WearsOut(Healthy):
             note(self.notes, "worn-out")
         if (self.notes / "worn-out").exists():
             raise RuntimeError("the gear is worn out")
+        return super().step(action)
+
+
+class FaultyEvaluation(Healthy):
+    """Misbehaves in the process that evaluates the policy: waits for the note "continue", or fails as in FAULTS."""
+
+    def __init__(self, fault="wait", **kwargs):
+        super().__init__(**kwargs)
+        self.fault = fault
+
+    def step(self, action):
+        if "jppo.training.ray_evaluator" in sys.modules and in_actor():
+            if self.fault in FAULTS:
+                FAULTS[self.fault]()
+            note(self.notes, "evaluating")
+            while not (self.notes / "continue").exists():
+                time.sleep(0.01)
         return super().step(action)
 
 

@@ -45,8 +45,22 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
 
 def commands(block: Block) -> list[list[str]]:
     """Returns the arguments of each `jppo` command, up to a pipe, an ampersand or a redirection."""
-    lines = block.text.replace("\\\n", " ").splitlines()
-    return [shlex.split(re.split(r" [|&>]", line)[0], comments=True)[1:] for line in lines if line.startswith("jppo ")]
+    return [arguments(line) for line in lines(block) if line.startswith("jppo ")]
+
+
+def lines(block: Block) -> list[str]:
+    """Returns the lines of a block of shell commands. A backslash continues a line."""
+    return block.text.replace("\\\n", " ").splitlines()
+
+
+def arguments(line: str) -> list[str]:
+    """Returns the arguments of a `jppo` command, up to a pipe, an ampersand or a redirection."""
+    return shlex.split(re.split(r" [|&>]", line)[0], comments=True)[1:]
+
+
+def expand(argv: list[str]) -> list[str]:
+    """Returns the words of a command, with `*` expanded in the current folder."""
+    return [path for word in argv for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
 
 
 def run(block: Block, names: dict[str, object]) -> None:

@@ -21,7 +21,7 @@ import pytest
 import ray
 import threadpoolctl
 from checks import SMALL, group
-from faulty_envs import NOTES, Broken, Faulty, Healthy, Telling, noted
+from faulty_envs import NOTES, Broken, Faulty, FaultyEvaluation, Healthy, Telling, note, noted
 from processes import descendants, left_of, running
 
 import jppo
@@ -33,6 +33,7 @@ from jppo.config.ray import RayConfig
 from jppo.errors import ActorsFailed
 from jppo.ppo.networks import make_network
 from jppo.runs.run_dir import load_policy_state, read_metrics
+from jppo.training import ray_loop
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
@@ -171,6 +172,76 @@ def test_a_run_with_policy_lag_1_is_deterministic(local_ray, tmp_path):
     alone = train(env, tmp_path, policy_lag=1, num_actors=0)
     assert_same_run(lagging, alone)
     assert lagging.metrics["actors/policy_lag"].tolist() == [0.0, *[1.0] * (UPDATES - 1)]
+
+
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch):
+    """Returns a function that trains with evaluations by `FaultyEvaluation` after every fourth update."""
+    monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
+    given = {"eval_every": 4, "eval_episodes": 3, "run_dir": tmp_path / "run"}
+
+    def run(fault="wait", **options):
+        return train(functools.partial(FaultyEvaluation, fault=fault, notes=tmp_path), tmp_path, **given | options)
+
+    return run
+
+
+def continue_at(update, notes):
+    return Recorder(lambda number: note(notes, "continue") if number >= update else None)
+
+
+@pytest.mark.slow
+def test_training_continues_during_an_evaluation(local_ray, evaluated, tmp_path):
+    result = evaluated(progress=continue_at(5, tmp_path))
+    assert_full_batches(result)
+    alone = evaluated(num_actors=0, run_dir=tmp_path / "alone")
+    for name in ("eval/return_mean", "eval/return_std", "eval/length_mean"):
+        assert np.flatnonzero(np.isfinite(result.metrics[name])).tolist() == [3]
+        assert result.metrics[name][3] == alone.metrics[name][3], name
+    assert result.summary["best_update"] == 4
+    env = functools.partial(Healthy, notes=tmp_path)
+    best, expected = (jppo.load_policy(tmp_path / name, env=env, best=True).state for name in ("run", "alone"))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), best, expected)
+
+
+@pytest.mark.slow
+def test_the_next_evaluation_and_the_end_wait_for_an_evaluation(local_ray, evaluated, tmp_path):
+    constant = {"eval_every": 2, "hyperparams": jppo.Hyperparams(learning_rate=1e-3)}
+    first = evaluated(**constant, progress=continue_at(3, tmp_path))
+    assert np.flatnonzero(np.isfinite(first.metrics["eval/return_mean"])).tolist() == [1, 3, 5]
+    resumed = evaluated(**constant, updates=8)
+    assert resumed.metrics["eval/return_mean"][:6].tolist() == pytest.approx(
+        first.metrics["eval/return_mean"].tolist(), nan_ok=True
+    )
+    assert np.flatnonzero(np.isfinite(resumed.metrics["eval/return_mean"])).tolist() == [1, 3, 5, 7]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_an_evaluation(local_ray, evaluated, tmp_path):
+    def interrupt(update):
+        if update == 5 and note(tmp_path, "interrupted"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = evaluated(progress=Recorder(interrupt))
+    assert (result.summary["status"], result.summary["checkpoint"]) == ("interrupted", result.summary["updates"])
+    assert result.summary["updates"] >= 5
+    assert not any(name.startswith("eval/") for name in result.metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", r":\nTraceback (.*\n)*faulty_envs.Unpicklable: the simulator is gone \(code 7\)$"),
+        ("exit", r": ActorDiedError: The actor died unexpectedly before finishing this task\.$"),
+    ],
+)
+def test_a_failed_evaluation_ends_the_run_with_everything_saved(local_ray, evaluated, tmp_path, fault, message):
+    with pytest.raises(ActorsFailed, match=f"^the evaluation after update 4 failed with{message}") as caught:
+        evaluated(fault)
+    summary = caught.value.result.summary
+    assert (summary["status"], summary["checkpoint"]) == ("failed", summary["updates"])
+    assert summary["updates"] >= 4
 
 
 @pytest.mark.slow

@@ -167,6 +167,7 @@ def test_zsh_gets_a_function_of_its_completion_system():
     assert (code, err) == (0, "")
     assert out.startswith("#compdef jppo")
     assert "--learning-rate" in out
+    assert 'if [[ -z "$completions" || ' in out, "file names are completed if nothing else fits"
 
 
 def test_fish_gets_a_function_that_also_completes_files():

@@ -1,5 +1,6 @@
 """Tests evaluations during training, stopping at a return, and the best policy."""
 
+import itertools
 import json
 import os
 import signal
@@ -22,7 +23,8 @@ from jppo.ppo.anakin import RECENT_EPISODES, ReturnTarget
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints
 from jppo.runs.leaves import copy_leaves
-from jppo.training import device_loop
+from jppo.training import device_loop, ray_loop
+from jppo.training import run as run_module
 from jppo.training import settings as run_settings
 from jppo.training.history import RecentEpisodes
 from jppo.training.monitor import Monitor
@@ -158,6 +160,98 @@ def test_interrupt_ends_an_evaluation_on_the_host(tmp_path, monkeypatch):
     assert resumed.summary["status"] == "finished"
 
 
+@pytest.fixture
+def make_slow(monkeypatch):
+    """Returns a function that makes evaluations of host environments end at a poll with this number."""
+    make_evaluator = run_module.make_host_evaluator
+
+    def apply(polls):
+        def make(*args):
+            evaluate = make_evaluator(*args)
+
+            def start(policy_state, update, stop_requested):
+                result, count = evaluate(policy_state, update, stop_requested), itertools.count(1)
+                return lambda timeout: result if next(count) >= polls else None
+
+            return start
+
+        monkeypatch.setattr(run_module, "make_host_evaluator", make)
+
+    monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
+    return apply
+
+
+@pytest.fixture(scope="module")
+def evaluated_at_once(tmp_path_factory):
+    return train_host(**EVALS, run_dir=tmp_path_factory.mktemp("runs") / "evaluated")
+
+
+@pytest.mark.parametrize("polls", [1, 2, 3, 1000])
+def test_results_do_not_depend_on_the_duration_of_an_evaluation(make_slow, evaluated_at_once, tmp_path, polls):
+    make_slow(polls)
+    shown = Recorder()
+    result = train_host(**EVALS, run_dir=tmp_path / "run", progress=shown)
+    assert result.summary["policy_sha256"] == evaluated_at_once.summary["policy_sha256"]
+    assert_same_rows(result, evaluated_at_once)
+    assert shown.evaluations == [
+        (4 * (i + 1) * BATCH, m) for i, m in enumerate(finite(result.metrics["eval/return_mean"]))
+    ]
+    assert shown.steps == sorted(shown.steps)
+    assert {(i + 1) * BATCH for i in range(UPDATES)} == set(shown.steps)
+    best = jppo.load_policy(result.run_dir, env=Guessing, best=True)
+    assert_same(best.state, jppo.load_policy(evaluated_at_once.run_dir, env=Guessing, best=True).state)
+    assert runs.read_best(result.run_dir) == runs.read_best(evaluated_at_once.run_dir)
+
+
+def assert_same_rows(a, b):
+    for name in b.metrics:
+        if not name.startswith("time/") and "seconds" not in name:
+            np.testing.assert_array_equal(a.metrics[name], b.metrics[name], name)
+
+
+def test_best_policy_of_a_slow_evaluation_is_the_evaluated_one(make_slow, tmp_path):
+    make_slow(3)
+    train_host(total=6, **EVALS, run_dir=tmp_path / "run")
+    best = jppo.load_policy(tmp_path / "run", env=Guessing, best=True)
+    assert runs.read_best(tmp_path / "run").update == 4
+    assert_same(best.state, train_host(total=4).policy.state)
+
+
+@pytest.mark.parametrize("given", [{}, {"checkpoint_seconds": 0}])
+def test_run_with_slow_evaluations_can_be_resumed(make_slow, evaluated_at_once, tmp_path, given):
+    make_slow(3)
+    train_host(total=6, **EVALS, **given, run_dir=tmp_path / "run")
+    result = train_host(run_dir=tmp_path / "run")
+    rows = np.isfinite(result.metrics["eval/return_mean"])
+    assert result.metrics["update"].tolist() == list(range(1, UPDATES + 1))
+    assert result.metrics["update"][rows].tolist() == [4, 8, 12]
+
+
+def test_checkpoint_contains_no_update_before_the_end_of_its_evaluation(make_slow, tmp_path, monkeypatch):
+    make_slow(3)
+    saved, save = [], Checkpoints.save
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, *args: (saved.append(args[0]), save(self, *args), self.wait())
+    )
+    train_host(**EVALS, checkpoint_seconds=0, run_dir=tmp_path / "run")
+    assert saved == [1, 2, 3, 6, 7, 10, 11, 12]
+
+
+def test_callback_sees_the_evaluation_of_its_update(make_slow):
+    make_slow(3)
+    seen = []
+    train_host(**EVALS, callback=lambda event: seen.append((event.update, "eval/return_mean" in event.metrics)))
+    assert seen == [(i, i % 4 == 0) for i in range(1, UPDATES + 1)]
+
+
+def test_run_stops_at_the_return_of_a_slow_evaluation(make_slow):
+    make_slow(3)
+    result = train_host(total=100, stop_at_return=1.0, eval_every=2)
+    means = finite(result.metrics["eval/return_mean"])
+    assert result.summary["status"] == "solved"
+    assert result.summary["updates"] == result.state.update == 2 * len(means) < 100
+
+
 def test_failing_evaluation_on_the_device_saves_a_state_of_its_update(tmp_path, monkeypatch):
     monkeypatch.setattr(Monitor, "_read_evaluation", fail_to_read)
     with pytest.raises(ArithmeticError, match="mask") as error:
@@ -219,10 +313,13 @@ def test_run_stops_at_the_recent_return(run, tmp_path):
 
 class Recorder(NullReporter):
     def __init__(self):
-        self.messages, self.evaluations = [], []
+        self.messages, self.evaluations, self.steps = [], [], []
 
     def message(self, text):
         self.messages.append(text)
+
+    def update(self, env_steps, steps_per_second, recent_return):
+        self.steps.append(env_steps)
 
     def evaluated(self, env_steps, return_mean):
         self.evaluations.append((env_steps, return_mean))

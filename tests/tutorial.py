@@ -7,14 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-from snippets import ROOT, blocks, commands, run
+from snippets import ROOT, blocks, commands, expand, run
 
 NAMES = ("train", "inspect", "own-environment", "own-network", "many-seeds")
 
 
 def _prepare(argv: list[str]) -> list[str]:
     """Expands `*` in the current folder, and limits the steps of a command that trains."""
-    argv = [path for word in argv for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+    argv = expand(argv)
     if argv[0] not in ("train", "sweep"):
         return argv
     if "--total-steps" in argv:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.config.ray import RayConfig
@@ -79,11 +80,11 @@ class ActorProcess:
             self._runner.close()
 
 
-def start_actor(config: RayConfig, strategy: Any) -> Any:
+def start_actor(config: RayConfig, several_processes: bool, process: type[ActorProcess] = ActorProcess) -> Any:
     """Starts an actor and returns its handle without waiting for it.
 
     Args:
-      strategy: Ray's scheduling strategy, or None.
+      several_processes: whether several processes train together. Each one's actors run on its own node.
     """
     platform = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if config.actor_gpus else {"JAX_PLATFORMS": "cpu"}
     flags = {"XLA_FLAGS": f"{_ONE_THREAD['XLA_FLAGS']} {inherited_flags()}"}
@@ -91,8 +92,16 @@ def start_actor(config: RayConfig, strategy: Any) -> Any:
         "num_cpus": config.actor_cpus,
         "num_gpus": config.actor_gpus,
         "enable_task_events": False,  # Ray's head would store the last 100,000 calls for its dashboard
-        "scheduling_strategy": strategy,
+        "scheduling_strategy": _strategy(several_processes),
         "runtime_env": {"env_vars": _ONE_THREAD | platform | flags},
     }
     import_path = [os.path.abspath(directory) for directory in sys.path]
-    return ray.remote(ActorProcess).options(**options).remote(import_path)
+    return ray.remote(process).options(**options).remote(import_path)
+
+
+def _strategy(several_processes: bool) -> Any:
+    """Returns Ray's scheduling strategy, or None."""
+    if several_processes:
+        return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    # a placement group (of a Tune trial) already reserves resources for the actors
+    return None if ray.util.get_current_placement_group() else "SPREAD"

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.actors.actor import ActorError, make_actor_error, start_actor
 from jppo.actors.daemon_monitor import DaemonMonitor
@@ -142,6 +141,11 @@ class ActorPool:
             disconnect()
         return self._failure is None
 
+    def require_daemons(self, at_once: bool = False) -> None:
+        """Raises ActorsFailed if one of Ray's daemons stopped."""
+        if not self.check_daemons(at_once):
+            raise ActorsFailed(self._failure)
+
     def counts(self) -> dict[str, int]:
         """Returns the numbers of lost fragments and of restarted actors."""
         return {"lost_fragments": self._lost, "restarts": self._restarts}
@@ -163,7 +167,7 @@ class ActorPool:
 
     def _poll(self, timeout: float) -> None:
         """Restarts failed actors, waits for results and processes them. Raises ActorsFailed."""
-        self._require_daemons()
+        self.require_daemons()
         for slot in self._slots:
             if slot.retry_at is not None and self._waited >= slot.retry_at:
                 self._restarts += 1
@@ -177,7 +181,7 @@ class ActorPool:
             try:
                 done, _ = ray.wait(list(waiting), num_returns=count, timeout=timeout)
             except OSError:  # the connection to the raylet broke
-                self._require_daemons(at_once=True)
+                self.require_daemons(at_once=True)
                 raise
         else:
             done = []
@@ -195,11 +199,6 @@ class ActorPool:
         self._call()
         self._report_unplaced_actors()
 
-    def _require_daemons(self, at_once: bool = False) -> None:
-        """Raises ActorsFailed if one of Ray's daemons stopped."""
-        if not self.check_daemons(at_once):
-            raise ActorsFailed(self._failure)
-
     def _report_unplaced_actors(self) -> None:
         """Tells the user about actors whose processes have not started for a while."""
         unplaced = [slot for slot in self._slots if slot.pending is not None and slot.node is None]
@@ -207,7 +206,7 @@ class ActorPool:
         if not late or self._waited < self._next_unplaced_message:
             return
         self._next_unplaced_message = self._waited + _UNPLACED_MESSAGE_SECONDS
-        self._require_daemons(at_once=True)
+        self.require_daemons(at_once=True)
         if self._monitor.head_answers:  # otherwise Ray would block
             reason = None if self._own_cluster else explain_missing_resources(self._config)
             reason = reason or "still starting; Ray has resources for them, but the machine may be busy"
@@ -218,7 +217,7 @@ class ActorPool:
         try:
             answer = ray.get(ref, timeout=_GET_SECONDS)
         except ray.exceptions.RayError as error:  # the process died
-            self._require_daemons(at_once=True)
+            self.require_daemons(at_once=True)
             answer = make_actor_error(error, str(error))
         if isinstance(answer, ActorError):
             self._handle_failure(slot, answer)
@@ -260,16 +259,10 @@ class ActorPool:
 
     def _spawn(self, slot: "_Slot") -> None:
         """Starts an actor. A restarted actor's environments get new numbers, so that no random draw repeats."""
-        slot.handle = start_actor(self._config, self._strategy())
+        slot.handle = start_actor(self._config, self._several_processes)
         slot.numbers = slot.env_index + self._num_envs * slot.spawned
         slot.pending, slot.since, slot.retry_at = slot.handle.place.remote(), self._waited, None
         slot.spawned += 1
-
-    def _strategy(self) -> Any:
-        if self._several_processes:
-            return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        # a placement group (of a Tune trial) already reserves resources for the actors
-        return None if ray.util.get_current_placement_group() else "SPREAD"
 
     def _call(self) -> None:
         """Starts the rollout of every actor that is due and ready."""

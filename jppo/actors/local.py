@@ -46,6 +46,9 @@ class LocalRunner:
         """Returns True, because this runner needs no daemons. See ActorPool.check_daemons."""
         return True
 
+    def require_daemons(self, at_once: bool = False) -> None:
+        """Does nothing, see check_daemons."""
+
     def counts(self) -> dict[str, int]:
         """Returns zeros, see ActorPool.counts."""
         return {"lost_fragments": 0, "restarts": 0}

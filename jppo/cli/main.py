@@ -55,6 +55,8 @@ class Completion:
     Zsh, once, with a folder of $fpath: jppo completion zsh > ~/.zfunc/_jppo
 
     Fish, once: jppo completion fish > ~/.config/fish/completions/jppo.fish
+
+    Make the folder of zsh or fish first, with mkdir -p.
     """
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
@@ -66,9 +68,10 @@ class Completion:
             tyro.extras.subcommand_cli_from_dict(
                 COMMANDS, prog="jppo", args=words, config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY
             )
-        # complete file names where an argument is a path: bash if nothing else fits, fish always
-        text = script.getvalue().replace("\ncomplete -F ", "\ncomplete -o default -F ")
-        print(text.replace("complete --no-files ", "complete "))
+        text = script.getvalue()
+        for part, with_files in _FILE_NAMES[self.shell].items():
+            text = text.replace(part, with_files)
+        print(text)
         return 0
 
 
@@ -88,6 +91,11 @@ COMMANDS: dict[str, Any] = {
     "envs": Envs,
     "doctor": Doctor,
     "completion": Completion,
+}
+_FILE_NAMES = {  # changes of tyro's scripts: complete file names, in bash and zsh only if nothing else fits
+    "bash": {"\ncomplete -F ": "\ncomplete -o default -F "},
+    "zsh": {'if [[ "$completions" == ': 'if [[ -z "$completions" || "$completions" == '},
+    "fish": {"complete --no-files ": "complete "},
 }
 _USAGE = "usage: jppo [-h] [--version] COMMAND ..."
 _HOST_DEVICES = "xla_force_host_platform_device_count"

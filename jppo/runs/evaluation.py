@@ -15,6 +15,7 @@ from jppo.config.run import MAX_STEPS
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
 from jppo.envs.base import Environment, reset_rows, step_rows
+from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
 from jppo.envs.masks import lacks_legal_action
@@ -291,7 +292,7 @@ def _play_on_host(
 
 def raise_no_legal_action(env_name: str, where: str, step: int) -> NoReturn:
     """Raises ValueError for a mask without legal actions."""
-    raise ValueError(f"{env_name}: action_mask marks no legal action in {where} at step {step}; {EMPTY_MASK}")
+    raise BrokenContractError(f"{env_name}: action_mask marks no legal action in {where} at step {step}", EMPTY_MASK)
 
 
 def _seeds(seed: int, count: int) -> list[int]:

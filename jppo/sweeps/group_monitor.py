@@ -47,7 +47,7 @@ class GroupMonitor(Monitor):
     def finish(self, loop: Any) -> dict[str, Any]:
         """Handles the events of all runs after the last update of the log, and returns more metrics of it, [R] each."""
         log, active, rows = self._log, self._log.active, dict[str, np.ndarray]()
-        result = self._running.pop(log.updates, None)
+        result: Any = self._running.pop(log.updates, None)
         if isinstance(result, Exception):
             raise result
         host = None if result is None else jax.device_get((result.metrics, result.policy_state))

@@ -27,8 +27,11 @@ class Evaluated(NamedTuple):
     check: Callable[[], None] = lambda: None  # raises ValueError if an episode had a step without a legal action
 
 
-# (policy, number of updates, whether a stop was requested) -> Evaluated, or None if the stop request ended it
-Evaluator = Callable[[PolicyState, int, Callable[[], bool]], Evaluated | None]
+# timeout in seconds -> the result of an evaluation in another process, or None if it still runs
+PendingEvaluation = Callable[[float], Evaluated | None]
+
+# (policy, number of updates, whether a stop was requested) -> result, or None if the stop request ended the evaluation
+Evaluator = Callable[[PolicyState, int, Callable[[], bool]], Evaluated | PendingEvaluation | None]
 
 
 class _Stopped(Exception):
@@ -89,16 +92,19 @@ def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
                 raise _Stopped
 
         policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
-        key = jax.random.fold_in(evaluation_key(jax.random.key(seed)), update)
         try:
-            episodes = play(policy, num_episodes, int(jax.random.bits(key)), before_step=check_stop)
-            summary = episodes.summary()
+            summary = play(policy, num_episodes, episode_seed(seed, update), before_step=check_stop).summary()
             result = Evaluated({name: summary[name] for name in METRICS}, policy)
         except _Stopped:
             pass
         return None if allgather_ints([result is None]).any() else result
 
     return evaluate
+
+
+def episode_seed(seed: int, update: int) -> int:
+    """Returns the seed of an evaluation on the host."""
+    return int(jax.random.bits(jax.random.fold_in(evaluation_key(jax.random.key(seed)), update)))
 
 
 def evaluation_key(key: Array) -> Array:

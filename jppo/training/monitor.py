@@ -12,7 +12,7 @@ from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import Best
 from jppo.training.callback import Callback, CallbackEvent, RunInfo, call
-from jppo.training.evaluator import Evaluated, Evaluator
+from jppo.training.evaluator import Evaluated, Evaluator, PendingEvaluation
 from jppo.training.logger import LoopResult
 
 _CONTINUE, _STOPPED, _FAILED = 0, 1, 2  # codes that the processes exchange after a callback
@@ -59,7 +59,7 @@ class Monitor:
         self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
         self.target = None if evaluate is not None else run.stop_at_return
         self._eval_target = math.inf if evaluate is None or run.stop_at_return is None else run.stop_at_return
-        self._running: dict[int, Evaluated | Exception] = {}  # by update
+        self._running: dict[int, Evaluated | PendingEvaluation | Exception] = {}  # by update
         self._measure = "recent return" if evaluate is None else "evaluation"
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
@@ -90,6 +90,18 @@ class Monitor:
             if result is not None:
                 self._running[update] = result
 
+    def is_pending(self, update: int) -> bool:
+        """Returns whether another process still evaluates the policy after `update` updates, see `poll`."""
+        return callable(self._running.get(update))
+
+    def poll(self, update: int, timeout: float) -> bool:
+        """Returns whether a pending evaluation has ended, after at most `timeout` seconds. Raises its error."""
+        pending: Any = self._running[update]
+        result = pending(timeout)
+        if result is not None:
+            self._running[update] = result
+        return result is not None
+
     def is_ready(self, update: int) -> bool:
         """Returns whether the result of the evaluation after `update` updates can be read without waiting."""
         result = self._running.get(update) if self._running else None
@@ -103,6 +115,7 @@ class Monitor:
         """
         update, metrics = self._log.updates, dict[str, float]()
         if (result := self._running.pop(update, None)) is not None:
+            assert not callable(result), "poll() comes first"
             try:
                 metrics = self._read_evaluation(result)
             except Exception as error:
@@ -125,6 +138,11 @@ class Monitor:
         self._offer(mean, result.policy_state)
         self.ended = SOLVED if mean >= self._eval_target else None
         return metrics
+
+    def close(self) -> None:
+        """Ends the process of the evaluations, if there is one."""
+        if (close := getattr(self._evaluate, "close", None)) is not None:
+            close()
 
     def is_solved(self) -> bool:
         """Returns whether the recent return has reached the target."""

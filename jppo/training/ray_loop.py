@@ -64,7 +64,9 @@ class RayLoop:
         """
         start, key = time.perf_counter(), jax.random.key(seed)
         self._agent, self._log, self._config = agent, log, config
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, Any]] = []  # updates that are not logged
+        self._ends: list[float] = []  # when each of them ended
+        self._event = 0  # update with an event that is not logged yet, because its evaluation still runs; or 0
         self._hyperparams, self.monitor = hyperparams, monitor or Monitor(log)
         self.state: TrainState = agent.init(key, hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
@@ -113,6 +115,7 @@ class RayLoop:
 
     def close(self) -> None:
         """Closes the actors."""
+        self.monitor.close()
         self._actors.close()
 
     def save(self) -> None:
@@ -154,7 +157,7 @@ class RayLoop:
             begin = time.perf_counter()
             fragments = self._await(self._actors.poll, stop_requested)
             if fragments is None:
-                return LoopResult("interrupted" if self._flush() else "diverged")
+                return self._interrupt()
             arrived = time.perf_counter()
             self._streams = np.concatenate([fragment.streams for fragment in fragments])
             if lag:
@@ -179,6 +182,7 @@ class RayLoop:
             }
             lagging = bool(lag) and (behind or number > first)
             self._rows.append(metrics | times | self._actor_metrics(fragments, lagging))
+            self._ends.append(time.perf_counter())
             if (ended := self._end_update(number, finite, stop_requested)) is not None:
                 return ended
             if launches and held:
@@ -188,22 +192,68 @@ class RayLoop:
     def _end_update(self, number: int, finite: bool, stop_requested: Callable[[], bool]) -> LoopResult | None:
         """Logs the updates, handles events and saves a checkpoint, each if it is due. A stop ends an evaluation.
 
+        Updates are logged in order, so those after an evaluated one are logged when the evaluation has ended.
+
         Returns:
           the reason to end the run after update `number`, or None.
         """
         last, monitor, before = number == self._agent.num_updates, self.monitor, self.state
         save = not last and self._is_checkpoint_due(number)
         event = finite and monitor.is_due(number)
+        exact = save and self._checkpoints is not None and self._checkpoints.every_updates > 0
+        if self._event and not self._finish_event(last or event or exact or not finite, stop_requested):
+            return self._interrupt()
         if event:
             monitor.start(number, self.state.policy, stop_requested)
+            self._event = number
+            if not self._finish_event(last or exact or monitor.holds(number), stop_requested):
+                return self._interrupt()
+        save = save and not self._event  # a checkpoint that is due at a time is saved after the evaluation
         due = save or last or event or not finite or monitor.target is not None
-        if (due or time.perf_counter() - self._written >= _LOG_SECONDS) and not self._flush(event):
-            return LoopResult("diverged")
+        if due or time.perf_counter() - self._written >= _LOG_SECONDS:
+            if self._event:
+                self._written = time.perf_counter()
+                self._log.show_progress(number, self._written - self._start)
+            elif not self._flush():
+                return LoopResult("diverged")
         if self.state is not before:  # a callback may have changed the hyperparameters
             self._hyperparams = jax.device_get(self.state.hyperparams)
         if save:
             self.save()
         return monitor.ended or (SOLVED if monitor.is_solved() else None)
+
+    def _finish_event(self, wait: bool, stop_requested: Callable[[], bool]) -> bool:
+        """Logs the updates until the last one with an event and handles the event.
+
+        Args:
+          wait: wait for the end of its evaluation; otherwise this does nothing if the evaluation still runs.
+
+        Returns:
+          whether no stop was requested while this waited.
+        """
+        if self.monitor.is_pending(self._event):
+            ended = self._await(self._poll_evaluation if wait else self._check_evaluation, stop_requested)
+            if ended is None or not allgather_ints([ended]).all():
+                return ended is not None
+        count, self._event = self._event - self._log.updates, 0
+        return self._flush(count)
+
+    def _poll_evaluation(self, timeout: float) -> bool | None:
+        """Returns True if the evaluation has ended, or None if it still runs after `timeout` seconds."""
+        self._actors.require_daemons()  # without them, Ray would block
+        try:
+            return self.monitor.poll(self._event, timeout) or None
+        except (ActorsFailed, OSError):  # OSError: the connection to the raylet broke
+            self._actors.require_daemons(at_once=True)
+            raise
+
+    def _check_evaluation(self, timeout: float) -> bool:
+        """Returns whether the evaluation has ended, without waiting."""
+        return bool(self._poll_evaluation(0.0))
+
+    def _interrupt(self) -> LoopResult:
+        """Logs the updates without the evaluation that still runs."""
+        return LoopResult("interrupted" if self._flush() else "diverged")
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint after this update. The first process decides for all."""
@@ -259,18 +309,22 @@ class RayLoop:
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
         return counts | times | {"actors/policy_lag": float(behind)}
 
-    def _flush(self, event: bool = False) -> bool:
+    def _flush(self, count: int = 0) -> bool:
         """Logs the updates since the last call. Returns False if one diverged.
 
         Args:
-          event: whether the monitor has an event after the last update.
+          count: number of updates to log, after the last of which there is an event; 0: all, without an event.
         """
         if not self._rows:
             return True
-        columns = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
-        self._rows, self._written = [], time.perf_counter()
-        finish = functools.partial(self.monitor.finish, self) if event else None
-        return self._log.add(columns, self._written - self._start, finish)
+        finish = functools.partial(self.monitor.finish, self) if count else None
+        count = count or len(self._rows)
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._written = time.perf_counter()
+        end = self._ends[count - 1] if self._rows else self._written
+        self._ends = self._ends[count:]
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        return self._log.add(columns, end - self._start, finish)
 
 
 def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:

@@ -247,6 +247,10 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
         with end_at_sigterm():
             shapes = state_shapes(agent, prepared.hyperparams).train.policy
             evaluate = make_device_evaluator(agent, shapes, run, prepared.seed)
+    elif run.eval_every and prepared.ray.num_actors:
+        from jppo.training.ray_evaluator import RayEvaluator  # ray takes a second to import
+
+        evaluate = RayEvaluator(agent, run, prepared.seed, prepared.ray)
     elif run.eval_every:
         evaluate = make_host_evaluator(agent, run, prepared.seed)
     best = None
