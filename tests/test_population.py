@@ -5,6 +5,7 @@ import functools
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -199,8 +200,8 @@ def test_state_moved_to_the_host_and_back_continues_identically():
 def test_sweep_progress_sums_steps_and_keeps_the_best_return():
     messages = Messages()
     progress = SweepProgress(messages)
-    progress.add(100, 2.0, {0: 3.0, 1: float("nan")})
-    progress.add(50, 1.0, {0: 1.0})
+    progress.add(100, 2.0, [Mock(recent_return=3.0), Mock(recent_return=float("nan"))])
+    progress.add(50, 1.0, [Mock(recent_return=1.0)])
     assert messages.updates == [(100, 3.0), (150, 3.0)]
 
 

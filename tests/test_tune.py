@@ -359,9 +359,33 @@ def test_population_trial_reports_every_run(tmp_path, monkeypatch):
     assert sorted(returns)[1] <= last["return_mean"] <= sorted(returns)[2]
 
 
+@pytest.mark.slow
+def test_population_trial_has_evaluations_and_callbacks(tmp_path, monkeypatch):
+    trial = FakeTune(tmp_path, monkeypatch)
+
+    def callback(event):
+        if (event.run.number, event.update) == (1, 4):
+            raise ArithmeticError("enough")
+
+    run = {"eval_every": 3, "eval_episodes": 2}
+    options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "run": run}
+    population = tune.population(lenient_env("CartPole-v1"), **options, callback=callback, callback_every=2)
+    with pytest.raises(ArithmeticError, match="enough"):
+        population({"learning_rate": 1e-2})
+    assert len({frozenset(report) for report in trial.reports}) == 1, "Tune needs each metric in each report"
+    first, last = trial.reports[0], trial.reports[-1]
+    assert np.isnan(first["eval/return_mean"])
+    assert np.isnan(first["eval/run/1"])
+    returns = [last["eval/run/0"], last["eval/run/1"]]
+    assert last["eval/return_mean"] == pytest.approx(np.mean(returns))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"callback": 3}, "callback = 3 must be a function"),
+        ({"run": {"eval_episodes": 3}}, "eval_episodes = 3 without evaluations has no effect; set eval_every"),
+        ({"run": {"video": True}}, r"run.video = True has no effect in jppo.tune.population"),
         ({"num_envs": [4, 8]}, "num_envs needs one program per value, and a trial is one program"),
         ({"seeds": 0}, "seeds = 0 must be from 1 to"),
     ],

@@ -22,7 +22,7 @@ _HINTS = {
 _HINTS |= dict.fromkeys(SAVED_FIELDS, "only jppo.train supports it")
 _HINTS |= dict.fromkeys(
     (*EVALUATION_FIELDS, "callback", "callback_every"),
-    "only jppo.train, jppo.sweep and jppo.tune.trainable support it",
+    "only jppo.train, jppo.sweep and jppo.tune support it",
 )
 R = TypeVar("R")
 

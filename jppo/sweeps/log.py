@@ -67,10 +67,19 @@ class RunLog:
         return self.updates * self._group.agent.config.batch_size
 
     @property
+    def recent_return(self) -> float:
+        """Recent mean return, minus infinity if the run has diverged; NaN before the first episode has ended."""
+        return -math.inf if self.status == DIVERGED else self.recent.mean
+
+    @property
+    def last_eval(self) -> float | None:
+        """Mean return of the newest evaluation, or None."""
+        return None if self.monitor is None else self.monitor.last_eval
+
+    @property
     def score(self) -> float:
         """Return of the newest evaluation, or without one the recent return; NaN before the first episode has ended."""
-        newest = None if self.monitor is None else self.monitor.last_eval
-        return self.recent.mean if newest is None else newest
+        return self.recent.mean if self.last_eval is None else self.last_eval
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
         """Adds the metrics of consecutive updates, as columns [updates]."""
@@ -113,7 +122,7 @@ class RunLog:
             return_std=self.recent.std,
             metrics=metrics,
             policy_state=policy_state,
-            eval_return_mean=None if self.monitor is None else self.monitor.last_eval,
+            eval_return_mean=self.last_eval,
             best=best,
             best_policy_state=self.best_policy,
         )
@@ -200,8 +209,7 @@ class PopulationLogger:
             self._history.add(last | {name: column[None] for name, column in more.items()})
         else:
             self._history.add(rows)
-        returns = {run.spec.number: -math.inf if run.status == DIVERGED else run.recent.mean for run in self.runs}
-        self._progress.add(int(done.sum()) * self.batch_size, passed, returns)
+        self._progress.add(int(done.sum()) * self.batch_size, passed, self.runs)
         return bool(self.active.any())
 
     def read_state(self, state: AnakinState) -> None:
@@ -239,10 +247,11 @@ class SweepProgress:
     def __init__(self, reporter: Reporter) -> None:
         self.reporter, self.env_steps, self._best = reporter, 0, math.nan
 
-    def add(self, env_steps: int, seconds: float, returns: dict[int, float]) -> None:
-        """Adds environment steps that took `seconds`, and the recent mean returns by run number."""
+    def add(self, env_steps: int, seconds: float, runs: list[RunLog]) -> None:
+        """Adds environment steps that took `seconds`, and the recent mean returns of the runs."""
         self.env_steps += env_steps
-        self._best = max((x for x in [self._best, *returns.values()] if not math.isnan(x)), default=math.nan)
+        returns = [self._best, *(run.recent_return for run in runs)]
+        self._best = max((x for x in returns if not math.isnan(x)), default=math.nan)
         self.reporter.update(self.env_steps, env_steps / max(seconds, 1e-9), self._best)
 
 

@@ -171,9 +171,7 @@ class PBTLogger(PopulationLogger):
         Args:
           source: [R] i32, see `exchange`.
         """
-        before = [
-            (run.recent, run.means.partial, None if run.monitor is None else run.monitor.last_eval) for run in self.runs
-        ]
+        before = [(run.recent, run.means.partial, run.last_eval) for run in self.runs]
         for index in np.flatnonzero(source != np.arange(len(source))):
             run, copied = self.runs[index], self.runs[source[index]]
             recent, partial, last_eval = before[source[index]]

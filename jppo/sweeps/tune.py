@@ -1,5 +1,6 @@
 """Trainables for Ray Tune: single runs, and populations of runs in one program."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs.statistics import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
-from jppo.sweeps.log import SweepProgress
+from jppo.sweeps.log import RunLog, SweepProgress
 from jppo.sweeps.tune_trial import METRIC, train_trial
 from jppo.training.callback import Callback, check_callback
 from jppo.training.progress import PrintReporter
@@ -134,23 +135,29 @@ def population(
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
     resources: Resources = Resources(),
+    run: RunConfig | Mapping[str, Any] = RunConfig(),
+    callback: Callback | None = None,
+    callback_every: int = 1,
     **settings: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is a population of runs in one compiled program.
 
     A trial reports several times a second: "env_steps" (environment steps of all runs), "run/0", "run/1", ... (the mean
-    return of each run over about its last hundred episodes) and "return_mean", the interquartile mean of these. It
-    saves no checkpoints.
+    return of each run over about its last hundred episodes) and "return_mean", the interquartile mean of these. With
+    evaluations, it also reports "eval/run/0", ... (the newest evaluation of each run, NaN before the first one) and
+    "eval/return_mean", their interquartile mean. It saves no checkpoints.
 
     Args:
       seeds, settings: each trial trains every combination, see `jppo.sweep`. The search space names fields of
         `jppo.Hyperparams` and `jppo.PPOConfig`; its values replace those of `settings`.
       env, total_steps, config, hyperparams, preset, network, optimizer, loss, advantages, resources: see `trainable`.
+      run, callback, callback_every: see `jppo.sweep`. An exception in the callback fails the trial.
 
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
     """
     check_overrides(population, settings)
+    check_callback(callback, callback_every)
     network, settings = take_network(network, settings)
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
@@ -165,6 +172,9 @@ def population(
         optimizer=optimizer,
         loss=loss,
         advantages=advantages,
+        run=evaluation_settings(run, "jppo.tune.population"),
+        callback=callback,
+        callback_every=callback_every,
     )
     pickled = ray_core.cloudpickle.dumps((run_settings, check_seeds(seeds), settings))
 
@@ -178,7 +188,10 @@ def population(
                 f"the trial has {len(groups)} programs; pass one environment, one value per PPOConfig "
                 "field and one kind of schedule per hyperparameter"
             )
-        GroupTrainer(groups[0], _TuneProgress(), lambda: False, lambda *run: None).train()
+        progress = _TuneProgress(bool(run_settings.run.eval_every))
+        error = GroupTrainer(groups[0], progress, lambda: False, lambda *run: None).train()
+        if error is not None:
+            raise error
 
     return tune.with_resources(trial, {"CPU": resources.cpus, "GPU": resources.gpus})
 
@@ -193,14 +206,24 @@ def _limit_trial(resources: Resources) -> None:
 class _TuneProgress(SweepProgress):
     """Reports the progress of a population to Tune."""
 
-    def __init__(self) -> None:
+    def __init__(self, evaluates: bool) -> None:
+        """
+        Args:
+          evaluates: whether the runs have evaluations.
+        """
         super().__init__(PrintReporter())
-        self._returns: dict[int, float] = {}
+        prefixes = ("", "eval/") if evaluates else ("",)
+        self._columns = {prefix: dict[int, float]() for prefix in prefixes}  # the newest return of each run
 
-    def add(self, env_steps: int, seconds: float, returns: dict[int, float]) -> None:
+    def add(self, env_steps: int, seconds: float, runs: list[RunLog]) -> None:
         self.env_steps += env_steps
-        self._returns |= returns
-        known = np.array([x for x in self._returns.values() if not np.isnan(x)])
-        middle = float(interquartile_mean(known)) if len(known) else float("nan")
-        report = {METRIC: middle, "env_steps": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)}
-        tune.report(report | {f"run/{number}": value for number, value in sorted(self._returns.items())})
+        report: dict[str, Any] = {"env_steps": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)}
+        for run in runs:
+            self._columns[""][run.spec.number] = run.recent_return
+            if "eval/" in self._columns:
+                self._columns["eval/"][run.spec.number] = math.nan if run.last_eval is None else run.last_eval
+        for prefix, returns in self._columns.items():
+            known = np.array([x for x in returns.values() if not np.isnan(x)])
+            report[f"{prefix}{METRIC}"] = float(interquartile_mean(known)) if len(known) else math.nan
+            report.update({f"{prefix}run/{number}": value for number, value in sorted(returns.items())})
+        tune.report(report)
