@@ -812,7 +812,8 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
     for words in (["eval", "run"], ["play", "run"], ["export", "run", "a.npz"]):
         code, out, err = call(*words)
         assert (code, out) == (2, "")
-        assert "config.json names the environment sys:exit, which would import a module" in err
+        assert "run was trained in sys:exit, which would import a module" in err
+        assert len(err) < 160
     with pytest.raises(ValueError, match=r"load_policy\(run_dir, trust_env=True\)"):
         jppo.export_policy(run, "a.npz")
     with pytest.raises(RuntimeError, match="the environment called"):

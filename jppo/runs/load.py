@@ -119,9 +119,8 @@ def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) ->
         )
     if names_module(name) and not trust_env:
         raise ValueError(
-            f"{run_dir}/config.json names the environment {name}, which would import a module; if you trust it, use "
-            f"--env {name}, or --trust-env if the module is on the Python path; in Python, use "
-            f"jppo.load_policy(run_dir, trust_env=True) or jppo.evaluate({name!r}, run_dir)"
+            f"{run_dir} was trained in {name}, which would import a module; if you trust it, use --env {name}, "
+            f"in Python load_policy(run_dir, trust_env=True)"
         )
     return name
 
