@@ -192,9 +192,12 @@ def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_p
     assert not {"total_steps", "envs_per_actor", "{"} & set(text.replace("│", " ").split())
     monkeypatch.setenv("COLUMNS", "40")
     lines = call("compare", *paths)[1]
-    assert max(map(len, lines[:-1])) <= 40
+    assert max(map(len, lines)) <= 40
     start = lines.index("Pong-misc")
     assert lines[start + 1 : start + 3] == ["  B", "    num_actors = 2, runs = 2 finished,"]
+    lines = call("runs", ".")[1]
+    assert max(map(len, lines)) <= 40
+    assert "    seed = 1, status = finished, steps =" in lines
 
 
 def test_evaluations_are_settings_only_if_they_can_end_the_run(tmp_path):

@@ -12,6 +12,7 @@ from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
 from jppo.runs.display import html_table, show_record
 from jppo.runs.plots import draw_bars, format_steps
+from jppo.training.tables import print_table
 
 ROLLOUT_PARTS = ("environment", "policy", "other")
 
@@ -82,7 +83,7 @@ class BenchResult:
 
 def print_bench(result: BenchResult) -> None:
     """Prints the result as a table."""
-    table = Table("part", title=escape(bench_title(result)))
+    table = Table("part", title=bench_title(result))
     for name in ("ms per update", "share", "steps/s", "quartiles"):
         table.add_column(name, justify="right")
     rollout = sum(result.seconds[part] for part in ROLLOUT_PARTS)
@@ -97,8 +98,7 @@ def print_bench(result: BenchResult) -> None:
         batch_seconds = result.num_envs * result.num_steps / speed.steps_per_second
         quartiles = _show_speed(speed) if speed is result.loop else _show_speed(speed)[:1]  # the run's is a mean
         table.add_row(name, _show_ms(batch_seconds), "", *quartiles)
-    console = Console()
-    console.print(table)
+    print_table(table)
     lines = [
         f"{'start-up' if result.num_actors else 'compile time'}: {result.compile_seconds:.1f} s",
         f"memory on each device: {show_bytes(sum(result.memory.values()))} of {show_bytes(result.memory_free)} free",
@@ -108,7 +108,7 @@ def print_bench(result: BenchResult) -> None:
         lines.append("parts are timed alone; together in one program they can take less time")
     if result.policy_lag:
         lines.append("policy_lag = 1: rollouts run in parallel with the updates")
-    console.print(*lines, sep="\n", highlight=False, markup=False)
+    Console().print(*lines, sep="\n", highlight=False, markup=False)
 
 
 def bench_title(result: BenchResult) -> str:

@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.runs import wrap
 from jppo.config.checks import escape_controls
+from jppo.config.terminal import wrap
 
 _RESULTS = ("runs", "return", "95 % interval")
-_WIDE = 10_000  # columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,39 +39,33 @@ class Compare:
             return 0
         for env in dict.fromkeys(score.group.env for score in result.scores):
             _print_table(env, [score for score in result.scores if score.group.env == env])
+        texts = []
         for one in result.differences:
             interval = f" (95 % interval {_show(one.interval)})" if one.interval else ""
-            print(f"{one.second} - {one.first} = {one.difference:.1f}{interval}: {one.verdict}")
+            texts.append(f"{one.second} - {one.first} = {one.difference:.1f}{interval}: {one.verdict}")
         if len(result.differences) > 1:
-            print("The intervals are not corrected for several comparisons.")
+            texts.append("The intervals are not corrected for several comparisons.")
         if len(result.scores) == 1:
             found = "There is one run" if len(set(self.run_dirs)) == 1 else "All runs have the same settings"
-            print(f"{found}; there is nothing to compare.")
-        for note in result.notes:
-            print(f"note: {escape_controls(note)}")
+            texts.append(f"{found}; there is nothing to compare.")
+        texts += [f"note: {escape_controls(note)}" for note in result.notes]
+        print(*(line for text in texts for line in wrap(text)), sep="\n")
         return 0
 
 
 def _print_table(env: str, scores: list[Any]) -> None:
-    """Prints one row per setting of an environment, or a few lines per setting if the terminal is too narrow."""
-    from rich.console import Console
+    """Prints one row per setting of an environment."""
     from rich.table import Table
+
+    from jppo.training.tables import print_table
 
     settings = [score.group.settings for score in scores]
     all_names = dict.fromkeys(name for one in settings for name in one)
     names = [name for name in all_names if len({repr(one.get(name)) for one in settings}) > 1]
     table = Table("", *map(escape_controls, names), *_RESULTS, title=escape_controls(env))
-    rows = [_row(score, names) for score in scores]
-    for row in rows:
-        table.add_row(*row)
-    console = Console(file=sys.stdout, markup=False)
-    if console.measure(table, options=console.options.update(max_width=_WIDE)).maximum <= console.width:
-        console.print(table)
-        return
-    print(escape_controls(env))
-    for name, *cells in rows:
-        texts = (f"{column} = {cell}" for column, cell in zip([*names, *_RESULTS], cells, strict=True))
-        print(f"  {name}", *wrap(escape_controls(", ".join(texts)), 4), sep="\n")
+    for score in scores:
+        table.add_row(*map(escape_controls, _row(score, names)))
+    print_table(table)
 
 
 def _row(score: Any, names: list[str]) -> list[str]:
@@ -84,7 +76,7 @@ def _row(score: Any, names: list[str]) -> list[str]:
     return [
         score.name,
         *(format_value(settings[name]) if name in settings else "-" for name in names),
-        escape_controls(", ".join(f"{count} {status}" for status, count in score.statuses.items())),
+        ", ".join(f"{count} {status}" for status, count in score.statuses.items()),
         f"{score.score:.1f}" if len(score.returns) else "-",
         _show(score.interval) if score.interval else "-",
     ]

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import shutil
-import textwrap
 from typing import ClassVar
+
+from jppo.config.terminal import wrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,21 +28,13 @@ class Doctor:
         for finding in diagnose():
             findings.append(finding)
             if not self.json:
-                print(_wrap(f"{'!' if finding.problem else ' '} {finding.name:<13}", finding.text), flush=True)
+                start = f"{'!' if finding.problem else ' '} {finding.name:<13}"
+                print(*wrap(finding.text, len(start), start=start), sep="\n", flush=True)
         problems = [finding for finding in findings if finding.problem]
         if self.json:
             print(json.dumps([finding._asdict() for finding in findings]))
         else:
             for finding in problems:
-                print(f"\n{_wrap('', finding.problem)}\n  {finding.fix}")
+                print("", *wrap(finding.problem), f"  {finding.fix}", sep="\n")
             print(f"\n{len(problems)} problem{'s' * (len(problems) != 1)}")
         return 1 if problems else 0
-
-
-def _wrap(start: str, text: str) -> str:
-    """Returns a text in lines of at most 80 columns that fit the terminal and begin below the start of the text."""
-    indent = " " * len(start)
-    width = min(80, shutil.get_terminal_size().columns)
-    return textwrap.fill(
-        text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )

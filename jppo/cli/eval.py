@@ -5,6 +5,7 @@ import json
 
 from jppo.cli.arguments import TrainedRun
 from jppo.config.run import MAX_STEPS
+from jppo.config.terminal import wrap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,13 @@ class Eval(TrainedRun):
         if self.json:
             print(json.dumps({"env": run.agent.env.name, "sampled": self.sampled} | summary))
             return 0
-        print(
-            f"{run.agent.env.name}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes\n"
+        texts = [
+            f"{run.agent.env.name}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes",
             f"return {summary['return_mean']:.2f} +- {summary['return_std']:.2f} "
             f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), "
-            f"length {summary['length_mean']:.1f}"
-        )
+            f"length {summary['length_mean']:.1f}",
+        ]
         if summary["unfinished"]:
-            print(f"{summary['unfinished']} episodes did not end within --max-steps {self.max_steps}")
+            texts.append(f"{summary['unfinished']} episodes did not end within --max-steps {self.max_steps}")
+        print(*(line for text in texts for line in wrap(text)), sep="\n")
         return 0

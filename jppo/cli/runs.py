@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import shutil
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from jppo.config.checks import escape_controls
+from jppo.config.terminal import columns, row_lines, wrap
 
 _COLUMNS = ("run", "seed", "status", "steps", "return", "age")
 
@@ -55,7 +54,10 @@ def _print_lines(*lines: str) -> None:
 
 
 def _table(states: list[Any]) -> list[str]:
-    """Returns the lines of the table of runs; below each run the settings that differ from the preset."""
+    """Returns the lines of the table of runs; below each run the settings that differ from the preset.
+
+    Each run has a few lines if the terminal is too narrow for the table.
+    """
     from jppo.runs.groups import format_value
     from jppo.runs.listing import format_age
     from jppo.runs.plots import format_steps
@@ -72,18 +74,14 @@ def _table(states: list[Any]) -> list[str]:
         for state in states
     ]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    lines = [_align(_COLUMNS, widths)]
+    is_narrow = sum(widths) + 2 * len(widths) > columns()
+    lines = [] if is_narrow else [_align(_COLUMNS, widths)]
     for row, state in zip(rows, states, strict=True):
-        lines.append(_align(row, widths))
+        cells = dict(zip(_COLUMNS[1:], row[1:], strict=True))
+        lines += row_lines(row[0], cells) if is_narrow else [_align(row, widths)]
         changes = ", ".join(f"{name} = {format_value(value)}" for name, value in state.changes.items())
         lines += wrap(changes, 6)
     return lines
-
-
-def wrap(text: str, indent: int) -> list[str]:
-    """Returns lines of text that fit into the terminal."""
-    columns = max(40, shutil.get_terminal_size().columns)
-    return textwrap.wrap(text, columns, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
 
 def _align(row: tuple[str, ...], widths: list[int]) -> str:

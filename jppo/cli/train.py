@@ -12,6 +12,7 @@ import tyro
 from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalInt, OptionalPath, PreParse, RunArguments
 from jppo.config.checks import names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
+from jppo.config.terminal import wrap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,8 @@ class Train(RunArguments):
             result = error.result
         summary = result.summary
         if not self.quiet:
-            print(*summary_lines(summary), sep="\n", file=stream, flush=True)
+            lines = (line for text in summary_lines(summary) for line in wrap(text))
+            print(*lines, sep="\n", file=stream, flush=True)
             if result.run_dir is not None and not self.json:
                 commands = self._next_commands(short_path(result.run_dir), summary)
                 if commands:

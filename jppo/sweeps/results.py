@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from jppo.config.terminal import wrap
 from jppo.runs.display import html_table
 from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
@@ -16,6 +16,7 @@ from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, SweepRun, as_cell, column_names, missing
 from jppo.training.history import join_blocks
 from jppo.training.progress import short_path
+from jppo.training.tables import print_table
 
 _MAX_SETTINGS_SHOWN = 10
 
@@ -256,13 +257,13 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         table = Table(*rows[0], title=title)
         for row in rows:
             table.add_row(*row.values())
-        Console(file=stream).print(table)
+        print_table(table, stream)
     if result.not_started:
         runs = "1 run was" if result.not_started == 1 else f"{result.not_started} runs were"
         print(f"{runs} not started", file=stream)
     if result.sweep_dir is not None and result.runs:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
-        print(f"saved in {short_path(result.sweep_dir)}: {files}", file=stream)
+        print(*wrap(f"saved in {short_path(result.sweep_dir)}: {files}"), sep="\n", file=stream)
 
 
 def _setting_row(setting: SettingResult, swept: Sequence[str], evaluated: bool) -> dict[str, str]:
