@@ -195,23 +195,26 @@ def test_restored_trial_may_change_hyperparameters(interrupted, tmp_path, monkey
 
 EVENTS = {
     "run": jppo.RunConfig(eval_every=3, eval_episodes=2),
-    "callback": lambda event: event.log("my/seed", event.run.seed),
+    "callback": lambda event: event.log("my/update", event.update),
     "callback_every": 4,
 }
 
 
 @pytest.mark.slow
-def test_reports_contain_the_newest_evaluation_also_after_a_restore(tmp_path, monkeypatch):
+def test_reports_contain_the_newest_evaluation_and_number_of_the_callback_also_after_a_restore(tmp_path, monkeypatch):
     whole = FakeTune(tmp_path / "whole", monkeypatch)
     on_device(checkpoint_updates=5, **EVENTS)(SPACE)
     means = [row["eval/return_mean"] for row in whole.reports]
     assert np.isnan(means[:2]).all()
     assert means[2] == means[3] == means[4] > 0.0
     assert means[5] == means[7] != means[2]
-    assert [row["update"] for row in whole.reports if row.get("my/seed") == 5.0] == [4, 8]
+    updates = [row["my/update"] for row in whole.reports]  # of the callback
+    assert np.isnan(updates[:3]).all()
+    assert updates[3:] == [4.0, 4.0, 4.0, 4.0, 8.0]
     second = FakeTune(tmp_path / "second", monkeypatch, start=whole.checkpoints[5])
     on_device(checkpoint_updates=5, **EVENTS)(SPACE)
     assert [row["eval/return_mean"] for row in second.reports] == means[5:]
+    assert [row["my/update"] for row in second.reports] == updates[5:]
 
 
 @pytest.mark.slow

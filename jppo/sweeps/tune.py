@@ -70,7 +70,9 @@ def trainable(
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
       run: eval_every, eval_episodes, eval_sampled and stop_at_return of `jppo.RunConfig`. A report contains the metrics
         eval/* of the newest evaluation, NaN before the first one.
-      callback, callback_every: as for `jppo.train`. An exception in the callback fails the trial.
+      callback, callback_every: as for `jppo.train`. An exception in the callback fails the trial. A report contains the
+        newest value of each number that the callback logged. The updates before its first call are reported after it,
+        with NaN.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
 
     Raises:

@@ -44,54 +44,76 @@ def train_trial(settings: RunSettings, space: dict[str, Any], checkpoint_updates
         if (checkpoint := tune.get_checkpoint()) is not None:
             with checkpoint.as_directory() as saved:
                 shutil.copytree(saved, run_dir)
-        hooks = TrialHooks(space, run_dir, checkpoint_updates, bool(settings.run.eval_every))
+        first_call = 1 if settings.callback is None else settings.callback_every
+        hooks = TrialHooks(space, run_dir, checkpoint_updates, bool(settings.run.eval_every), first_call)
         settings = dataclasses.replace(
             settings, run_dir=run_dir, run=dataclasses.replace(settings.run, max_checkpoints=1)
         )
         try:
             train_with_settings(settings, PrintReporter(), hooks)
         except TrainingDiverged as error:
-            hooks.report_last()
+            hooks.report()
             raise FloatingPointError(str(error)) from None  # Ray cannot pickle the result of a run
         except Exception as error:
-            hooks.report_last()
+            hooks.report()
             if hasattr(error, "result"):  # of an actor, an evaluation or a callback that failed
                 error.result = None
             raise
-        hooks.report_last(with_checkpoint=True)
+        hooks.report(with_checkpoint=True)
 
 
 class TrialHooks(RunHooks):
-    """Reports every update of a run to Tune, with the newest evaluation: Tune needs each metric in each report."""
+    """Reports every update of a run to Tune.
 
-    def __init__(self, space: dict[str, Any], run_dir: Path, checkpoint_updates: int, evaluates: bool = False) -> None:
+    Tune needs each metric in each report. So a report has the newest value of a metric that only some updates have,
+    those of evaluations and of the callback; NaN before the first value.
+    """
+
+    def __init__(
+        self,
+        space: dict[str, Any],
+        run_dir: Path,
+        checkpoint_updates: int,
+        evaluates: bool = False,
+        first_call: int = 1,
+    ) -> None:
         """
         Args:
-          evaluates: whether the run has evaluations. Their metrics are NaN before the first one.
+          evaluates: whether the run has evaluations.
+          first_call: update of the callback's first call, which shows the names of its numbers. Updates before it are
+            reported after it, or with a checkpoint.
         """
         self._space, self._run_dir, self.checkpoint_updates = space, run_dir, checkpoint_updates
-        names = [f"eval/{name}" for name in METRICS] if evaluates else []
+        self._first_call = first_call
         before = read_metrics(run_dir) if run_dir.exists() else {}
-        self._evaluation = {name: _newest(before.get(name, np.zeros(0))) for name in names}
-        self._last: dict[str, Any] | None = None  # not reported yet, because a checkpoint may follow
+        self._newest: dict[str, Any] = {f"eval/{name}": math.nan for name in METRICS} if evaluates else {}
+        self._newest |= {name: _newest(column) for name, column in before.items()}
+        self._unreported: list[dict[str, Any]] = []  # a checkpoint may follow the last one
 
     def adjust(self, config: PPOConfig, hyperparams: Hyperparams, seed: int) -> tuple[PPOConfig, Hyperparams, int]:
         return apply_space(self._space, config, hyperparams, seed)
 
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
-            self.report_last()
-            self._evaluation = {name: row.get(name, value) for name, value in self._evaluation.items()}
-            self._last = self._evaluation | row
+            if row["update"] > self._first_call:
+                self.report()
+            self._newest |= row
+            self._unreported.append(dict(self._newest))
 
     def on_checkpoint(self, update: int) -> None:
-        self.report_last(with_checkpoint=True)
+        self.report(with_checkpoint=True)
 
-    def report_last(self, with_checkpoint: bool = False) -> None:
-        """Reports the last update, if it is not reported yet. Tune may end the trial here with SystemExit."""
-        row, self._last = self._last, None
-        if row is not None:
-            tune.report(row, checkpoint=tune.Checkpoint.from_directory(self._run_dir) if with_checkpoint else None)
+    def report(self, with_checkpoint: bool = False) -> None:
+        """Reports the updates that are not reported yet. Tune may end the trial here with SystemExit.
+
+        Args:
+          with_checkpoint: report the last one with the run directory as a checkpoint.
+        """
+        rows, self._unreported = self._unreported, []
+        missing = dict.fromkeys(self._newest, math.nan)
+        for row in rows:
+            saves = with_checkpoint and row is rows[-1]
+            tune.report(missing | row, checkpoint=tune.Checkpoint.from_directory(self._run_dir) if saves else None)
 
 
 def _newest(column: np.ndarray) -> float:
