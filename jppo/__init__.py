@@ -6,7 +6,7 @@ Each name loads its module on first use, so that `import jppo` takes a few milli
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.actors import numpy_policy as numpy_policy
