@@ -238,6 +238,41 @@ def test_checkpoint_contains_no_update_before_the_end_of_its_evaluation(make_slo
     assert saved == [1, 2, 3, 6, 7, 10, 11, 12]
 
 
+class SecondProcess:
+    """Takes part in the agreements of `RayLoop`. Each of its evaluations ends at the poll with this number."""
+
+    def __init__(self, polls):
+        self.polls, self.ended, self.asked = polls, [], False
+
+    def gather(self, values):
+        if len(values) > 1:  # `_await`
+            return np.array([values, [0] * len(values)])
+        self.asked = not self.asked
+        if self.asked:  # whether the evaluation is pending
+            return np.array([values, [1]])
+        self.ended.append(len(self.ended) % self.polls == self.polls - 1)
+        return np.array([values, self.ended[-1:]])
+
+
+@pytest.mark.parametrize("polls", [1, 3])
+def test_processes_log_an_evaluation_when_all_have_ended_theirs(make_slow, monkeypatch, polls):
+    """A process whose evaluation has ended takes part in the agreements about the others."""
+    make_slow(1)
+    other = SecondProcess(polls)
+    monkeypatch.setattr(ray_loop, "allgather_ints", other.gather)
+    result = train_host(total=11, **EVALS)
+    assert other.ended == ([False] * (polls - 1) + [True]) * 2
+    assert np.flatnonzero(np.isfinite(result.metrics["eval/return_mean"])).tolist() == [3, 7]
+
+
+def test_no_evaluation_starts_without_ray(make_slow, monkeypatch):
+    """Ray would start again. The loop itself finds the reason when it waits for the actors."""
+    make_slow(1)
+    monkeypatch.setattr(ray_loop.LocalRunner, "check_daemons", lambda self, at_once=False: not at_once)
+    result = train_host(total=4, **EVALS)
+    assert "eval/return_mean" not in result.metrics
+
+
 def test_callback_sees_the_evaluation_of_its_update(make_slow):
     make_slow(3)
     seen = []

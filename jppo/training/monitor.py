@@ -95,8 +95,10 @@ class Monitor:
         return callable(self._running.get(update))
 
     def poll(self, update: int, timeout: float) -> bool:
-        """Returns whether a pending evaluation has ended, after at most `timeout` seconds. Raises its error."""
-        pending: Any = self._running[update]
+        """Returns whether an evaluation has ended, after at most `timeout` seconds. Raises its error."""
+        pending: Any = self._running.get(update)
+        if not callable(pending):  # it ended before, but not in all processes
+            return True
         result = pending(timeout)
         if result is not None:
             self._running[update] = result

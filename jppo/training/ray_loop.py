@@ -115,8 +115,11 @@ class RayLoop:
 
     def close(self) -> None:
         """Closes the actors."""
-        self.monitor.close()
-        self._actors.close()
+        try:
+            if self._actors.check_daemons(at_once=True):  # without them, Ray would block
+                self.monitor.close()
+        finally:
+            self._actors.close()
 
     def save(self) -> None:
         """Starts to write a checkpoint of the state after the last logged update. All processes must call this."""
@@ -204,7 +207,8 @@ class RayLoop:
         if self._event and not self._finish_event(last or event or exact or not finite, stop_requested):
             return self._interrupt()
         if event:
-            monitor.start(number, self.state.policy, stop_requested)
+            if self._actors.check_daemons(at_once=True):  # without them, Ray would start again; the next poll raises
+                monitor.start(number, self.state.policy, stop_requested)
             self._event = number
             if not self._finish_event(last or exact or monitor.holds(number), stop_requested):
                 return self._interrupt()
@@ -231,7 +235,7 @@ class RayLoop:
         Returns:
           whether no stop was requested while this waited.
         """
-        if self.monitor.is_pending(self._event):
+        if allgather_ints([self.monitor.is_pending(self._event)]).any():  # then all processes must take part
             ended = self._await(self._poll_evaluation if wait else self._check_evaluation, stop_requested)
             if ended is None or not allgather_ints([ended]).all():
                 return ended is not None
@@ -239,7 +243,7 @@ class RayLoop:
         return self._flush(count)
 
     def _poll_evaluation(self, timeout: float) -> bool | None:
-        """Returns True if the evaluation has ended, or None if it still runs after `timeout` seconds."""
+        """Returns True if this process's evaluation has ended, or None if it still runs after `timeout` seconds."""
         self._actors.require_daemons()  # without them, Ray would block
         try:
             return self.monitor.poll(self._event, timeout) or None
