@@ -23,7 +23,7 @@ from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_metrics
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 from jppo.sweeps import sweep as sweeps
-from jppo.sweeps.grid import check_settings, make_groups, run_fingerprint
+from jppo.sweeps.grid import _represent, check_settings, make_groups, run_fingerprint
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import SweepRun
 from jppo.training.progress import NullReporter
@@ -218,6 +218,39 @@ def test_values_in_closures_and_defaults_of_functions_identify_a_run():
     assert first == [1]
     different = [make(1.0), make(2.0), make(1.0, limit=2), make(1.0, outer=False), make(1.0, limit=2, outer=False)]
     assert len({name(callback, []) for callback in different}) == len(different)
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * x
+
+    def apply(self, x):
+        return self.factor * x
+
+
+def scaled_by(factor):
+    def scale(x):
+        return jax.tree.leaves(factor)[0] * x
+
+    return scale
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Scaled,
+        lambda factor: Scaled(factor).apply,
+        lambda factor: jax.jit(scaled_by(factor)),
+        lambda factor: scaled_by({"scale": [scaled_by(factor)]}),
+        lambda factor: scaled_by(np.where(np.arange(2000) == 1000, factor, 0)),
+        lambda factor: scaled_by(jax.random.key(factor)),
+    ],
+)
+def test_content_of_objects_identifies_a_run(make):
+    assert _represent(make(1)) == _represent(make(1)) != _represent(make(2))
 
 
 @pytest.mark.parametrize("name", ["hidden_sizes", "actor_obs", "critic_obs"])

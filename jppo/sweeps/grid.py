@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import math
@@ -256,28 +257,52 @@ def _as_json(hyperparams: Hyperparams) -> dict[str, Any]:
 
 
 def _represent(part: Any) -> str:
-    """Returns the repr without memory addresses, and the code, default values and closures of functions."""
+    """Returns a text that identifies an object: its repr without memory addresses, and its content.
+
+    The content of a function is its code, default values and closure, and that of a callable object without a repr of
+    its own, or of the object of a method, its attributes.
+    """
     return re.sub(r" at 0x[0-9a-f]+", "", _describe_part(part, []))
 
 
 def _describe_part(part: Any, seen: list[Any]) -> str:
-    """Returns the representation of an object, or "..." for a function in `seen`, to which functions are added."""
+    """Returns the representation of an object, or "..." for an object in `seen`, to which objects are added."""
     if any(part is other for other in seen):
         return "..."
-    if isinstance(part, frozenset):  # of constants, in an order that differs between processes
+    if isinstance(part, frozenset | set):  # the order differs between processes
         return repr(sorted(map(repr, part)))
+    name, inner = type(part).__name__, list[Any]()
     if isinstance(part, types.CodeType):
         name, inner = part.co_code.hex(), [*part.co_names, *part.co_consts]
     elif isinstance(part, functools.partial):
         name, inner = "partial", [part.func, *part.args, *itertools.chain(*part.keywords.items())]
-    elif isinstance(part, tuple):  # for example a LossModule
-        name, inner = type(part).__name__, [*part]
+    elif isinstance(part, tuple | list):  # for example a LossModule
+        seen, inner = [*seen, part], [*part]
+    elif isinstance(part, dict):
+        seen, inner = [*seen, part], [*itertools.chain(*part.items())]
+    elif isinstance(part, np.ndarray | jax.Array):
+        return _describe_array(part)
     elif hasattr(part, "__code__"):
         seen.append(part)
         name, inner = repr(part), [part.__code__, part.__defaults__, part.__kwdefaults__, *_closure(part)]
+        inner += [getattr(part.__self__, "__dict__", "")] if inspect.ismethod(part) else []
+    elif hasattr(part, "__wrapped__"):  # of jax.jit or functools.cache
+        name, inner = repr(part), [part.__wrapped__]
+    elif callable(part) and type(part).__repr__ is object.__repr__:
+        seen.append(part)
+        inner = [getattr(part, "__dict__", ""), getattr(type(part).__call__, "__code__", "")]
     else:
         return repr(part)
     return f"{name}({', '.join(_describe_part(x, seen) for x in inner)})"
+
+
+def _describe_array(array: Any) -> str:
+    """Returns a text that identifies an array; the repr of a large one leaves out numbers."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    content = np.asarray(array)
+    data = repr(content.tolist()).encode() if content.dtype == object else content.tobytes()
+    return f"{content.dtype}{content.shape}({hashlib.sha256(data).hexdigest()})"
 
 
 def _closure(function: Any) -> list[Any]:
