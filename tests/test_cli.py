@@ -32,7 +32,7 @@ from jppo.envs.backends import choose_backend
 from jppo.errors import TrainingDiverged
 from jppo.runs.curves import read_groups
 from jppo.runs.load import load_run, read_summary
-from jppo.runs.run_dir import read_metrics
+from jppo.runs.run_dir import read_metrics, run_config
 from jppo.sweeps.results import SweepResult
 from jppo.training import train as driver
 
@@ -1092,6 +1092,17 @@ def test_a_cpu_has_one_device_per_core_or_num_devices(monkeypatch, words, count)
         monkeypatch.setenv("XLA_FLAGS", flags)
         cli.configure_jax(cli.parse_command(words))
         assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
+
+
+def test_a_resumed_run_without_evaluations_has_no_settings_of_them(tmp_path):
+    """--eval-sampled of the run before would be an error."""
+    saved = run_config("CartPole-v1", "device", 0, 500, jppo.PPOConfig(), jppo.Hyperparams())
+    saved |= {"eval_every": 2, "eval_sampled": True}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    words = ["train", "CartPole-v1", "--run-dir", str(tmp_path)]
+    assert cli.parse_command(words).eval_sampled
+    assert not cli.parse_command([*words, "--eval-every", "0"]).eval_sampled
+    assert cli.parse_command([*words, "--eval-every", "0", "--eval-sampled"]).eval_sampled
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import tyro
 
@@ -64,6 +64,12 @@ class Train(RunArguments):
         if given.run_dir is None or not (given.run_dir / "config.json").exists():
             return command
         return command._with_previous_run(given.run_dir, given.preset)
+
+    def adjusted(self, given: PreParse) -> Self:
+        """Also leaves out --eval-sampled of a previous run if --eval-every 0 ends its evaluations."""
+        command = super().adjusted(given)
+        is_set = {"--eval-sampled", "--eval_sampled"} & {*given.words}
+        return command if command.eval_every or is_set else dataclasses.replace(command, eval_sampled=False)
 
     def _with_previous_run(self, run_dir: Path, preset: str) -> "Train":
         """Returns the command with the default values of a previous run."""
