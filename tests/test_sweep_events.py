@@ -121,6 +121,7 @@ def test_best_policy_is_that_of_the_best_evaluation(evaluated):
     part = sweep(total=early.best.update)
     jax.tree.map(np.testing.assert_array_equal, early.best_policy_state, part.run(early.number).policy_state)
     assert early.best_policy.act(np.zeros(1, np.float32)) in (0, 1)
+    assert early.best_policy.env is early.policy.env
 
 
 def test_last_evaluation_is_reported_if_memory_holds_few_updates(evaluated, monkeypatch):

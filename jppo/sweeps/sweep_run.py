@@ -96,7 +96,8 @@ class SweepRun(RunOutcome):
     def best_policy(self) -> TrainedPolicy | None:
         """The best policy; None without an evaluation, `stop_at_return` or callback, or if no policy counts."""
         assert self.agent is not None
-        return None if self.best_policy_state is None else TrainedPolicy(self.agent.policy, self.best_policy_state)
+        state, env = self.best_policy_state, self.agent.env
+        return None if state is None else TrainedPolicy(self.agent.policy, state, env)
 
     @property
     def is_complete(self) -> bool:
