@@ -193,6 +193,32 @@ def test_rollouts_of_a_vector_with_masks_equal_those_of_its_environments(mode):
     assert vector.summary["policy_sha256"] == alone.summary["policy_sha256"]
 
 
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (list, ""),
+        (lambda masks: masks.tolist(), ""),
+        (lambda masks: [masks[0], masks[1, :1]], "is int8 of 1 entries; return 4 bools"),
+        (lambda masks: masks[0, :1], "has 1 rows; return a row for each of the 2 environments"),
+    ],
+)
+def test_masks_of_a_vector_may_be_lists(monkeypatch, convert, message):
+    envs = jppo.make_host_env(as_vector(InfoMasked, AutoresetMode.SAME_STEP)).make([0, 1])
+    reset = SyncVectorEnv.reset
+    expected = envs.reset()["action_mask"]
+
+    def converted(*args, **kwargs):
+        obs, infos = reset(*args, **kwargs)
+        return obs, infos | {"action_mask": convert(np.asarray(infos["action_mask"], np.int8))}
+
+    monkeypatch.setattr(SyncVectorEnv, "reset", converted)
+    if message:
+        with pytest.raises(ValueError, match=f"^action_mask in the infos of step 0 {message}"):
+            envs.reset()
+    else:
+        np.testing.assert_array_equal(envs.reset()["action_mask"], expected)
+
+
 @MODES
 def test_a_missing_mask_of_a_vector_is_reported_with_environment_and_step(mode):
     class Forgetful(InfoMasked):

@@ -87,16 +87,25 @@ class InfoMaskVector(VectorWrapper):
 
     def _read(self, infos: dict[str, Any], rows: np.ndarray) -> np.ndarray:
         """Returns the masks [sum(rows), num_logits] of these environments, [num_envs] bool."""
-        valid = infos.get(f"_{ACTION_MASK}", np.full(self.num_envs, ACTION_MASK in infos))
+        valid = np.asarray(infos.get(f"_{ACTION_MASK}", [ACTION_MASK in infos] * self.num_envs))
         if (missing := rows & ~valid).any():
             where = f"environment {int(np.argmax(missing))} at step {self._step}"
             raise _missing(f"{self._name}: the infos have no action_mask of {where}, but those of an earlier reset had")
-        found = infos[ACTION_MASK][rows]
-        if found.dtype == object:  # tuples of a MultiDiscrete space, or rows of different shapes
-            found = np.stack([_flat(mask) for mask in found])
-        masks = found.reshape(len(found), -1)
-        _check_mask(masks, self._spec, f"the infos of step {self._step}")
+        found, where = infos[ACTION_MASK], f"the infos of step {self._step}"
+        if len(found) != self.num_envs:
+            problem = f"action_mask in {where} has {len(found)} rows"
+            raise BrokenContractError(problem, f"return a row for each of the {self.num_envs} environments", _CHECK)
+        if isinstance(found, np.ndarray) and found.dtype != object:
+            masks = found[rows].reshape(np.count_nonzero(rows), -1)
+            _check_mask(masks, self._spec, where)
+        else:  # a list, or tuples of a MultiDiscrete space
+            masks = np.stack([self._read_row(found[i], where) for i in np.flatnonzero(rows)])
         return masks.astype(np.int8)
+
+    def _read_row(self, mask: Any, where: str) -> np.ndarray:
+        mask = _flat(mask)
+        _check_mask(mask, self._spec, where)
+        return mask
 
 
 def _masked_space(inner: spaces.Space, spec: ActionSpec) -> spaces.Dict:
