@@ -148,7 +148,7 @@ def test_invalid_change_in_place_ends_the_run_with_everything_saved(tmp_path):
     def shrink(event):
         event.state.train.policy.params["params"].clear()
 
-    with pytest.raises(ValueError, match="is nothing, but the run needs") as error:
+    with pytest.raises(ValueError, match="is missing, but the run needs") as error:
         train(shrink, callback_every=4, run_dir=tmp_path / "run")
     assert error.value.result.summary["updates"] == 4
     assert (tmp_path / "run/policy_state.npz").is_file()
@@ -200,7 +200,7 @@ def replaced(change):
         ),
         (
             replaced(lambda state: state.replace(train=state.train.replace(key=()))),
-            r"event.state.train.key is nothing, but the run needs a key\[\] of threefry2x32",
+            r"event.state.train.key is missing, but the run needs a key\[\] of threefry2x32",
         ),
         (
             replaced(lambda state: state.replace(train=state.train.replace(key=jax.random.key_data(state.train.key)))),
@@ -211,7 +211,7 @@ def replaced(change):
             r"gamma = 2 is outside \[0, 1\]",
         ),
         (lambda event: False, "the callback returned a bool, but it must return None; use event.stop"),
-        (replaced(lambda state: state.train), r"event.state.train.policy.* is nothing, but the run needs float32"),
+        (replaced(lambda state: state.train), r"event.state.train.policy.* is missing, but the run needs float32"),
         (lambda event: event.log("loss/total", 1.0), "the metric 'loss/total' is one of jppo's; choose another name"),
         (lambda event: event.log("my/x", "high"), "the metric 'my/x' must be a number, not 'high'"),
         (lambda event: event.log("my/x", np.ones(2)), r"the metric 'my/x' must be a number, not array\(\[1., 1.\]\)"),

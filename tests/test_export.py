@@ -414,6 +414,23 @@ def test_custom_networks_are_exported_as_programs(tmp_path):
     np.testing.assert_array_equal(loaded.act(obs), trained.act(obs))
 
 
+class Fixed(nn.Module):
+    """A network that needs the batch size as a number."""
+
+    @nn.compact
+    def __call__(self, obs):
+        return Categorical(nn.Dense(3)(obs) + np.zeros((int(obs.shape[0]), 3))), nn.Dense(1)(obs)[:, 0]
+
+
+def test_networks_for_one_batch_size_are_refused(tmp_path):
+    trained = untrained({}, FOUR, THREE, Fixed())
+    with pytest.raises(
+        ValueError, match=r"^the network cannot be exported \(.*batch.* any batch size and on all of cpu$"
+    ):
+        jppo.export_policy(trained, tmp_path / "policy.stablehlo", platforms=["cpu"])
+    assert not list(tmp_path.iterdir())
+
+
 def call(*argv):
     """Runs the command line. Returns exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()

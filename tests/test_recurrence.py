@@ -307,7 +307,10 @@ def test_seeds_under_vmap_equal_single_runs():
     ("options", "message"),
     [
         ({"sequence_length": 3}, "num_steps = 8 is not divisible by sequence_length = 3"),
-        ({"sequence_length": 8, "num_minibatches": 8}, "sequences are not divisible by num_minibatches = 8"),
+        (
+            {"sequence_length": 8, "num_minibatches": 8},
+            "sequences of 8 steps, which are not divisible by num_minibatches = 8",
+        ),
         ({"recurrent_size": 0}, "recurrent_size"),
         ({"recurrent": "rnn"}, "gru"),
         (
@@ -365,7 +368,7 @@ def returning(value):
             returning(jnp.zeros(H)),
             r"initial_carry\(7\) has arrays of shapes \[\(5,\)\]; the first dim",
         ),
-        ("initial_carry", returning(None), r"has arrays of shapes \[\]"),
+        ("initial_carry", returning(None), r"\(7\) has no arrays; leave the method out"),
         ("unroll", lambda self, params, obs, carry: carry, "unroll failed for observations .*: TypeError: .* argu"),
         (
             "unroll",

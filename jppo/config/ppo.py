@@ -147,8 +147,9 @@ class PPOConfig:
         if sequences % self.num_minibatches:
             nearest = nearest_divisors(sequences, self.num_minibatches)
             raise ValueError(
-                f"num_envs*num_steps/sequence_length = {sequences} sequences are not divisible by num_minibatches = "
-                f"{self.num_minibatches}; use {nearest} minibatches, more environments or a shorter sequence_length"
+                f"num_envs*num_steps = {self.batch_size} makes {sequences} sequences of {self.steps_per_sequence} "
+                f"steps, which are not divisible by num_minibatches = {self.num_minibatches}; use {nearest} "
+                "minibatches, more environments or a shorter sequence_length"
             )
         for name in ("actor_obs", "critic_obs"):
             names = getattr(self, name)

@@ -67,7 +67,11 @@ def _check_carry(network: Any, batch: int, features: PyTree) -> PyTree:
     """Returns the shapes of the initial carry. Raises ValueError unless its leaves have the leading dim B."""
     carry = _shapes_of("initial_carry", lambda: network.initial_carry(batch), features)
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
-    if not shapes or any(shape[:1] != (batch,) for shape in shapes):
+    if not shapes:
+        raise ValueError(
+            f"the network's initial_carry({batch}) has no arrays; leave the method out of a network without memory"
+        )
+    if any(shape[:1] != (batch,) for shape in shapes):
         raise ValueError(
             f"the network's initial_carry({batch}) has arrays of shapes {shapes}; the first dim of each must be {batch}"
         )

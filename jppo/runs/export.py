@@ -22,6 +22,7 @@ from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
+from jppo.errors import describe_error
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
@@ -52,8 +53,8 @@ def export_policy(
       env, trust_env: of a run directory, see `jppo.load_policy`.
 
     Raises:
-      ValueError: the ending or a platform is unknown, the path cannot be written, the run directory has no policy, or
-        the network is the user's own and the format is .npz.
+      ValueError: the ending or a platform is unknown, the path cannot be written, the run directory has no policy, the
+        network is the user's own and the format is .npz, or the network works for one batch size only.
     """
     path = Path(path)
     check_output_path(path)
@@ -188,7 +189,13 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
     if policy.is_recurrent:
         carry = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], policy.initial_carry(1)))
         arguments += [jax.tree.map(shape_of, carry), jax.ShapeDtypeStruct((batch,), bool)]
-    program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(*arguments).serialize())
+    try:
+        program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(*arguments).serialize())
+    except Exception as error:  # of the user's network
+        raise ValueError(
+            f"the network cannot be exported ({describe_error(error)}); its operations must work for any batch size "
+            f"and on all of {', '.join(platforms)}"
+        ) from error
     return program + hashlib.sha256(program).digest() + _MARK + str(_VERSION).encode()
 
 

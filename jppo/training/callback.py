@@ -173,7 +173,8 @@ def fit_state(old: PyTree, new: PyTree) -> PyTree:
     wanted, found = _leaves_by_name(old), _leaves_by_name(new)
     fitted, used = [], set[int]()
     for name in wanted | found:
-        needed, given = (_describe(leaves[name]) if name in leaves else "nothing" for leaves in (wanted, found))
+        needed = _describe(wanted[name]) if name in wanted else "no such value"
+        given = _describe(found[name]) if name in found else "missing"
         is_number = needed in _SCALARS.get(given, ())
         if given != needed and not is_number:
             raise ValueError(
