@@ -469,19 +469,29 @@ def test_population_with_events_resumes_bit_exactly(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_exception_of_a_callback_saves_the_population(tmp_path):
-    def callback(event):
-        if event.update == 6 and not resumed:
-            raise ArithmeticError("curriculum")
+def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_path):
+    """The exception of run 1 comes at an evaluation and an exchange of all runs."""
+    messages = []
 
-    resumed, messages = [], NullReporter()
-    messages.message = resumed.append
-    with pytest.raises(ArithmeticError) as error:
-        pbt(callback=callback, callback_every=6, sweep_dir=tmp_path / "s")
-    assert {(run.status, run.updates) for run in error.value.result.runs} == {("interrupted", 6)}
-    result = pbt(callback=callback, callback_every=6, sweep_dir=tmp_path / "s", progress=lambda _: messages)
-    assert "Lever: resuming at update 6" in resumed
-    assert {run.status for run in result.runs} == {"finished"}
+    def callback(event):
+        if event.run.number == 1 and event.update == 8:
+            if not messages:
+                raise ArithmeticError("curriculum")
+        else:
+            event.log("my/update", event.update)
+
+    class Recording(NullReporter):
+        message = messages.append
+
+    given = {**EVALS, "callback": callback, "callback_every": 4, "seeds": 2}
+    with pytest.raises(ArithmeticError, match="curriculum") as error:
+        pbt(**given, sweep_dir=tmp_path / "s")
+    assert {(run.status, run.updates) for run in error.value.result.runs} == {("interrupted", 8)}
+    result = pbt(**given, sweep_dir=tmp_path / "s", progress=lambda _: Recording())
+    assert "Lever: resuming at update 8" in messages
+    whole = pbt(**given)
+    assert {update for run in whole.runs for update, _ in run.copies} == {4, 8}
+    assert_same_events(result, whole)
 
 
 @pytest.mark.parametrize(

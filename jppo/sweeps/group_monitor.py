@@ -45,7 +45,10 @@ class GroupMonitor(Monitor):
         self.read_row, self.write_row = _row_programs(population.sharding)
 
     def finish(self, loop: Any) -> dict[str, Any]:
-        """Handles the events of all runs after the last update of the log, and returns more metrics of it, [R] each."""
+        """Handles the events of all runs after the last update of the log, and returns more metrics of it, [R] each.
+
+        After an exception in the callback of a run, the other runs are handled, too: a population is resumed from here.
+        """
         log, active, rows = self._log, self._log.active, dict[str, np.ndarray]()
         result: Any = self._running.pop(log.updates, None)
         if isinstance(result, Exception):
@@ -56,11 +59,6 @@ class GroupMonitor(Monitor):
                 continue
             for name, value in self._finish_run(loop, index, run, host).items():
                 rows.setdefault(name, np.full(len(log.runs), np.nan))[index] = value
-            if self.ended is not None:
-                for other in log.runs[index:]:  # no callback has handled the update that solved them
-                    if other.status == SOLVED and other.updates == log.updates:
-                        other.end("")
-                return rows
         if self._ends_together and any(run.status in (SOLVED, STOPPED) for run in log.runs):
             self._end_all()
         if (means := rows.get("eval/return_mean")) is not None:
@@ -92,7 +90,9 @@ class GroupMonitor(Monitor):
                 where = f"run {run.spec.number} of the sweep ({self._env_name}, seed {run.spec.seed}"
                 settings = "".join(f", {name} = {value}" for name, value in run.spec.settings.items())
                 ended.error.add_note(f"in the callback of {where}{settings}), update {run.updates}")
-                self.ended = ended
+                self.ended = self.ended or ended
+                if run.status == SOLVED:
+                    run.end("")  # its callback has not handled the update that solved it
             elif not run.status:
                 run.end(ended.status, ended.reason)
         return more

@@ -102,7 +102,7 @@ class PBTTrainer:
             loop = GroupLoop(group, population, state, following - log.updates, log, checkpoints)
             self._error = loop.run(self._stop_requested).error
             state = loop.state
-            if log.updates == following < num_updates and log.active.any() and self._error is None:
+            if log.updates == following < num_updates and log.active.any():
                 exchange_key = derive_key(key, f"update {log.updates}")
                 state, source = compiled_exchange(state, log.scores, log.finite, exchange_key)
                 log.record_exchange(np.asarray(source))
