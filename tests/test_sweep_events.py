@@ -154,7 +154,7 @@ def test_files_contain_the_evaluations_and_the_best_policy(evaluated):
     assert [int(row["best_update"]) for row in rows] == [run.best.update for run in evaluated.runs]
     evaluated.write_run_dirs()
     run = evaluated.run(2)
-    folder = path / "run_dirs" / run.name
+    folder = path / "run_dirs" / f"2-{run.name}"
     best = jppo.load_policy(folder, env=Lever(), best=True)
     jax.tree.map(np.testing.assert_array_equal, best.state, run.best_policy_state)
     summary = json.loads((folder / "summary.json").read_text())

@@ -276,12 +276,17 @@ def test_damaged_file_is_named_in_the_error(grid, tmp_path):
 def test_run_directories_are_written_on_demand(grid):
     result, _, _, path = grid
     result.write_run_dirs()
-    assert sorted(p.name for p in (path / "run_dirs").iterdir()) == sorted(run.name for run in result.runs)
-    metrics = read_metrics(path / "run_dirs" / result.run(6).name)
+    assert sorted(p.name for p in (path / "run_dirs").iterdir()) == [f"{run.number}-{run.name}" for run in result.runs]
+    folder = path / "run_dirs" / f"6-{result.run(6).name}"
+    modified = (folder / "summary.json").stat().st_mtime_ns
+    folder.rename(folder.with_name(f"3-{result.run(6).name}"))  # its number before the sweep got more runs
+    result.write_run_dirs()
+    assert (folder / "summary.json").stat().st_mtime_ns == modified, "renamed, not written again"
+    metrics = read_metrics(folder)
     for name, column in result.run(6).metrics.items():
         np.testing.assert_allclose(metrics[name], column, err_msg=name)
     with pytest.raises(ValueError, match="trained in a custom environment"):
-        load_run(path / "run_dirs" / result.run(6).name)
+        load_run(folder)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Results of a sweep: scores of the settings, tables and pictures."""
 
+import glob
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,13 +232,18 @@ class SweepResult:
     def write_run_dirs(self) -> None:
         """Writes a run directory below sweep_dir/run_dirs for each run that was not interrupted and has none yet.
 
+        Its name starts with the number of the run. If the sweep has more runs than before, directories are renamed.
+
         Raises:
           ValueError: the sweep has no sweep_dir, or a file cannot be written.
         """
         if self.sweep_dir is None:
             raise ValueError("run directories need a sweep_dir")
+        folder, digits = self.sweep_dir / "run_dirs", len(str(max((run.number for run in self.runs), default=0)))
         for run in self.runs:
-            path = self.sweep_dir / "run_dirs" / run.name
+            path = folder / f"{run.number:0{digits}}-{run.name}"
+            if (existing := next(folder.glob(f"*{glob.escape(run.name)}"), path)) != path:
+                existing.rename(path)
             if run.status != INTERRUPTED and not (path / "summary.json").exists():
                 shutil.rmtree(path, ignore_errors=True)  # left by a crash
                 run.save(path)
