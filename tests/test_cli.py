@@ -813,6 +813,7 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
         code, out, err = call(*words)
         assert (code, out) == (2, "")
         assert "run was trained in sys:exit, which would import a module" in err
+        assert "in Python load_policy(run_dir, trust_env=True)" in err
         assert len(err) < 160
     with pytest.raises(ValueError, match=r"load_policy\(run_dir, trust_env=True\)"):
         jppo.export_policy(run, "a.npz")

@@ -120,11 +120,12 @@ def test_report_shows_an_episode_of_the_best_run(tmp_path, runs, monkeypatch):
 
     loaded = []
     run = SimpleNamespace(agent=SimpleNamespace(env=None), policy=None)
-    monkeypatch.setattr(report, "load_run", lambda path: loaded.append(path) or run)
+    monkeypatch.setattr(report, "load_run", lambda path, env: loaded.append((path, env)) or run)
     monkeypatch.setattr(report, "play_gif", play)
-    write_report(runs, tmp_path / "a.html", video=True)
+    own = write_run(tmp_path / "own", [1.0], env="corridor:Corridor")
+    write_report([*runs, own], tmp_path / "a.html", video=True, env="corridor:make")
     page = Page((tmp_path / "a.html").read_text())
-    assert loaded == [runs[1]], "of the runs with the highest return, the first"
+    assert loaded == [(runs[1], None), (own, "corridor:make")], "of the runs with the highest return, the first"
     with Image.open(io.BytesIO(page.pictures[2])) as film:
         assert (film.format, film.n_frames) == ("GIF", 2)
     assert f"{runs[1]}: an episode of 2 steps with return 2.5" in page.text
@@ -148,12 +149,14 @@ def test_report_command(tmp_path, runs, monkeypatch):
         assert main(["report"]) == 2
         assert main(["report", str(runs[0]), "--output", "a.pdf"]) == 2
         assert main(["report", "nowhere", "--output", "b.html"]) == 2
+        assert main(["report", str(runs[0]), "--env", "corridor:make"]) == 2
     assert out.getvalue() == "wrote a.html\n"
     said = err.getvalue().splitlines()
     assert said[0].startswith("jppo: no run directory; name at least one")
     assert said[1:] == [
         "jppo: output a.pdf must end in .html",
         "jppo: nowhere is not a run directory: it has no config.json",
+        "jppo: --env has no effect without --video",
     ]
 
 

@@ -26,6 +26,11 @@ EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": E
 
 Backend = Literal["auto", "device", "ray"]
 Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+RunDirs = Annotated[
+    tuple[Path, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(at least one)"),
+]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 ScaleEnvs = Annotated[int | None, tyro.conf.arg(metavar="K")]
@@ -104,10 +109,11 @@ def show_option(field_name: str) -> str:
 def name_options(text: str, command: Any) -> str:
     """Returns an error message with the options of a command in place of its fields: --seed 1 for seed = 1.
 
-    A name with one word is replaced only before a value, because it may be a word of the sentence.
+    A name with one word is replaced only before a value, because it may be a word of the sentence. In Python,
+    as in trust_env=True, the name stays.
     """
     for name in _option_names(command):
-        field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(])"  # pbt.every is --pbt-every
+        field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(=])"  # pbt.every is --pbt-every
         text = re.sub(rf"(?<!\*){field} = ", f"{show_option(name)} ", text)
         text = re.sub(field, show_option(name), text) if "_" in name else text
     return text

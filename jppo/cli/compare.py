@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
+from jppo.cli.arguments import RunDirs
 from jppo.config.checks import escape_controls
 from jppo.config.terminal import wrap
 
@@ -22,7 +20,7 @@ class Compare:
     Compares each setting with the first one of its environment.
     """
 
-    run_dirs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")]
+    run_dirs: RunDirs
     """Run directories written by `jppo train`."""
     json: bool = False
     """Print one line of JSON instead of a table."""

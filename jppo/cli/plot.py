@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from jppo.cli.arguments import RunDirs
+
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
@@ -16,7 +18,7 @@ class Plot:
     For population-based training: the return and the hyperparameters of each run.
     """
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    run_dirs: RunDirs
     """Run directories written by `jppo train`, or one directory of `jppo sweep`."""
     output: Path = Path("learning.png")
     """Output file."""

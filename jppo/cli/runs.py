@@ -21,7 +21,7 @@ class Runs:
     Shows the settings that differ from the preset of the environment.
     """
 
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = Path("runs")
     """Folder with run directories, also in its subfolders."""
     json: bool = False
     """Print one line of JSON instead of a table."""

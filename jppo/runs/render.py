@@ -101,7 +101,10 @@ def check_drawable(env: Environment | HostEnvironment) -> None:
         if env.source.render is None:
             raise ValueError(f"{env.name} cannot be drawn: its EpisodicEnv has no render function")
     elif env.name not in DRAWABLE:
-        raise ValueError(f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}")
+        raise ValueError(
+            f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}, and a jppo.EpisodicEnv with a "
+            "render function"
+        )
 
 
 def _choose_display() -> None:

@@ -12,7 +12,7 @@ from jppo.runs.curves import RETURN, GroupMetrics, read_groups
 from jppo.runs.display import Picture, html_table
 from jppo.runs.groups import all_settings, format_value
 from jppo.runs.listing import read_run
-from jppo.runs.load import load_run, read_summary
+from jppo.runs.load import load_run, needs_env, read_summary
 from jppo.runs.plots import draw_metrics
 from jppo.runs.render import play_gif
 from jppo.runs.run_dir import check_output, read_config, write_output
@@ -53,6 +53,7 @@ def write_report(
     output: Path,
     *,
     video: bool = False,
+    env: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Writes a page with the settings, scores, learning curves, losses and speed of runs.
@@ -60,6 +61,7 @@ def write_report(
     Args:
       output: an .html file.
       video: also play an episode with the policy of the run with the highest return of each environment.
+      env: the environment for the video of runs in the user's own environment, see `load_run`.
       progress: called with a short text at each step of an episode.
 
     Raises:
@@ -71,8 +73,8 @@ def write_report(
         envs.setdefault(read_config(path)["env"], []).append(path)
     title = f"jppo: {', '.join(envs)}"
     parts = [f"<h1>{html.escape(title)}</h1>"]
-    for env, paths in envs.items():
-        parts += _section(env, paths, _play(paths, progress) if video else "")
+    for name, paths in envs.items():
+        parts += _section(name, paths, _play(paths, env, progress) if video else "")
     write_output(output, _PAGE.format(title=html.escape(title), body="\n".join(parts)).encode(), ".html")
 
 
@@ -167,11 +169,11 @@ def _figure(groups: Sequence[GroupMetrics], metrics: Sequence[str], x: str) -> s
     return f"<figure>{picture._repr_html_()}</figure>"
 
 
-def _play(paths: list[Path], progress: Callable[[str], None]) -> str:
+def _play(paths: list[Path], env: str | None, progress: Callable[[str], None]) -> str:
     """Returns an episode of the best run as HTML; the reason if it cannot be drawn."""
     best = max(paths, key=lambda path: float("-inf") if math.isnan(x := read_run(path).return_mean) else x)
     try:
-        run = load_run(best)
+        run = load_run(best, env=env if needs_env(best) else None)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "play.gif"
             played = play_gif(run.agent.env, run.policy, file, max_steps=_MAX_VIDEO_STEPS, progress=progress)
