@@ -102,12 +102,13 @@ class Continuous(Counting):
 
 
 class Compound(Counting):
-    """Has nested actions of all kinds, and observations of integers. `step` raises for actions outside the space."""
+    """Has nested actions, and observations of integers and a scalar. `step` raises for actions outside the space."""
 
     observation_space = spaces.Dict(
         image=spaces.Box(0, 255, (2, 2), np.uint8),
         numbers=spaces.MultiDiscrete([9, 5], start=[-1, 0]),
         bits=spaces.MultiBinary(2),
+        clock=spaces.Box(0.0, 99.0, ()),
     )
     action_space = spaces.Dict(
         turn=spaces.Discrete(3, start=4),
@@ -120,6 +121,7 @@ class Compound(Counting):
             "numbers": np.array([self.time - 1, self.time], np.int64),
             "image": np.full((2, 2), self.time, np.uint8),
             "bits": np.array([self.time % 2, 1], np.int8),
+            "clock": np.float32(self.time),
         }
 
     def step(self, action):

@@ -83,6 +83,8 @@ CASES = {
         {"image": ObsSpec((6, 5, 4), "bool"), "state": FOUR},
         THREE,
     ),
+    "scalars": ({"normalize_obs": True}, {"place": ObsSpec((), "float32"), "velocity": FOUR}, THREE),
+    "scalar": ({"normalize_obs": True}, ObsSpec((), "float32"), THREE),
     "stacks of screens": ({"network": "cnn", "shared_torso": True}, ObsSpec((4, 45, 40), "uint8"), THREE),
 }  # fmt: skip
 

@@ -196,14 +196,15 @@ def test_nested_actions_train_on_the_device():
 
 
 @pytest.mark.slow
-def test_nested_actions_and_integer_observations_train_on_the_host(tmp_path):
+def test_nested_actions_integers_and_scalars_train_on_the_host(tmp_path):
     result = jppo.train(
-        Compound, config=SMALL, total_steps=160, num_actors=0, progress="none", run_dir=tmp_path / "run"
+        Compound, config=SMALL.replace(normalize_obs=True), total_steps=160, num_actors=0, run_dir=tmp_path / "run"
     )
     assert {name: (spec.shape, spec.dtype) for name, spec in result.policy.obs_spec.items()} == {
         "image": ((2, 2), "uint8"),
         "numbers": ((2,), "int32"),
         "bits": ((2,), "int8"),
+        "clock": ((), "float32"),
     }
     assert np.isfinite(result.metrics["loss/total"]).all()
     evaluation = jppo.evaluate(result, num_episodes=3)

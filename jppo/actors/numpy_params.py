@@ -67,7 +67,7 @@ def to_numpy_params(
         "action_mask": mask_number(policy.obs_spec),
         "network": _describe_network(policy, params, len(hidden_sizes)),
     }
-    return description, {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
+    return description, {name: np.asarray(array, np.float32, order="C") for name, array in arrays.items()}
 
 
 def _head_arrays(action_spec: PyTree, params: PyTree) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def obs_spec_of(name: str, space: Any) -> PyTree:
         return tuple(obs_spec_of(name, part) for part in space.spaces)
     if kind == "Discrete":
         return ObsSpec((), jax_dtype(space.dtype), int(space.n), int(space.start))
-    if kind not in ("Box", "MultiBinary", "MultiDiscrete") or not space.shape or 0 in space.shape:
+    if kind not in ("Box", "MultiBinary", "MultiDiscrete") or 0 in space.shape:
         raise ValueError(
             f"{name}: observation space {space} is not supported; Box, Discrete, MultiDiscrete, MultiBinary, and "
             "Dict and Tuple of them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"

@@ -54,7 +54,7 @@ def train(
       hyperparams: numbers of the run, a `jppo.Hyperparams` or a mapping of its fields. It replaces the preset's.
       preset: a name in `jppo.PRESETS`; "auto" selects the environment's preset.
       network: a `jppo.Network`, or "mlp" or "cnn". Default: the network that `config` describes.
-      optimizer: a function of the learning rate and the hyperparams, see `jppo.ppo.learner.make_learner`.
+      optimizer: a function of the hyperparams that returns an optax transformation, see docs/extending.md.
       loss: the loss function, see `jppo.ppo_loss`, or a `jppo.LossModule`. Default: the clipped PPO loss.
       advantages: the advantage function, see `jppo.gae_advantages`, which is the default.
       backend: "device", "ray" or "auto". "auto" selects the device if gymnax has the environment.
