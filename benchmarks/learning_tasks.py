@@ -49,7 +49,7 @@ TASKS = {
     "playground:CheetahRun": Task(60_000_000, seeds=5),
     "jumanji:Snake-v1": Task(10_000_000, seeds=5),
     "jumanji:Game2048-v1": Task(10_000_000, seeds=5),
-    "xminigrid:MiniGrid-Empty-8x8": Task(1_000_000, seeds=5),
+    "xminigrid:MiniGrid-Empty-8x8": Task(10_000_000, seeds=5),
     "xminigrid:MiniGrid-DoorKey-8x8": Task(10_000_000, seeds=5),
 }
 

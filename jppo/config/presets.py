@@ -240,7 +240,7 @@ PRESETS = {
     "xminigrid": Preset(
         PPOConfig(num_envs=8192, num_steps=16, num_epochs=1, num_minibatches=16, recurrent="gru"),
         Hyperparams(learning_rate=linear(1e-3, 0.0)),
-        1_000_000,
+        10_000_000,
         "XLand-MiniGrid training/train_single_task.py (Nikulin et al. 2023; there a GRU of 1,024 units)",
         ("xminigrid:*",),
     ),
