@@ -800,7 +800,7 @@ class Two:
     def ready(self, timeout):
         return "two"
 
-    def check_daemons(self):
+    def check_daemons(self, at_once=False):
         pass
 
     def counts(self):
