@@ -86,7 +86,7 @@ def test_a_mask_in_the_info_works_in_every_command(tmp_path):
     [
         (InfoMasked, ["action_mask", "observation"], ObsSpec((4,), "int8")),
         (Several, ["action_mask", "observation"], ObsSpec((5,), "int8")),
-        (Parts, ["action_mask", "bits", "image", "numbers"], ObsSpec((2,), "int8")),
+        (Parts, ["action_mask", "bits", "clock", "image", "numbers"], ObsSpec((2,), "int8")),
     ],
 )
 def test_a_mask_in_the_info_becomes_an_observation_leaf(env, names, mask):
