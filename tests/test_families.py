@@ -243,6 +243,34 @@ def test_jumanji_time_limits_truncate():
 
 
 @pytest.mark.slow
+def test_jumanji_states_stay_small_with_a_time_limit():
+    need("jumanji")
+    _, state = jax.eval_shape(make_env("jumanji:MMST-v0").reset, jax.random.key(0))
+    assert state.env_state.connected_nodes.shape == (3, 71)  # an entry for each step
+
+
+@pytest.mark.slow
+def test_search_and_rescue_rewards_decrease_until_the_time_limit():
+    need("jumanji")
+    env = make_env("jumanji:SearchAndRescue-v0", max_steps_in_episode=10, target_contact_range=1.0)
+    state = env.reset(jax.random.key(0))[1]
+    step, action = jax.jit(env.step), jnp.zeros(env.action_spec.shape)
+    early = step(jax.random.key(1), state, action)
+    later = state._replace(env_state=state.env_state.replace(step=jnp.int32(5)))
+    late = step(jax.random.key(1), later, action)
+    assert early.reward > 0
+    np.testing.assert_allclose(late.reward, early.reward / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["max_steps_in_episode", "pool"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "10"])
+def test_limits_and_pools_of_families_are_whole_numbers(monkeypatch, option, value):
+    monkeypatch.setattr(families, "check_family_name", lambda name: None)
+    with pytest.raises(ValueError, match=f"{option} = {value!r} must be a whole number of at least 1"):
+        make_env(IDS["xminigrid"], **{option: value})
+
+
+@pytest.mark.slow
 def test_jumanji_masks_of_combinations_become_one_action():
     need("jumanji")
     env = make_env("jumanji:Tetris-v0")
@@ -273,6 +301,15 @@ def test_unknown_names_have_a_hint():
     pytest.importorskip("craftax")
     with pytest.raises(ValueError, match="did you mean craftax:Craftax-Symbolic-v1"):
         choose_backend("craftax:Craftax-Symbolc-v1")
+
+
+def test_hints_do_not_repeat_the_family(monkeypatch):
+    monkeypatch.setattr(families, "is_installed", lambda family: True)
+    monkeypatch.setattr(families, "family_env_names", lambda family: ["craftax:Craftax-Symbolic-v1"])
+    with pytest.raises(ValueError, match=r"did you mean craftax:Craftax-Symbolic-v1\?"):
+        choose_backend("craftax:Craftax-Symbolc-v1")
+    with pytest.raises(ValueError, match=r"'craftax:'; `jppo envs` lists all names"):
+        choose_backend("craftax:")
 
 
 def test_a_name_without_its_family_has_a_hint():

@@ -50,6 +50,7 @@ def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
     near = difflib.get_close_matches(name, dict.fromkeys(known), 3, 0.6)
     forms = "`jppo envs` lists all names; your own environment needs the form module:name"
-    near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
+    if ":" not in name:
+        near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")

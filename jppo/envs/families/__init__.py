@@ -5,6 +5,7 @@ import importlib.util
 import os
 from typing import Any
 
+from jppo.config.checks import check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
 from jppo.envs.modules import unknown_environment
@@ -48,6 +49,9 @@ def make_family_env(name: str, **options: Any) -> Environment:
       ValueError: the family is not installed, the name is unknown, or an option is invalid.
     """
     check_family_name(name)
+    for option in ("max_steps_in_episode", "pool"):
+        if options.get(option) is not None:
+            check_int(option, options[option])
     family, _, short = name.partition(":")
     env: Environment = _adapter(family).make(short, **options)
     return env._replace(name=name)

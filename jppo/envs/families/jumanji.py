@@ -5,6 +5,7 @@ Time limits of most environments are terminations. The adapter puts them out of 
 Rewards of several agents are added.
 """
 
+import functools
 import inspect
 import math
 import warnings
@@ -15,12 +16,11 @@ import jax.numpy as jnp
 import jumanji
 import numpy as np
 from gymnasium import spaces
+from jumanji.environments import SearchAndRescue
 
 from jppo.envs.base import Environment
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
 from jppo.envs.spaces import ACTION_MASK, Array, PyTree
-
-_NEVER = 2**30  # steps
 
 
 def names() -> tuple[str, ...]:
@@ -36,9 +36,12 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
       **options: arguments of Jumanji's class, e.g. num_rows=6.
     """
     source: Any = jumanji.make(name, **options)
-    limit = max_steps_in_episode or getattr(source, "time_limit", None)
+    limit: Any = max_steps_in_episode or getattr(source, "time_limit", None)
     if "time_limit" in inspect.signature(type(source)).parameters:
-        source = jumanji.make(name, **options | {"time_limit": _NEVER})
+        options |= {"time_limit": limit + 1}  # not more, because MMST's state has an array of this length
+        if isinstance(source, SearchAndRescue):
+            options |= {"reward_fn": functools.partial(_reward_of_limit, source._reward_fn, limit)}
+        source = jumanji.make(name, **options)
     mask = getattr(jax.eval_shape(source.reset, jax.random.key(0))[1].observation, ACTION_MASK, None)
     action_space = _action_space(source.action_spec, mask)
     sizes = tuple(map(int, getattr(action_space, "nvec", ())))
@@ -76,6 +79,11 @@ def _action_space(spec: Any, mask: Any) -> spaces.Space:
     if np.issubdtype(spec.dtype, np.integer):
         return spaces.MultiDiscrete(high - low + 1 if mask is None else np.full(spec.shape, mask.shape[-1]), start=low)
     return spaces.Box(low, high, dtype=np.float32)
+
+
+def _reward_of_limit(reward_fn: Any, limit: int, found_targets: Array, step: Array, time_limit: int) -> Array:
+    """Returns SearchAndRescue's reward, which decreases to 0 at the time limit, for the limit of `make`."""
+    return reward_fn(found_targets, step, limit)  # type: ignore[no-any-return]
 
 
 def _renderer(source: Any) -> Any:
