@@ -43,7 +43,7 @@ TASKS = {
     "Ant-v5/ray": Task(1_000_000, seeds=5),
     "LunarLander-v3/ray": Task(1_000_000, "242", f"{_ZOO}, v2", 200.0, 5),
     "Taxi-v4/ray": Task(500_000, "8", "Gymnasium's threshold", 7.5, 5),
-    "ALE/Pong-v5/ray": Task(10_000_000, "20.36 ± 0.20", "CleanRL ppo_atari.py, 3 seeds", 19.0, 5),
+    "atari:Pong-v5/ray": Task(10_000_000, "20.36 ± 0.20", "CleanRL ppo_atari.py, 3 seeds", 19.0, 5),
     "craftax:Craftax-Classic-Symbolic-v1": Task(1_000_000_000, seeds=5),
     "playground:CartpoleBalance": Task(60_000_000, seeds=5),
     "playground:CheetahRun": Task(60_000_000, seeds=5),
