@@ -262,6 +262,40 @@ def test_search_and_rescue_rewards_decrease_until_the_time_limit():
     np.testing.assert_allclose(late.reward, early.reward / 2, rtol=1e-5)
 
 
+def test_failed_downloads_are_reported(monkeypatch):
+    def make(name):
+        raise FileNotFoundError("no connection\nto the hub")
+
+    monkeypatch.setattr(families, "check_family_name", lambda name: None)
+    monkeypatch.setattr(families, "_adapter", lambda family: types.SimpleNamespace(make=make))
+    with pytest.raises(ValueError, match=r"jumanji:Sokoban-v0 could not be made, .* missing \(no connection\)$"):
+        make_env("jumanji:Sokoban-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("jumanji:Snake-v1", "rows"), ("playground:CartpoleBalance", "episode_len")]
+)
+@pytest.mark.slow
+def test_unknown_options_are_reported(name, option):
+    need(name.partition(":")[0])
+    with pytest.raises(ValueError, match=f"{name} does not accept the options {option} .*{option}"):
+        make_env(name, **{option: 3})
+
+
+@pytest.mark.slow
+def test_playground_limits_count_actions():
+    need("playground")
+    env = make_env(IDS["playground"], episode_length=10, action_repeat=3)
+    assert env.params.max_steps_in_episode == 4  # Brax's wrapper ends the episode after 12 simulated steps, too
+
+
+@pytest.mark.slow
+def test_jaxmarl_has_no_pool():
+    need("jaxmarl")
+    with pytest.raises(ValueError, match="jaxmarl:MPE_simple_spread_v3 has no pool of initial states"):
+        make_env("jaxmarl:MPE_simple_spread_v3", pool=4)
+
+
 @pytest.mark.parametrize("option", ["max_steps_in_episode", "pool"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, "10"])
 def test_limits_and_pools_of_families_are_whole_numbers(monkeypatch, option, value):

@@ -53,7 +53,15 @@ def make_family_env(name: str, **options: Any) -> Environment:
         if options.get(option) is not None:
             check_int(option, options[option])
     family, _, short = name.partition(":")
-    env: Environment = _adapter(family).make(short, **options)
+    try:
+        env: Environment = _adapter(family).make(short, **options)
+    except OSError as error:  # jumanji:Sokoban-v0 downloads its levels
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{name} could not be made, because a file or a download is missing ({reason})") from error
+    except (TypeError, KeyError) as error:  # what the families raise for unknown options
+        if not options:
+            raise
+        raise ValueError(f"{name} does not accept the options {', '.join(options)} ({error})") from error
     return env._replace(name=name)
 
 

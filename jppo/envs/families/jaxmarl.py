@@ -46,8 +46,10 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
       **options: arguments of JaxMARL's class, e.g. scenario=jaxmarl.environments.smax.map_name_to_scenario("3m").
 
     Raises:
-      ValueError: the agents have different spaces.
+      ValueError: the agents have different spaces, or there is an option pool.
     """
+    if "pool" in options:  # MPE would ignore it
+        raise ValueError(f"jaxmarl:{name} has no pool of initial states; leave it out")
     limit = max_steps_in_episode
     if has_own_limit := name.startswith(_HAS_PLAIN_LIMIT):
         limit = limit or jaxmarl.make(name, **options).max_steps

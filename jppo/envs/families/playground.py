@@ -41,7 +41,7 @@ def make(
     source = registry.load(name, config_overrides={"impl": "jax"} | config)
     settings = dict(registry.get_default_config(name)) | config
     repeat = int(settings.get("action_repeat", 1))
-    limit = max_steps_in_episode or int(settings["episode_length"]) // repeat
+    limit = max_steps_in_episode or -(-int(settings["episode_length"]) // repeat)
     env = episodic_env(name, source, repeat, select_observation(privileged), _renderer(source))
     return with_limit_and_reset(env, limit, pool)
 
