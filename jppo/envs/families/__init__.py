@@ -58,7 +58,7 @@ def make_family_env(name: str, **options: Any) -> Environment:
     except OSError as error:  # jumanji:Sokoban-v0 downloads its levels
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{name} could not be made, because a file or a download is missing ({reason})") from error
-    except (TypeError, KeyError) as error:  # what the families raise for unknown options
+    except (TypeError, KeyError) as error:  # from unknown options
         if not options:
             raise
         raise ValueError(f"{name} does not accept the options {', '.join(options)} ({error})") from error
