@@ -801,7 +801,7 @@ class Two:
         return "two"
 
     def check_daemons(self, at_once=False):
-        pass
+        return True
 
     def counts(self):
         return self.runners[0].counts()
