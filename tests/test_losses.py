@@ -238,6 +238,15 @@ def module(init=returning(((), ())), **functions):
         ({"loss": metric("update", 0.0)}, "the metric 'update' is one of jppo's; choose another name"),
         ({"loss": metric("eval/return_mean", 0.0)}, "the metric 'eval/return_mean' is one of jppo's"),
         ({"loss": lambda apply, batch, *rest: (apply(batch.next_obs)[1].mean(), {})}, "batch.next_obs is empty; set"),
+        (
+            {"loss": lambda apply, batch, *rest: ((batch.next_obs - batch.obs).mean(), {})},
+            "batch.next_obs is empty; set",
+        ),
+        (
+            {"loss": module(reward=lambda params, state, rollout, axis: (rollout.next_obs.sum(-1), state))},
+            r"rollout.next_obs is empty; set PPOConfig\(keep_next_obs=True\)",
+        ),
+        ({"advantages": lambda apply, rollout, *rest: 2 * (apply(rollout.next_obs)[1],)}, "rollout.next_obs is empty"),
         ({"loss": module(returning(3))}, r"LossModule.init returned int; it must return \(parameters, state\)"),
         (
             {"loss": module(returning((np.zeros(3, int), ())))},

@@ -1,5 +1,6 @@
 """One gradient step on a minibatch: gradient, mean over devices, clipping, optimizer."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jppo.ppo.kernels.microbatches import (
     split_rows,
     split_sequences,
 )
-from jppo.ppo.loss_check import check_loss, check_obs
+from jppo.ppo.loss_check import call_with, check_loss
 from jppo.ppo.losses import Apply, Loss, LossModule
 from jppo.ppo.optimizer import Optimizer, apply_gradient
 from jppo.ppo.policy import Policy
@@ -62,10 +63,11 @@ def gradient_step(
     def loss_of(trained: PyTree, minibatch: Minibatch) -> tuple[Array, Metrics]:
         params, loss_params = split_params(trained, state.loss_params)
         apply = _make_apply(spec, state.policy.replace(params=params), minibatch)
-        arguments = (apply, minibatch.samples, state.hyperparams, spec.config, key)
+        loss: Any = spec.loss
         if isinstance(spec.loss, LossModule):
-            return check_loss(spec.loss.apply(loss_params, state.loss_state, *arguments))
-        return check_loss(spec.loss(*arguments))
+            loss = functools.partial(spec.loss.apply, loss_params, state.loss_state)
+        settings = (state.hyperparams, spec.config, key)
+        return check_loss(call_with(minibatch.samples, lambda batch: loss(apply, batch, *settings)))
 
     def gradient_of(minibatch: Minibatch) -> tuple[Metrics, PyTree]:
         (total, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, minibatch)
@@ -93,11 +95,11 @@ def gradient_step(
 def _make_apply(spec: LearnerSpec, policy_state: PolicyState, minibatch: Minibatch) -> Apply:
     """Returns the loss's function `apply`: obs [B, *obs] -> distribution, value [B]."""
     if not spec.policy.is_recurrent:
-        return lambda obs: spec.policy.step(policy_state, check_obs(obs))[:2]
+        return lambda obs: spec.policy.step(policy_state, obs)[:2]
     carry, reset = minibatch.carry, minibatch.reset
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
-        sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), check_obs(obs))
+        sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), obs)
         return spec.policy.unroll(policy_state, sequences, carry, reset)[:2]
 
     return apply

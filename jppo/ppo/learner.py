@@ -16,7 +16,7 @@ from jppo.ppo.gradient_step import LearnerSpec, Minibatch, ParamsAndOptState, gr
 from jppo.ppo.hyperparams import current_hyperparams, evaluate_schedules, schedule_metrics
 from jppo.ppo.kernels.finite import all_finite
 from jppo.ppo.keys import derive_key
-from jppo.ppo.loss_check import as_pair, check_bonus, check_loss_init, check_shape
+from jppo.ppo.loss_check import as_pair, call_with, check_bonus, check_loss_init, check_shape
 from jppo.ppo.losses import Loss, LossModule, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices, take_sequences
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward, where_active
@@ -148,7 +148,8 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
     if spec.config.clip_reward:
         reward = jnp.sign(reward)
     if isinstance(spec.loss, LossModule) and spec.loss.reward is not None:
-        returned = spec.loss.reward(state.loss_params, loss_state, rollout, spec.axis_name)
+        bonus_of = functools.partial(spec.loss.reward, state.loss_params, loss_state)
+        returned = call_with(rollout, lambda rollout: bonus_of(rollout, spec.axis_name))
         bonus, loss_state = check_bonus(returned, reward, loss_state)
         reward = reward + bonus
     reset = episode_starts(rollout.done)
@@ -157,7 +158,10 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
         carry = jax.tree.map(lambda x: x[0], rollout.carry)
         return spec.policy.unroll(state.policy, obs, carry, reset)[:2]
 
-    returned = spec.advantages(apply, rollout.replace(reward=reward), state.hyperparams, spec.config)
+    returned = call_with(
+        rollout.replace(reward=reward),
+        lambda rollout: spec.advantages(apply, rollout, state.hyperparams, spec.config),
+    )
     advantage, target = as_pair("the function of the advantages", returned, "(advantages, value targets), [T, N] each")
     check_shape("the array of advantages", advantage, reward)
     check_shape("the array of value targets", target, reward)

@@ -1,12 +1,15 @@
 """Validates the results of a user's loss and advantages while they are traced, so before anything runs."""
 
-from typing import Any
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jppo.ppo.types import Array, Metrics, PyTree
+from jppo.ppo.types import Array, Batch, Metrics, PyTree, Rollout
 
+_Samples = TypeVar("_Samples", Batch, Rollout)
 _OWN_METRICS = ("update", "env_steps", "finite", "reached", "empty_mask", "learning_rate")
 _OWN_PREFIXES = ("episode/", "eval/", "time/", "actors/", "hyperparams/")
 
@@ -69,8 +72,25 @@ def check_shape(name: str, array: Any, reward: Array) -> Array:
     return array
 
 
-def check_obs(obs: PyTree) -> PyTree:
-    """Returns the observations of a call of `apply`. Raises ValueError for those that are not stored."""
-    if isinstance(obs, tuple) and not obs:
-        raise ValueError("batch.next_obs is empty; set PPOConfig(keep_next_obs=True) to store the next observations")
-    return obs
+def call_with(samples: _Samples, function: Callable[[_Samples], Any]) -> Any:
+    """Returns the result of a user's function of a batch or a rollout.
+
+    Raises:
+      ValueError: the function needs the next observations, which are not stored.
+    """
+    try:
+        return function(samples)
+    except Exception as error:
+        if not jax.tree.leaves(samples.next_obs) and _works(function, samples.replace(next_obs=samples.obs)):
+            name = "batch" if isinstance(samples, Batch) else "rollout"
+            raise ValueError(
+                f"{name}.next_obs is empty; set PPOConfig(keep_next_obs=True) to store the next observations"
+            ) from error
+        raise
+
+
+def _works(function: Callable[[_Samples], Any], samples: _Samples) -> bool:
+    with contextlib.suppress(Exception):
+        function(samples)
+        return True
+    return False
