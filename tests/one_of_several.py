@@ -22,7 +22,7 @@ import jppo
 
 
 class Tired(gymnasium.Wrapper):
-    """Fails in the third rollout of the second process."""
+    """Fails in the third rollout of the second process, or in an evaluation of several episodes."""
 
     def __init__(self):
         super().__init__(CartPoleEnv())
@@ -33,6 +33,20 @@ class Tired(gymnasium.Wrapper):
         if jax.process_index() == 1 and self.steps > 40:
             raise RuntimeError("the pole is too heavy")
         return super().step(action)
+
+
+class Generous(gymnasium.Wrapper):
+    """The second process gets a hundred times the reward."""
+
+    def __init__(self):
+        super().__init__(CartPoleEnv())
+
+    def step(self, action):
+        obs, reward, *others = super().step(action)
+        return obs, reward * (100.0 if jax.process_index() == 1 else 1.0), *others
+
+
+ENVS = {"CartPole-v1": "CartPole-v1", "tired": Tired, "generous": Generous}
 
 
 def main(coordinator, count, number, directory):
@@ -54,14 +68,20 @@ def main(coordinator, count, number, directory):
 
 
 def train(
-    number, run_dir, interrupted=False, tired=False, seeds=(7, 7), rate=jppo.schedules.linear(3e-3, 0.0), **arguments
+    number,
+    run_dir,
+    interrupted=False,
+    env="CartPole-v1",
+    seeds=(7, 7),
+    rate=jppo.schedules.linear(3e-3, 0.0),
+    **arguments,
 ):
     if interrupted and number == 1:
         threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
     rate = jppo.Hyperparams(learning_rate=rate, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
-    return jppo.train(Tired if tired else "CartPole-v1", **group(arguments))
+    return jppo.train(ENVS[env], **group(arguments))
 
 
 def interrupt_once_logged(metrics):

@@ -33,7 +33,9 @@ RUNS = {
     "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
     "interrupted": {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
     "actors interrupted": IN_PROCESS | {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
-    "tired": IN_PROCESS | {"total_steps": STEPS, "tired": True},
+    "tired": IN_PROCESS | {"total_steps": STEPS, "env": "tired"},
+    "tired evaluation": IN_PROCESS | {"total_steps": STEPS, "env": "tired", "eval_every": 1, "eval_episodes": 96},
+    "generous": IN_PROCESS | {"total_steps": STEPS, "env": "generous", "eval_every": 2, "stop_at_return": 600.0},
     "device again": {"run_dir_of": "device"},
     "stopped": {"rate": 3e-3, "total_steps": STEPS // 2, "num_devices": 4},
     "resumed": {"rate": 3e-3, "run_dir_of": "stopped", "total_steps": STEPS, "num_devices": 4},
@@ -150,6 +152,13 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
                 "ActorsFailed: the environments failed with:\nTraceback .*the pole is too heavy",
             ),
         ),
+        (
+            "tired evaluation",
+            (
+                "HostFailed: the evaluation raised an exception in another process",
+                "RuntimeError: the pole is too heavy",
+            ),
+        ),
         ("seeds", ("ValueError: the settings of process 1 differ from those of process 0;",) * 2),
         ("odd", ("ValueError: num_devices = 1 cannot be spread evenly over 2 processes",) * 2),
     ],
@@ -186,6 +195,15 @@ def test_a_run_with_actors_in_two_processes_resumes(processes):
     for name in first.files:
         if not name.startswith(("time/", "actors/")):
             np.testing.assert_array_equal(first[name], second[name], name)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_reaches_the_target_in_one_process_ends_both(processes):
+    """The evaluation of the first process is far below the target."""
+    first, second = (outcome["summary"] for outcome in outcomes(processes, "generous"))
+    assert first["eval_return_mean"] < 600.0 < second["eval_return_mean"]
+    assert first["status"] == second["status"] == "solved"
+    assert first["updates"] == second["updates"] == 2
 
 
 @pytest.mark.slow

@@ -97,6 +97,9 @@ def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
             result = Evaluated({name: summary[name] for name in METRICS}, policy)
         except _Stopped:
             pass
+        except Exception:  # `Monitor.finish` ends the run
+            allgather_ints([False])
+            raise
         return None if allgather_ints([result is None]).any() else result
 
     return evaluate

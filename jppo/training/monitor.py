@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from jppo.config.run import RunConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
@@ -15,7 +13,7 @@ from jppo.training.callback import Callback, CallbackEvent, RunInfo, call
 from jppo.training.evaluator import Evaluated, Evaluator, PendingEvaluation
 from jppo.training.logger import LoopResult
 
-_CONTINUE, _STOPPED, _FAILED = 0, 1, 2  # codes that the processes exchange after a callback
+_CONTINUE, _STOPPED, _FAILED = 0, 1, 2  # codes that the processes exchange after an evaluation or a callback
 SOLVED = LoopResult("solved")
 
 
@@ -116,12 +114,17 @@ class Monitor:
           loop: the training loop; its attribute `state` is the state after this update.
         """
         update, metrics = self._log.updates, dict[str, float]()
-        if (result := self._running.pop(update, None)) is not None:
+        if _divides(self._eval_every, update):
+            result, ended = self._running.pop(update, None), None
             assert not callable(result), "poll() comes first"
             try:
-                metrics = self._read_evaluation(result)
+                if result is not None:
+                    metrics = self._read_evaluation(result)
+                    ended = SOLVED if metrics["eval/return_mean"] >= self._eval_target else None
             except Exception as error:
-                self.ended = LoopResult("failed", error)
+                ended = LoopResult("failed", error)
+            self.ended = _agree("the evaluation", ended, SOLVED)
+            if self.ended is not None and self.ended.error is not None:
                 return metrics
         if _divides(self._best_every, update):
             self.save_best(loop.policy_state)  # before a callback changes the policy that got the return
@@ -138,7 +141,6 @@ class Monitor:
         mean = self.last_eval = metrics["eval/return_mean"]
         self._log.reporter.evaluated(self._log.steps, mean)
         self._offer(mean, result.policy_state)
-        self.ended = SOLVED if mean >= self._eval_target else None
         return metrics
 
     def close(self) -> None:
@@ -197,15 +199,25 @@ class Monitor:
             raise  # a second Ctrl-C
         except BaseException as failure:
             error = end_of_process("the callback", failure)
-        code = _FAILED if error is not None else _CONTINUE if event.stop_reason is None else _STOPPED
-        codes = allgather_ints([code]) if jax.process_count() > 1 else [code]
-        if max(codes) == _FAILED:
-            self.ended = LoopResult(
-                "failed", error or HostFailed("the callback raised an exception in another process")
-            )
-        elif max(codes) == _STOPPED:
-            self.ended = LoopResult("stopped", reason=event.stop_reason or "stopped by another process")
+        ended = None if event.stop_reason is None else LoopResult("stopped", reason=event.stop_reason)
+        ended = ended if error is None else LoopResult("failed", error)
+        other = LoopResult("stopped", reason="stopped by another process")
+        self.ended = _agree("the callback", ended, other) or self.ended
         return event.logged
+
+
+def _agree(what: str, own: LoopResult | None, other: LoopResult) -> LoopResult | None:
+    """Returns why this process ends the run, or None. If one process ends it, all processes do.
+
+    Args:
+      own: the reason of this process.
+      other: the reason if only other processes have one, and none of them failed.
+    """
+    code = _CONTINUE if own is None else _STOPPED if own.error is None else _FAILED
+    worst = allgather_ints([code]).max()
+    if worst == _FAILED and code != _FAILED:
+        return LoopResult("failed", HostFailed(f"{what} raised an exception in another process"))
+    return own if code or worst == _CONTINUE else other
 
 
 def _divides(every: int, update: int) -> bool:
