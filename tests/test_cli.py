@@ -333,9 +333,12 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--num-envs", "two"], "Error parsing --num-envs"),
         (
             ["train", "CartPole-v1", "--num-envs", "10000000000"],
-            "jppo: --num-envs*--num-steps = 1,280,000,000,000 must be",
+            "jppo: --num-envs * --num-steps = 1,280,000,000,000 must be",
         ),
-        (["train", "CartPole-v1", "--num-minibatches", "3"], "jppo: --num-envs*--num-steps = 512 is not divisible by"),
+        (
+            ["train", "CartPole-v1", "--num-minibatches", "3"],
+            "jppo: --num-envs * --num-steps = 512 is not divisible by",
+        ),
         (["train", "CartPole-v1", "--hidden-sizes", "0"], "jppo: --hidden-sizes 0 must be"),
         (["train", "CartPole-v1", "--network", "rnn"], "--network"),
         (["train", "CartPole-v1", "--network", "cnn"], 'jppo: --network "cnn" needs an image'),
@@ -367,7 +370,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             ["sweep", "CartPole-v1", "--learning-rate", "1", "1"],
             "jppo: --learning-rate [1.0, 1.0] must be one value or",
         ),
-        (["sweep", "CartPole-v1", "--num-minibatches", "3"], "jppo: --num-envs*--num-steps = 512 is not divisible by"),
+        (
+            ["sweep", "CartPole-v1", "--num-minibatches", "3"],
+            "jppo: --num-envs * --num-steps = 512 is not divisible by",
+        ),
         (
             ["sweep", "CartPole-v1", "--hidden-sizes", "64;64"],
             "jppo: '64;64' is not a list of layer sizes; write --hidden-sizes 64,64",

@@ -50,7 +50,7 @@ CASES = [
     ),
     (
         "jppo train CartPole-v1 --num-envs 5 --num-steps 8 --num-minibatches 3",
-        "--num-envs*--num-steps = 40 is not divisible by --num-minibatches 3; nearest numbers that divide it: 1, 2, 4, 5, 8",
+        "--num-envs * --num-steps = 40 is not divisible by --num-minibatches 3; nearest numbers that divide it: 1, 2, 4, 5, 8",
     ),
     ("jppo train CartPole-v1 --gamma 1.5", "--gamma 1.5 is outside [0, 1]"),
     ("jppo train CartPole-v1 --learning-rate nan", "--learning-rate nan is not a number"),

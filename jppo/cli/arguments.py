@@ -114,12 +114,13 @@ def name_options(text: str, command: Any) -> str:
     """
     for name in _option_names(command):
         field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(=])"  # pbt.every is --pbt-every
-        text = re.sub(rf"(?<!\*){field} = ", f"{show_option(name)} ", text)
+        text = re.sub(rf"(?<!\* ){field} = ", f"{show_option(name)} ", text)
         text = re.sub(field, show_option(name), text) if "_" in name else text
     return text
 
 
 def _option_names(record: Any) -> list[str]:
+    text = re.sub(r"(?<![\w./'-])([a-z]+_[a-z]+)\*(?=[a-z]+_[a-z]+)", r"\1 * ", text)  # --num-envs * --num-steps
     """Returns the names of the fields that are options, also those of nested records."""
     names = ["help"]
     for name, hint in typing.get_type_hints(record, include_extras=True).items():
