@@ -309,6 +309,13 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         ),
         (["train", "CartPole-v1", "--steps", "5"], "unknown option --steps; did you mean --total-steps?"),
         (["train", "--env", "CartPole-v1"], "--env; the environment is an argument without an option: jppo train Cart"),
+        (
+            ["plot", "run", "--env", "CartPole-v1"],
+            "jppo: unknown option --env; the run directories name the environment; `jppo plot --help` lists all",
+        ),
+        (["compare", "run", "--env=x"], "--env; the run directories name the environment; `jppo compare --help`"),
+        (["doctor", "--env", "x"], "unknown option --env; this command has no environment; `jppo doctor --help`"),
+        (["eval", "run", "--env-id", "x"], "unknown option --env-id; did you mean --env? `jppo eval --help`"),
         (["train", "CartPole-v1", "--gpu"], "unknown option --gpu; JAX uses a GPU if its GPU build is installed"),
         (["train", "CartPole-v1", "--workers", "2"], "unknown option --workers; did you mean --num-actors?"),
         (["bench", "CartPole-v1", "--n-envs", "2"], "--n-envs; did you mean --num-envs? `jppo bench --help` lists"),

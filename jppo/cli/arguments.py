@@ -41,10 +41,8 @@ Inline = tyro.conf.arg(name="")  # the fields of a nested record become options 
 _PRESET_HELP = (
     "Preset with the default values of the options below (auto: the environment's own): " + ", ".join(PRESETS) + "."
 )
+_ENV_NAMES = ("env", "env_id", "env_name")
 _HINTS = {  # options of other programs
-    **dict.fromkeys(
-        ("env", "env_id", "env_name"), "the environment is an argument without an option: jppo {} CartPole-v1"
-    ),
     **dict.fromkeys(
         ("gpu", "gpus", "cuda", "device", "platform"),
         "JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU, and --num-devices the number "
@@ -81,8 +79,18 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
             continue
         similar = find_similar(option, known)
         hint = f"did you mean {show_option(similar)}? " if similar else ""
-        hint = f"{_HINTS[option].format(name)}; " if option in _HINTS else hint
+        hint = f"{_HINTS[option]}; " if option in _HINTS else hint
+        if option in _ENV_NAMES and "env" not in known:
+            hint = f"{_env_hint(name, command)}; "
         raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
+
+
+def _env_hint(name: str, command: Any) -> str:
+    """Returns how a command without the option --env gets its environment."""
+    fields = {field.name for field in dataclasses.fields(command)}
+    if fields & {"env", "envs"}:
+        return f"the environment is an argument without an option: jppo {name} CartPole-v1"
+    return "the run directories name the environment" if "run_dirs" in fields else "this command has no environment"
 
 
 def first_error(printed: str, name: str) -> str:
@@ -112,6 +120,7 @@ def name_options(text: str, command: Any) -> str:
     A name with one word is replaced only before a value, because it may be a word of the sentence. In Python,
     as in trust_env=True, the name stays.
     """
+    text = re.sub(r"(?<![\w./'-])([a-z]+_[a-z]+)\*(?=[a-z]+_[a-z]+)", r"\1 * ", text)  # --num-envs * --num-steps
     for name in _option_names(command):
         field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(=])"  # pbt.every is --pbt-every
         text = re.sub(rf"(?<!\* ){field} = ", f"{show_option(name)} ", text)
@@ -120,7 +129,6 @@ def name_options(text: str, command: Any) -> str:
 
 
 def _option_names(record: Any) -> list[str]:
-    text = re.sub(r"(?<![\w./'-])([a-z]+_[a-z]+)\*(?=[a-z]+_[a-z]+)", r"\1 * ", text)  # --num-envs * --num-steps
     """Returns the names of the fields that are options, also those of nested records."""
     names = ["help"]
     for name, hint in typing.get_type_hints(record, include_extras=True).items():
