@@ -580,9 +580,10 @@ def test_plan():
 def pretend(trained, monkeypatch):
     """Replaces `train` by a function that returns a status at once."""
 
-    def ending(status, error=None, **fields):
+    def ending(status, error=None, env="CartPole-v1", **fields):
         summary = json.loads(trained[2]) | {"status": status, "return_mean": float("nan")} | fields
-        result = SimpleNamespace(summary=summary, run_dir=Path("my runs/1"))
+        agent = SimpleNamespace(env=jppo.make_env(env))
+        result = SimpleNamespace(summary=summary, run_dir=Path("my runs/1"), agent=agent)
 
         def train(env, **kwargs):
             if error is not None:
@@ -626,6 +627,8 @@ def test_training_prints_the_next_commands(pretend):
     env = "--env corridors:Corridor"
     assert out.endswith(f"next: jppo eval {run} {env} jppo play {run} {env} jppo plot {run}")
     assert "next:" not in call("train", "CartPole-v1", "--json")[2]
+    pretend("finished", env="DeepSea-bsuite")
+    assert call("train", "DeepSea-bsuite")[1].endswith(f"next: jppo eval {run} jppo plot {run}")
 
 
 def test_a_run_without_updates_has_no_next_commands(pretend):

@@ -132,7 +132,7 @@ class Train(RunArguments):
             lines = (line for text in summary_lines(summary) for line in wrap(text))
             print(*lines, sep="\n", file=stream, flush=True)
             if result.run_dir is not None and not self.json:
-                commands = self._next_commands(short_path(result.run_dir), summary)
+                commands = self._next_commands(short_path(result.run_dir), summary, _can_play(result.agent.env))
                 if commands:
                     print("next:", *(shlex.join(words) for words in commands), sep="\n  ", file=stream, flush=True)
             if self.deterministic:
@@ -141,7 +141,7 @@ class Train(RunArguments):
             print(json.dumps(jsonable(summary)))
         return EXIT_CODES.get(summary["status"], EXIT_FAILED if "failed_writes" in summary else 0)
 
-    def _next_commands(self, run_dir: Path, summary: dict[str, Any]) -> list[list[str]]:
+    def _next_commands(self, run_dir: Path, summary: dict[str, Any], can_play: bool) -> list[list[str]]:
         """Returns the commands that a user is likely to run after this run; none if it diverged in its first update."""
         if not summary["updates"]:
             return []
@@ -151,7 +151,7 @@ class Train(RunArguments):
         return [
             *resume,
             ["jppo", "eval", str(run_dir), *env],
-            ["jppo", "play", str(run_dir), *env],
+            *([["jppo", "play", str(run_dir), *env]] if can_play else []),
             ["jppo", "plot", str(run_dir)],
         ]
 
@@ -161,3 +161,16 @@ class Train(RunArguments):
         if run_dir is not None and resume is not None and run_dir.resolve() != resume.resolve():
             raise ValueError(f"--run-dir {run_dir} and --resume {resume} are two different runs; give only one of them")
         return resume or run_dir
+
+
+def _can_play(env: Any) -> bool:
+    """Returns whether `jppo play` can draw an environment; True for one on the host, which is not made to find out."""
+    from jppo.envs import Environment
+    from jppo.runs.render import check_drawable
+
+    try:
+        if isinstance(env, Environment):
+            check_drawable(env)
+    except ValueError:
+        return False
+    return True
