@@ -441,7 +441,8 @@ def call(*argv):
     return code, out.getvalue(), err.getvalue()
 
 
-def test_run_directories_are_exported_by_the_command(tmp_path):
+def test_run_directories_are_exported_by_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     run_dir, obs = tmp_path / "run", observations(FOUR, 4)
     save_run(run_dir)
     with lenient():
@@ -453,8 +454,10 @@ def test_run_directories_are_exported_by_the_command(tmp_path):
         with lenient():
             code, out, err = call("export", run_dir, tmp_path / name)
         assert (code, err) == (0, "")
-        assert out.startswith(f"wrote {tmp_path / name} (")
-        assert out.endswith(f" bytes); load it with jppo.{said}\n")
+        words = " ".join(out.split())
+        assert words.startswith(f"wrote {tmp_path / name} (")
+        assert words.endswith(f" bytes); load it with jppo.{said}")
+        assert all(len(line) <= 40 or str(tmp_path) in line for line in out.splitlines())
         np.testing.assert_allclose(load(tmp_path / name).value(obs), wanted, rtol=1e-4, atol=1e-6)
 
 

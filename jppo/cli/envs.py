@@ -1,9 +1,11 @@
 """`jppo envs`."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from jppo.config.families import FAMILIES, HOST_FAMILIES
 from jppo.config.presets import preset_for
+from jppo.config.terminal import columns, row_lines, wrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +31,27 @@ class Envs:
         for family in filter(is_installed, FAMILIES):
             drawn = "no" if family == "jaxmarl" else "yes"
             rows += [(name, "device", preset_for(name), drawn) for name in family_env_names(family)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        print("device: environments in JAX; ray: Gymnasium environments")
+        print(*_table(rows), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
         missing = [family for family in FAMILIES if not is_installed(family)]
         missing += [family for family in HOST_FAMILIES if not is_host_family_installed(family)]
         if missing:
-            print("\nfamilies not installed (docs/environments.md, docs/host_environments.md):")
-            for family in missing:
-                print(f"  {family:<12}{install_command(family)}")
+            title = "families not installed (docs/environments.md, docs/host_environments.md):"
+            print("", *wrap(title), *_install_lines({name: install_command(name) for name in missing}), sep="\n")
         return 0
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Returns the lines of a table; a few lines per row if the terminal is too narrow."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) > columns():
+        (_, *titles), *others = rows
+        return [line for name, *cells in others for line in row_lines(name, dict(zip(titles, cells, strict=True)))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _install_lines(commands: dict[str, str]) -> list[str]:
+    """Returns a line per family; two if the terminal is too narrow."""
+    lines = [f"  {family:<12}{command}" for family, command in commands.items()]
+    if max(map(len, lines)) <= columns():
+        return lines
+    return [line for family, command in commands.items() for line in (f"  {family}", f"    {command}")]

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from jppo.cli.arguments import TrainedRun
+from jppo.config.terminal import wrap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,5 +23,5 @@ class Export(TrainedRun):
         check_output_path(self.output)
         path = export_policy(self.load().policy, self.output)
         loader = "jppo.actors.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
-        print(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}")
+        print(*wrap(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}"), sep="\n")
         return 0
