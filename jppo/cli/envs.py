@@ -41,9 +41,9 @@ class Envs:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns the lines of a table; a few lines per row if the terminal is too narrow."""
+    """Returns the lines of a table; a few lines per row on a terminal with fewer than 80 columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if sum(widths) + 2 * (len(widths) - 1) > columns():
+    if columns() < 80:
         (_, *titles), *others = rows
         return [line for name, *cells in others for line in row_lines(name, dict(zip(titles, cells, strict=True)))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
