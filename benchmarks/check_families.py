@@ -1,0 +1,70 @@
+"""Checks every environment of the families on the device with `jppo.check_env`.
+
+    python benchmarks/check_families.py xminigrid navix jumanji:Snake-v1
+
+Each environment is checked in a process of its own. The file of results keeps the environments of earlier calls.
+"""
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import tyro
+from throughput import RESULTS, hardware
+
+import jppo
+from jppo.envs.families import family_env_names
+from jppo.runs.files import write_json
+
+
+def main(
+    names: tyro.conf.Positional[tuple[str, ...]], output: Path = RESULTS / "check_families.json", timeout: float = 600.0
+) -> None:
+    """Checks the environments and writes the results after each one.
+
+    Args:
+      names: families, or ids of environments.
+      output: the file of results.
+      timeout: seconds for one environment.
+    """
+    results = json.loads(output.read_text())["envs"] if output.exists() else {}
+    envs = [env for name in names for env in ([name] if ":" in name else family_env_names(name))]
+    for name in envs:
+        start = time.perf_counter()
+        results[name] = _in_process(name, timeout) | {"seconds": round(time.perf_counter() - start, 1)}
+        write_json(output, {"hardware": hardware(), "envs": dict(sorted(results.items()))})
+        print(name, json.dumps(results[name]), flush=True)
+
+
+def _in_process(name: str, timeout: float) -> dict[str, Any]:
+    """Returns the result of a check in a new process."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_check, args=(name, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(timeout) else {"error": f"no result after {timeout:g} s"}
+    except EOFError:
+        return {"error": "the process ended without a result"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _check(name: str, sender: Any) -> None:
+    """Sends the names of the checks that failed or warned, with their texts, and the measured speed."""
+    try:
+        report = jppo.check_env(name)
+    except Exception as error:  # any exception of a family is a result
+        sender.send({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+        return
+    seen = {check.name: f"{check.status}: {check.seen}" for check in report.checks if check.status in ("fail", "warn")}
+    speed = next((check.seen.split(" (")[0] for check in report.checks if check.name == "speed"), None)
+    sender.send({"passed": report.passed, "seen": seen, "speed": speed})
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
