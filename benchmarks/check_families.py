@@ -2,7 +2,7 @@
 
     python benchmarks/check_families.py xminigrid navix jumanji:Snake-v1
 
-Each environment is checked in a process of its own. The file of results keeps the environments of earlier calls.
+Each environment is checked in a new process. The file of results keeps the environments of earlier calls.
 """
 
 import json
