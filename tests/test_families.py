@@ -5,6 +5,7 @@ import sys
 import tomllib
 import types
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import NamedTuple
 
 import jax
@@ -262,14 +263,28 @@ def test_search_and_rescue_rewards_decrease_until_the_time_limit():
     np.testing.assert_allclose(late.reward, early.reward / 2, rtol=1e-5)
 
 
-def test_failed_downloads_are_reported(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (
+            "jumanji:Sokoban-v0",
+            FileNotFoundError("no connection\nto the hub"),
+            r"\(no connection\); .* network connection$",
+        ),
+        ("playground:Go1Getup", CalledProcessError(128, ["git"]), r"\(.* status 128\); .* network connection and git$"),
+    ],
+)
+def test_failed_downloads_are_reported(monkeypatch, name, error, message):
     def make(name):
-        raise FileNotFoundError("no connection\nto the hub")
+        raise error
 
-    monkeypatch.setattr(families, "check_family_name", lambda name: None)
-    monkeypatch.setattr(families, "_adapter", lambda family: types.SimpleNamespace(make=make))
-    with pytest.raises(ValueError, match=r"jumanji:Sokoban-v0 could not be made, .* missing \(no connection\)$"):
-        make_env("jumanji:Sokoban-v0")
+    adapter = types.SimpleNamespace(make=make, names=lambda: [name.partition(":")[2]])
+    monkeypatch.setattr(families, "is_installed", lambda family: True)
+    monkeypatch.setattr(families, "_adapter", lambda family: adapter)
+    with pytest.raises(ValueError, match=f"{name} could not be made, .* missing {message}"):
+        make_env(name)
+    with pytest.raises(ValueError, match=rf"{name} could not be made"):  # not a failed check
+        jppo.check_env(name)
 
 
 @pytest.mark.parametrize(

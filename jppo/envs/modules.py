@@ -9,6 +9,10 @@ from typing import Any
 from jppo.config.families import FAMILIES
 
 
+class MissingDownloadError(ValueError):
+    """A download that an environment needs has failed. This is not a fault of the environment."""
+
+
 def import_module_of(source: str) -> tuple[Any, str]:
     """Imports the module of "module:name". Returns the module and the name.
 

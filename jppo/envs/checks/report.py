@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jppo.envs.contract import BrokenContractError
+from jppo.envs.modules import MissingDownloadError
 from jppo.envs.observations import MisfitError
 from jppo.errors import describe_error
 
@@ -67,7 +68,7 @@ def report_exceptions(name: str, action: str) -> Iterator[None]:
     """Turns exceptions of the environment into a failed check with this name."""
     try:
         yield
-    except (FailedCheckError, BrokenContractError, MisfitError):
+    except (FailedCheckError, BrokenContractError, MisfitError, MissingDownloadError):
         raise
     except (Exception, SystemExit) as error:  # an environment may raise any exception
         seen = f"{action} raised {describe_error(error)}"
@@ -81,7 +82,7 @@ def report_refusals() -> Iterator[None]:
     """Turns ValueErrors of `make_env` and `open_host_env` into failed checks."""
     try:
         yield
-    except BrokenContractError:
+    except (BrokenContractError, MissingDownloadError):
         raise
     except ValueError as error:
         text = str(error)

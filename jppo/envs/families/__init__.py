@@ -3,12 +3,13 @@
 import importlib
 import importlib.util
 import os
+import subprocess
 from typing import Any
 
 from jppo.config.checks import check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
-from jppo.envs.modules import unknown_environment
+from jppo.envs.modules import MissingDownloadError, unknown_environment
 
 
 def is_installed(family: str) -> bool:
@@ -55,9 +56,11 @@ def make_family_env(name: str, **options: Any) -> Environment:
     family, _, short = name.partition(":")
     try:
         env: Environment = _adapter(family).make(short, **options)
-    except OSError as error:  # jumanji:Sokoban-v0 downloads its levels
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{name} could not be made, because a file or a download is missing ({reason})") from error
+    except (OSError, subprocess.CalledProcessError) as error:  # downloads of levels (Sokoban) and of robots, with git
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        needs = "a network connection and git" if family == "playground" else "a network connection"
+        problem = f"{name} could not be made, because a file or a download is missing ({reason})"
+        raise MissingDownloadError(f"{problem}; its download needs {needs}") from error
     except (TypeError, KeyError) as error:  # from unknown options
         if not options:
             raise
