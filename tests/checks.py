@@ -1,7 +1,6 @@
 """Small configs, fast compilation, and checks of training runs for several tests."""
 
 import contextlib
-import dataclasses
 import functools
 
 import jax
@@ -16,17 +15,6 @@ QUICK: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later versions have no older fusions
     QUICK["xla_cpu_use_fusion_emitters"] = False
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
-
-
-def group(arguments):
-    """Returns arguments of `jppo.train` with the fields of RayConfig and RunConfig moved into `ray` and `run`."""
-    arguments = dict(arguments)
-    for name, record in (("ray", jppo.RayConfig), ("run", jppo.RunConfig)):
-        fields = {field.name for field in dataclasses.fields(record)} - {"num_actors"}
-        values = {field: arguments.pop(field) for field in fields & set(arguments)}
-        if values:
-            arguments[name] = record(**values)
-    return arguments
 
 
 def check_two_updates(env, config):

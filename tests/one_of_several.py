@@ -15,7 +15,7 @@ from pathlib import Path
 import gymnasium
 import jax
 import numpy as np
-from checks import SMALL, group
+from checks import SMALL
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import jppo
@@ -81,7 +81,7 @@ def train(
     rate = jppo.Hyperparams(learning_rate=rate, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
-    return jppo.train(ENVS[env], **group(arguments))
+    return jppo.train(ENVS[env], **arguments)
 
 
 def interrupt_once_logged(metrics):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import ray
 import threadpoolctl
-from checks import SMALL, group
+from checks import SMALL
 from faulty_envs import NOTES, Broken, Faulty, FaultyEvaluation, Healthy, Telling, note, noted
 from processes import descendants, left_of, running
 
@@ -78,7 +78,7 @@ def train(env, notes, updates=UPDATES, **options):
     config = options.pop("config", CONFIG)
     given = {"backend": "ray", "num_actors": 2, "seed": 3} | options
     try:
-        return jppo.train(env, total_steps=updates * config.batch_size, config=config, **group(given))
+        return jppo.train(env, total_steps=updates * config.batch_size, config=config, **given)
     finally:
         pids = {int(pid) for pid in noted(notes, "pid")} - {os.getpid()}
         left = left_of([process for process in running() if process.pid in pids], 10.0)

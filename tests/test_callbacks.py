@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, group, share_chunks
+from checks import SMALL, share_chunks
 from flax import struct
 from gymnax.environments.environment import EnvParams
 from host_probes import Guessing, share_programs
@@ -45,7 +45,7 @@ def shared_programs():
 
 def train(callback=None, env=None, total=UPDATES, **given):
     given = {"config": CONFIG, "total_steps": total * BATCH, "hyperparams": CONSTANT} | given
-    return jppo.train(env or Cued(), callback=callback, **group(given))
+    return jppo.train(env or Cued(), callback=callback, **given)
 
 
 def train_host(callback, **given):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import one_run
 import pytest
-from checks import SMALL, group
+from checks import SMALL
 from host_probes import Guessing, share_programs
 from lenient import lenient
 from one_run import BATCH, CONFIG, UPDATES, Cued
@@ -86,12 +86,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 def train(run_dir, after=None, env=None, **given):
     given = {"config": CONFIG, "total_steps": UPDATES * BATCH, "checkpoint_seconds": 0} | given
-    return jppo.train(env or Cued(), run_dir=run_dir, progress=Stopping(after), **group(given))
+    return jppo.train(env or Cued(), run_dir=run_dir, progress=Stopping(after), **given)
 
 
 def resume(path, env=None, **given):
     given = {"resume": True} | given
-    return jppo.train(env or Cued(), run_dir=path, progress=Stopping(), **group(given))
+    return jppo.train(env or Cued(), run_dir=path, progress=Stopping(), **given)
 
 
 def assert_same(state, other):

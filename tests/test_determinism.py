@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, group
+from checks import SMALL
 from lenient import lenient
 
 import jppo
@@ -46,7 +46,7 @@ def test_two_processes_train_the_same_policy(tmp_path, mode):
 def trained(seed, **more):
     with lenient():
         return jppo.train(
-            "CartPole-v1", **group({"config": SMALL(), "total_steps": 64, "seed": seed, "num_devices": 1} | more)
+            "CartPole-v1", **({"config": SMALL(), "total_steps": 64, "seed": seed, "num_devices": 1} | more)
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, group
+from checks import SMALL
 from lenient import lenient
 
 import jppo
@@ -56,7 +56,7 @@ def quickly():
 
 def train(rate=RATE, **arguments):
     """Trains in this process."""
-    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=rate, seed=7, **group(arguments))
+    return jppo.train("CartPole-v1", config=CONFIG, hyperparams=rate, seed=7, **arguments)
 
 
 @pytest.fixture(scope="module")

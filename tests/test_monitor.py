@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, group, share_chunks
+from checks import SMALL, share_chunks
 from host_probes import Counting, Guessing, share_programs
 from lenient import lenient, lenient_env
 from PIL import Image
@@ -45,12 +45,12 @@ def shared_programs():
 
 def train(total=UPDATES, **given):
     given = {"config": CONFIG, "hyperparams": RATE, "total_steps": total * BATCH} | given
-    return jppo.train(Lever(), **group(given))
+    return jppo.train(Lever(), **given)
 
 
 def train_host(total=UPDATES, **given):
     given = {"config": CONFIG, "hyperparams": RATE, "total_steps": total * BATCH, "num_actors": 0} | given
-    return jppo.train(Guessing, **group(given))
+    return jppo.train(Guessing, **given)
 
 
 MODES = pytest.mark.parametrize("run", [train, train_host])
@@ -149,14 +149,14 @@ def test_interrupt_ends_an_evaluation_on_the_host(tmp_path, monkeypatch):
 
     monkeypatch.setattr(HostEnvironment, "make", make_envs)
     given = {"config": CONFIG, "hyperparams": RATE, "total_steps": UPDATES * BATCH, "num_actors": 0, **EVALS}
-    result = jppo.train(Slow, **group(given | {"run_dir": tmp_path / "run"}))
+    result = jppo.train(Slow, **(given | {"run_dir": tmp_path / "run"}))
     assert (result.summary["status"], result.summary["updates"], result.summary["checkpoint"]) == ("interrupted", 4, 4)
     assert not any(name.startswith("eval/") for name in result.metrics)
     assert 5 <= len(steps) < 10
     evaluating.clear()
     monkeypatch.undo()
     share_programs(monkeypatch)
-    resumed = jppo.train(Slow, **group(given | {"run_dir": tmp_path / "run"}))
+    resumed = jppo.train(Slow, **(given | {"run_dir": tmp_path / "run"}))
     assert resumed.summary["status"] == "finished"
 
 

@@ -1,10 +1,13 @@
 """Settings by name: `jppo.train(env, num_envs=8, learning_rate=1e-3)`, mappings, and hints for wrong names."""
 
+import dataclasses
+import inspect
+
 import pytest
 from lenient import lenient_env
 
 import jppo
-from jppo.config.overrides import resolve_settings
+from jppo.config.overrides import check_overrides, resolve_settings, take_ray, take_run
 from jppo.sweeps.tune_trial import apply_space
 
 PRESET = jppo.PRESETS["pendulum"]
@@ -86,15 +89,31 @@ def test_unknown_arguments_raise_with_the_right_name(function):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("policy_lag", r"use ray=jppo\.RayConfig\(policy_lag=\.\.\.\)$"),
-        ("wandb", r"use run=jppo\.RunConfig\(wandb=\.\.\.\)$"),
+        ("actor_cpu", r"did you mean actor_cpus\?$"),
+        ("eval_evry", r"did you mean eval_every\?$"),
         ("batch_size", r"a batch has num_envs\*num_steps samples: set one of these$"),
         ("frobnicate", r"has no argument 'frobnicate'; see help\(train\)$"),
     ],
 )
-def test_arguments_of_records_are_named_with_their_place(name, message):
+def test_unknown_arguments_raise_with_a_hint(name, message):
     with pytest.raises(TypeError, match=message):
         jppo.train("CartPole-v1", **{name: 1})
+
+
+def test_every_field_of_the_records_is_an_argument_of_train():
+    records = (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig, jppo.RunConfig)
+    names = [field.name for record in records for field in dataclasses.fields(record)]
+    names += [name for name in inspect.signature(jppo.train).parameters if name not in ("network", "overrides")]
+    assert len(names) == len(set(names))
+    check_overrides(jppo.train, dict.fromkeys(names))
+
+
+def test_overrides_replace_single_values_of_run_and_ray():
+    run, others = take_run({"eval_every": 5, "max_checkpoints": 1}, {"eval_every": 2, "gamma": 0.5})
+    assert (run, others) == (jppo.RunConfig(eval_every=2, max_checkpoints=1), {"gamma": 0.5})
+    ray, others = take_ray(jppo.RayConfig(num_actors=3, policy_lag=1), {"num_actors": 2})
+    assert (ray, others) == (jppo.RayConfig(num_actors=2, policy_lag=1), {})
+    assert take_ray(None, {"gamma": 0.5}) == (None, {"gamma": 0.5})
 
 
 @pytest.mark.slow

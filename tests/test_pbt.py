@@ -322,7 +322,9 @@ def test_a_sweep_resumes_after_a_crash(trained, tmp_path, shared_program, monkey
 
 def test_a_checkpoint_contains_the_reason_why_a_run_ended():
     group = types.SimpleNamespace(
-        agent=types.SimpleNamespace(config=CONFIG), settings=types.SimpleNamespace(callback_every=1), has_events=False
+        agent=types.SimpleNamespace(config=CONFIG),
+        settings=types.SimpleNamespace(run=jppo.RunConfig()),
+        has_events=False,
     )
     run, resumed = (RunLog(types.SimpleNamespace(number=1), group) for _ in range(2))
     run.end("diverged", error="no legal action")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, group
+from checks import SMALL
 from lenient import lenient_env
 from probes import Lever
 
@@ -49,7 +49,7 @@ def shared_programs():
 
 def sweep(total=UPDATES, **options):
     given = {"config": CONFIG, "hyperparams": BASE, "total_steps": total * BATCH, "num_devices": 1, "seeds": 2}
-    return jppo.sweep(Lever(), **group(given | {"learning_rate": RATES} | options))
+    return jppo.sweep(Lever(), **(given | {"learning_rate": RATES} | options))
 
 
 @pytest.fixture(scope="module")
@@ -505,7 +505,7 @@ def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_p
         (
             {"video": True},
             "run.video = True has no effect in jppo.sweep, which supports eval_every, eval_episodes, eval_sampled, "
-            "stop_at_return; leave it out",
+            "stop_at_return, callback_every; leave it out",
         ),
         ({"checkpoint_seconds": 5.0}, "run.checkpoint_seconds = 5.0 has no effect in jppo.sweep"),
         ({"stop_at_return": 4.0, "pbt": PBT}, "stop_at_return = 4 with pbt needs evaluations; set eval_every"),
@@ -516,11 +516,6 @@ def test_invalid_arguments_raise_before_anything_is_written(tmp_path, options, m
         sweep(sweep_dir=tmp_path / "s", **options)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "s").exists()
-
-
-def test_unknown_arguments_name_the_record():
-    with pytest.raises(TypeError, match=r"sweep\(\) has no argument 'eval_every'; use run=jppo.RunConfig\(eval_every="):
-        jppo.sweep("CartPole-v1", eval_every=1)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import struct
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, group, quick_jit
+from checks import SMALL, quick_jit
 from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
@@ -397,13 +397,8 @@ def test_interrupt_during_the_first_update_does_not_wait_for_it(monkeypatch):
 )
 def test_invalid_arguments_write_no_files(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
-        jppo.train(**group({"env": Probe(), "config": CONFIG, "run_dir": tmp_path / "run"} | given))
+        jppo.train(**({"env": Probe(), "config": CONFIG, "run_dir": tmp_path / "run"} | given))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_different_numbers_of_actors_are_refused():
-    with pytest.raises(ValueError, match=r"num_actors = 2 differs from ray\.num_actors = 3; pass only one"):
-        jppo.train("CartPole-v1", backend="ray", num_actors=2, ray=jppo.RayConfig(num_actors=3))
 
 
 def test_repr_of_a_result_is_short(run):

@@ -15,7 +15,7 @@ from jppo.actors.sebulba import Sebulba
 from jppo.benchmark.memory import memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
 from jppo.benchmark.timing import HostStepper, Program, device_programs, repeat, sample_rollout, time_programs
-from jppo.config.overrides import check_overrides
+from jppo.config.overrides import check_overrides, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
@@ -30,7 +30,7 @@ from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.progress import NullReporter
 from jppo.training.ray_loop import RayLoop
-from jppo.training.settings import PreparedRun, RunSettings, combine_actors, prepare_run
+from jppo.training.settings import PreparedRun, RunSettings, prepare_run
 
 _TOTAL_STEPS = 2**31 - 1  # long enough that the measured run never ends
 _MIN_UPDATES = 3  # of a run with actors, after the warm-up
@@ -49,7 +49,6 @@ def bench(
     advantages: Advantages | None = None,
     backend: str = "auto",
     num_devices: int | None = None,
-    num_actors: int | None = None,
     ray: RayConfig | Mapping[str, Any] | None = None,
     seconds: float = 2.0,
     message: Callable[[str], None] = lambda text: None,
@@ -59,16 +58,17 @@ def bench(
 
     Args:
       env, seed, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`.
-      backend, num_devices, num_actors, ray: as for `jppo.train`.
+      backend, num_devices, ray: as for `jppo.train`.
       seconds: measuring time of the run, and of its slowest part. Slow parts run at least five times.
       message: gets a line of text at each stage.
-      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
+      **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams` and `jppo.RayConfig`, as for `jppo.train`.
 
     Raises:
       ValueError: an invalid argument, a run that diverges, or not enough memory.
       ActorsFailed: an actor failed too often in a row.
     """
     check_overrides(bench, overrides)
+    ray, overrides = take_ray(ray, overrides)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
         raise ValueError(f"seconds = {seconds!r} must be a number greater than 0")
     if jax.process_count() > 1:
@@ -87,7 +87,7 @@ def bench(
         advantages=advantages,
         backend=backend,
         num_devices=num_devices,
-        ray=combine_actors(num_actors, ray),
+        ray=ray,
     )
     prepared = prepare_run(settings)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"

@@ -1,4 +1,4 @@
-"""Settings by name: fields of PPOConfig and Hyperparams that replace those of a preset or a config."""
+"""Settings by name: fields of the four records of settings that replace those of a preset or a record."""
 
 import dataclasses
 import inspect
@@ -9,7 +9,7 @@ from jppo.config.checks import find_similar
 from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
-from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS, RunConfig
+from jppo.config.run import EVENT_FIELDS, SAVED_FIELDS, RunConfig
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
@@ -21,7 +21,7 @@ _HINTS = {
 } | REMOVED_FIELDS
 _HINTS |= dict.fromkeys(SAVED_FIELDS, "only jppo.train supports it")
 _HINTS |= dict.fromkeys(
-    (*EVALUATION_FIELDS, "callback", "callback_every"),
+    (*EVENT_FIELDS, "callback"),
     "only jppo.train, jppo.sweep and jppo.tune support it",
 )
 R = TypeVar("R")
@@ -84,32 +84,63 @@ def as_record(name: str, value: Any, kind: type[R]) -> R:
     return kind(**value)
 
 
-def evaluation_settings(run: RunConfig | Mapping[str, Any], function: str) -> RunConfig:
-    """Returns the RunConfig of a function that supports only the settings of evaluations and `stop_at_return`.
+def take_fields(record: R, overrides: Mapping[str, Any]) -> tuple[R, dict[str, Any]]:
+    """Returns the record with the overrides of its fields, and the other overrides."""
+    names = {field.name for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    own = {name: value for name, value in overrides.items() if name in names}
+    others = {name: value for name, value in overrides.items() if name not in names}
+    return dataclasses.replace(record, **own), others  # type: ignore[type-var]
+
+
+def take_run(run: RunConfig | Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """Returns the RunConfig of a run and the overrides of other records. Raises ValueError for an invalid value."""
+    return take_fields(as_record("run", run, RunConfig), overrides)
+
+
+def take_ray(
+    ray: RayConfig | Mapping[str, Any] | None, overrides: Mapping[str, Any]
+) -> tuple[RayConfig | None, dict[str, Any]]:
+    """Returns the RayConfig of a run, None if nothing was set, and the overrides of other records.
+
+    Raises:
+      ValueError: an invalid value.
+    """
+    record, others = take_fields(RayConfig() if ray is None else as_record("ray", ray, RayConfig), overrides)
+    return (None if ray is None and len(others) == len(overrides) else record), others
+
+
+def take_events(
+    run: RunConfig | Mapping[str, Any], overrides: Mapping[str, Any], function: str
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Returns the same as `take_run` for a function that supports only evaluations, callbacks and `stop_at_return`.
 
     Raises:
       ValueError: another setting has a value, or evaluations are described but not requested.
     """
-    run = as_record("run", run, RunConfig)
+    record, others = take_run(run, overrides)
     for name, default in vars(RunConfig()).items():
-        if name not in EVALUATION_FIELDS and (value := getattr(run, name)) != default:
+        if name not in EVENT_FIELDS and (value := getattr(record, name)) != default:
             raise ValueError(
-                f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(EVALUATION_FIELDS)}; "
+                f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(EVENT_FIELDS)}; "
                 "leave it out"
             )
-    run.check_evaluations()
-    return run
+    record.check_evaluations()
+    return record, others
 
 
 def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) -> None:
     """Raises TypeError if a keyword argument of a function is unknown, with the right name or the right place.
 
     Args:
-      function: a function whose last parameter collects fields of PPOConfig and Hyperparams.
+      function: a function whose last parameter collects fields of PPOConfig and Hyperparams, and those of RunConfig and
+        RayConfig if it has the parameters `run` and `ray`.
       overrides: the collected arguments.
     """
     arguments = [name for name, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     names = [*arguments, *CONFIG_NAMES, *HYPERPARAM_NAMES]
+    for argument, kind in (("run", RunConfig), ("ray", RayConfig)):
+        if argument in arguments:
+            names += [field.name for field in dataclasses.fields(kind)]
     for name in overrides:
         if name not in names:
             hint = hint_for(name, names) or f"; see help({function.__name__})"
@@ -119,9 +150,6 @@ def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) 
 def hint_for(name: str, names: Iterable[str]) -> str:
     """Returns "; " and a hint for an unknown name: its place in a record, or a similar name. "" if there is none."""
     names = list(names)
-    for argument, kind in {"ray": RayConfig, "run": RunConfig}.items():
-        if argument in names and name in {field.name for field in dataclasses.fields(kind)}:
-            return f"; use {argument}=jppo.{kind.__name__}({name}=...)"
     if name in _HINTS:
         return f"; {_HINTS[name]}"
     for argument, kinds in {"config": CONFIG_NAMES, "hyperparams": HYPERPARAM_NAMES}.items():

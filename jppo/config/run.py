@@ -11,6 +11,7 @@ MAX_STEPS = 100_000  # default maximum length of an evaluated episode
 MAX_FRAMES = 2000  # default maximum length of an episode of a GIF; memory holds all frames, up to 0.25 MB each
 EVALUATION_DETAILS = ("eval_episodes", "eval_sampled")
 EVALUATION_FIELDS = ("eval_every", *EVALUATION_DETAILS, "stop_at_return")
+EVENT_FIELDS = (*EVALUATION_FIELDS, "callback_every")
 SAVED_FIELDS = (*EVALUATION_FIELDS, "video")
 """Fields that config.json contains if they are set, so that a resumed run uses them."""
 
@@ -42,12 +43,15 @@ class RunConfig:
     stop_at_return: float | None = None
     """End the run when the mean return reaches this value: the mean of an evaluation if eval_every is set, otherwise of
     about the last 100 episodes. Default: no such end."""
+    callback_every: int = 1
+    """Number of updates between two calls of the callback."""
     video: bool | None = None
     """Write an episode of the final policy to video.gif in the run directory. Default: False."""
 
     def __post_init__(self) -> None:
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
         check_int("max_checkpoints", self.max_checkpoints)
+        check_int("callback_every", self.callback_every)
         check_int("log_every", 1 if self.log_every is None else self.log_every)
         check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
         check_int("eval_episodes", 1 if self.eval_episodes is None else self.eval_episodes)

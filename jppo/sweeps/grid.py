@@ -196,7 +196,7 @@ def _describe_events(group: ProgramGroup) -> dict[str, Any]:
         episodes = run.eval_episodes or EVAL_EPISODES
         fields |= {"eval_every": run.eval_every, "eval_episodes": episodes, "eval_sampled": bool(run.eval_sampled)}
     if settings.callback is not None:
-        fields |= {"callback": group.parts["callback"], "callback_every": settings.callback_every}
+        fields |= {"callback": group.parts["callback"], "callback_every": run.callback_every}
     return {"events": fields} if group.has_events else {}
 
 

@@ -36,7 +36,6 @@ class GroupMonitor(Monitor):
             settings.run,
             evaluate=None if population.evaluate is None else self._start_evaluation,
             callback=settings.callback,
-            callback_every=settings.callback_every,
             best_every=group.best_every,
         )
         self.target = None  # each run has its own target in the program

@@ -45,7 +45,7 @@ class RunLog:
         self.spec, self.recent, self.updates = spec, RecentEpisodes(), 0
         self.status, self.stop_reason, self.error = "", "", ""
         self.reporter, self.writer, self._group = NullReporter(), self, group
-        self.means, self.event_means = LineMeans(settings.callback_every), dict[str, float]()
+        self.means, self.event_means = LineMeans(settings.run.callback_every), dict[str, float]()
         self.evaluated: Evaluated | None = None
         self.best_policy: PolicyState | None = None
         self.monitor: Monitor | None = None
@@ -56,7 +56,6 @@ class RunLog:
                 min_episodes=min_episodes(config),
                 evaluate=(lambda *_: self.evaluated) if settings.run.eval_every else None,
                 callback=settings.callback,
-                callback_every=settings.callback_every,
                 info=RunInfo(group.env_name, spec.seed, MappingProxyType(spec.settings), spec.number),
                 best_every=group.best_every,
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import check_int
-from jppo.config.overrides import check_overrides, evaluation_settings, take_network
+from jppo.config.overrides import check_overrides, take_events, take_network
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import RunConfig
@@ -47,7 +47,6 @@ def sweep(
     sweep_dir: str | Path | None = None,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
     callback: Callback | None = None,
-    callback_every: int = 1,
     progress: str | Callable[[int], Reporter] = "none",
     **settings: Any,
 ) -> SweepResult:
@@ -70,15 +69,14 @@ def sweep(
       num_devices: number of devices that share the runs. Default: all devices of this process.
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
         that it already contains are not trained again.
-      run: evaluations and the return at which each run stops: eval_every, eval_episodes, eval_sampled and
-        stop_at_return of `jppo.RunConfig`.
+      run: evaluations, callbacks and the return at which each run stops: eval_every, eval_episodes, eval_sampled,
+        stop_at_return and callback_every of `jppo.RunConfig`.
       callback: is called for each run as by `jppo.train`; `event.run` contains its seed and settings. An exception
         ends the sweep.
-      callback_every: number of updates between two calls of the callback.
       progress: "auto" or "none", see `jppo.train`; or a function that gets the number of environment steps of all runs
         and returns a reporter.
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
-        combination of PPOConfig fields is a separate program.
+        combination of PPOConfig fields is a separate program. Or the fields of `run`, each one value.
 
     Ctrl-C stops the sweep early and returns the results so far; a second Ctrl-C raises KeyboardInterrupt. The next call
     with the same arguments and the same sweep_dir keeps finished runs and starts unfinished ones again from the
@@ -92,6 +90,7 @@ def sweep(
     check_overrides(sweep, settings)
     if sweep_dir is not None:  # an environment may change the working directory
         sweep_dir = Path(sweep_dir).absolute()
+    run, settings = take_events(run, settings, "jppo.sweep")
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(
@@ -105,9 +104,8 @@ def sweep(
             optimizer=optimizer,
             loss=loss,
             advantages=advantages,
-            run=evaluation_settings(run, "jppo.sweep"),
+            run=run,
             callback=callback,
-            callback_every=callback_every,
         ),
         seeds=check_seeds(seeds),
         values=values,

@@ -11,7 +11,7 @@ from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, evaluation_settings, take_network
+from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_events, take_network, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
@@ -50,7 +50,6 @@ def trainable(
     checkpoint_updates: int = 100,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
     callback: Callback | None = None,
-    callback_every: int = 1,
     **overrides: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is one run.
@@ -68,18 +67,20 @@ def trainable(
         addition to `resources`. Default: the trial steps Gymnasium environments itself.
       resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
-      run: eval_every, eval_episodes, eval_sampled and stop_at_return of `jppo.RunConfig`. A report contains the metrics
-        eval/* of the newest evaluation, NaN before the first one.
-      callback, callback_every: as for `jppo.train`. An exception in the callback fails the trial. A report contains the
+      run: eval_every, eval_episodes, eval_sampled, stop_at_return and callback_every of `jppo.RunConfig`. A report
+        contains the metrics eval/* of the newest evaluation, NaN before the first one.
+      callback: as for `jppo.train`. An exception in the callback fails the trial. A report contains the
         newest value of each number that the callback logged. The updates before its first call are reported after it,
         with NaN.
-      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.
+      **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams`, `ray` and `run`, as for `jppo.train`.
 
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find, such as an unknown environment, fail the
         trial.
     """
     check_overrides(trainable, overrides)
+    run, overrides = take_events(run, overrides, "jppo.tune.trainable")
+    ray, overrides = take_ray(ray, overrides)
     config = None if config is None else as_record("config", config, PPOConfig)
     hyperparams = None if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
     check_hyperparams(hyperparams or Hyperparams())
@@ -88,7 +89,7 @@ def trainable(
     if preset != "auto":
         check_preset(preset)
     check_int("checkpoint_updates", checkpoint_updates, 0)
-    check_callback(callback, callback_every)
+    check_callback(callback)
     if ray is not None and ray.num_actors is None:
         raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")
     settings = RunSettings(
@@ -106,9 +107,8 @@ def trainable(
         backend=backend,
         num_devices=num_devices,
         ray=ray,
-        run=evaluation_settings(run, "jppo.tune.trainable"),
+        run=run,
         callback=callback,
-        callback_every=callback_every,
     )
     pickled = ray_core.cloudpickle.dumps(settings)  # unpickling may import gymnax, which starts JAX
 
@@ -139,7 +139,6 @@ def population(
     resources: Resources = Resources(),
     run: RunConfig | Mapping[str, Any] = RunConfig(),
     callback: Callback | None = None,
-    callback_every: int = 1,
     **settings: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is a population of runs in one compiled program.
@@ -153,13 +152,14 @@ def population(
       seeds, settings: each trial trains every combination, see `jppo.sweep`. The search space names fields of
         `jppo.Hyperparams` and `jppo.PPOConfig`; its values replace those of `settings`.
       env, total_steps, config, hyperparams, preset, network, optimizer, loss, advantages, resources: see `trainable`.
-      run, callback, callback_every: see `jppo.sweep`. An exception in the callback fails the trial.
+      run, callback: see `jppo.sweep`. An exception in the callback fails the trial.
 
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
     """
     check_overrides(population, settings)
-    check_callback(callback, callback_every)
+    run, settings = take_events(run, settings, "jppo.tune.population")
+    check_callback(callback)
     network, settings = take_network(network, settings)
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
@@ -174,9 +174,8 @@ def population(
         optimizer=optimizer,
         loss=loss,
         advantages=advantages,
-        run=evaluation_settings(run, "jppo.tune.population"),
+        run=run,
         callback=callback,
-        callback_every=callback_every,
     )
     pickled = ray_core.cloudpickle.dumps((run_settings, check_seeds(seeds), settings))
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.config.checks import check_int
 from jppo.config.ppo import check_hyperparams
 from jppo.ppo.types import PyTree
 from jppo.runs.leaves import describe_array
@@ -106,9 +105,8 @@ _FLOAT_BITS = 1023  # of integers that a float can represent
 Callback = Callable[[CallbackEvent], None]
 
 
-def check_callback(callback: Any, every: Any) -> None:
-    """Raises ValueError if the callback or the number of updates between its calls is invalid."""
-    check_int("callback_every", every)
+def check_callback(callback: Any) -> None:
+    """Raises ValueError if the callback is not None or a function of one argument."""
     if callback is None:
         return
     if not callable(callback):

@@ -35,7 +35,6 @@ class Monitor:
         min_episodes: int = 0,
         evaluate: Evaluator | None = None,
         callback: Callback | None = None,
-        callback_every: int = 1,
         info: RunInfo | None = None,
         best: Best | None = None,
         best_every: int = 0,
@@ -52,7 +51,7 @@ class Monitor:
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, callback
         self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
-        self._callback_every = callback_every if callback is not None else 0
+        self._callback_every = run.callback_every if callback is not None else 0
         self._best_every = 0 if self._eval_every else best_every
         self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
         self.target = None if evaluate is not None else run.stop_at_return

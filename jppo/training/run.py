@@ -190,7 +190,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
                 log_every = prepared.run.log_every or 1
-                log = Logger(config.batch_size, writer, reporter, files.hooks, log_every, prepared.callback_every)
+                log = Logger(config.batch_size, writer, reporter, files.hooks, log_every, prepared.run.callback_every)
                 if writer is not None and (text := _describe_large_metrics(prepared)):
                     reporter.message(text)
                 checkpoints = files.open_checkpoints(log)
@@ -265,7 +265,6 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
         min_episodes=min_episodes(agent.config),
         evaluate=evaluate,
         callback=prepared.callback,
-        callback_every=prepared.callback_every,
         info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
         best=best,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 import jax
 
 from jppo.config.checks import check_seed, check_total_steps
-from jppo.config.overrides import SCALE_ENVS, SCALED, as_record, resolve_settings, take_network
+from jppo.config.overrides import SCALE_ENVS, SCALED, resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -58,7 +58,6 @@ class RunSettings:
     run_dir: Path | None = None
     run: RunConfig = RunConfig()
     callback: Callback | None = None
-    callback_every: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,6 @@ class PreparedRun:
     preset: str
     run: RunConfig  # with log_every filled in
     callback: Callback | None
-    callback_every: int  # number of updates between two calls of the callback
     config_json: dict[str, Any]  # content of config.json
 
 
@@ -104,7 +102,7 @@ def prepare_run(
     if adjust is not None:
         config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
-    check_callback(settings.callback, settings.callback_every)
+    check_callback(settings.callback)
     fixed = settings.config is not None or bool({"num_envs", SCALE_ENVS} & set(overrides))
     fixed = fixed or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env, backend, fixed, num_actor_cores or num_cores())
@@ -128,7 +126,7 @@ def prepare_run(
         optional["log_every"] = log_every
     optional |= {name: value for name in SAVED_FIELDS if (value := getattr(settings.run, name)) is not None}
     if settings.callback is not None:
-        optional["callback_every"] = settings.callback_every
+        optional["callback_every"] = settings.run.callback_every
     if SCALE_ENVS in overrides:
         optional[SCALE_ENVS] = overrides[SCALE_ENVS]
     return PreparedRun(
@@ -140,7 +138,6 @@ def prepare_run(
         preset=preset_name,
         run=dataclasses.replace(settings.run, log_every=log_every),
         callback=settings.callback,
-        callback_every=settings.callback_every,
         config_json=runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional),
     )
 
@@ -150,7 +147,7 @@ def _check_periods(settings: RunSettings, num_updates: int) -> None:
     settings.run.check_evaluations()
     periods = {"eval_every": settings.run.eval_every or 0}
     if settings.callback is not None:
-        periods["callback_every"] = settings.callback_every
+        periods["callback_every"] = settings.run.callback_every
     for name, every in periods.items():
         if every > num_updates:
             raise ValueError(f"{name} = {every} is more than the {num_updates} updates of the run; lower it")
@@ -251,22 +248,6 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
         ray=ray,
         run=dataclasses.replace(settings.run, **run_defaults),
     )
-
-
-def combine_actors(num_actors: int | None, ray: RayConfig | Mapping[str, Any] | None) -> RayConfig | None:
-    """Returns `ray` with `num_actors` filled in; None if both are None.
-
-    Raises:
-      ValueError: both name a number of actors, and they differ; or `ray` is something else.
-    """
-    ray = None if ray is None else as_record("ray", ray, RayConfig)
-    if num_actors is None:
-        return ray
-    if ray is None:
-        return RayConfig(num_actors=num_actors)
-    if ray.num_actors not in (None, num_actors):
-        raise ValueError(f"num_actors = {num_actors} differs from ray.num_actors = {ray.num_actors}; pass only one")
-    return dataclasses.replace(ray, num_actors=num_actors)
 
 
 def choose_preset(name: str, env_name: str) -> str:

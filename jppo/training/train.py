@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jppo.config.overrides import as_record, check_overrides
+from jppo.config.overrides import check_overrides, take_ray, take_run
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
@@ -16,7 +16,7 @@ from jppo.training.callback import Callback
 from jppo.training.progress import Reporter
 from jppo.training.result import Result
 from jppo.training.run import train_with_settings
-from jppo.training.settings import RunSettings, combine_actors
+from jppo.training.settings import RunSettings
 
 
 def train(
@@ -33,13 +33,11 @@ def train(
     advantages: Advantages | None = None,
     backend: str = "auto",
     num_devices: int | None = None,
-    num_actors: int | None = None,
     ray: RayConfig | Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
     progress: str | Reporter = "none",
     callback: Callback | None = None,
-    callback_every: int = 1,
     **overrides: Any,
 ) -> Result:
     """Trains PPO on the device, or with Ray actors that step Gymnasium environments on CPUs.
@@ -60,20 +58,19 @@ def train(
       backend: "device", "ray" or "auto". "auto" selects the device if gymnax has the environment.
       num_devices: devices that share the environments. Default: all devices that the number of environments allows.
         The number changes the training time and the rounding of floating-point numbers.
-      num_actors: number of Ray actors, short for `ray=jppo.RayConfig(num_actors=...)`.
       ray: settings of the Ray actors, a `jppo.RayConfig` or a mapping of its fields.
       run_dir: directory for config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json.
         If it contains a run, that run is resumed from its newest checkpoint: missing arguments come from the previous
         run, and the others must be equal to the previous run's. Default: nothing is saved.
-      run: settings of checkpoints, logging, evaluation and early stopping, a `jppo.RunConfig` or a mapping of its
-        fields.
+      run: settings of checkpoints, logging, evaluation, callbacks and early stopping, a `jppo.RunConfig` or a mapping
+        of its fields.
       progress: "auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
         `jppo.Reporter`.
       callback: a function of a `jppo.CallbackEvent`, which may change the state, stop the run or log numbers
         (docs/callbacks.md). An exception in it ends the run; the run so far is saved.
-      callback_every: number of updates between two calls of the callback.
-      **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, for example `num_envs=8, learning_rate=1e-3`. They
-        replace single values of the preset, or of `config` and `hyperparams`.
+      **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams`, `jppo.RayConfig` and `jppo.RunConfig`, for example
+        `num_envs=8, learning_rate=1e-3, num_actors=2, eval_every=10`. They replace single values of the preset, or of
+        `config`, `hyperparams`, `ray` and `run`.
 
     Ctrl-C or SIGTERM ends the run early and returns the result so far (summary["status"] is "interrupted"). A second
     Ctrl-C, or one before the first update, raises KeyboardInterrupt.
@@ -88,6 +85,8 @@ def train(
       ActorsFailed: an actor failed too often in a row. The result so far is saved.
     """
     check_overrides(train, overrides)
+    run, overrides = take_run(run, overrides)
+    ray, overrides = take_ray(ray, overrides)
     settings = RunSettings(
         env=env,
         total_steps=total_steps,
@@ -102,10 +101,9 @@ def train(
         advantages=advantages,
         backend=backend,
         num_devices=num_devices,
-        ray=combine_actors(num_actors, ray),
+        ray=ray,
         run_dir=None if run_dir is None else Path(run_dir),
-        run=as_record("run", run, RunConfig),
+        run=run,
         callback=callback,
-        callback_every=callback_every,
     )
     return train_with_settings(settings, progress)
