@@ -230,6 +230,14 @@ def test_every_draw_has_a_separate_key():
     np.testing.assert_allclose([draws.mean(), draws.std()], [0.0, 1.0], atol=0.1)
 
 
+def test_rewards_with_a_wrong_shape_are_an_error():
+    """A reward [1] of each environment would broadcast."""
+    env = noise_env()
+    wrong = env._replace(step=lambda *args: (after := env.step(*args))._replace(reward=after.reward[None]))
+    with pytest.raises(AssertionError, match="shape"):
+        collector(wrong, StandardNormal())[3](start(env))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [Counting(), noise_env()], ids=["counting", "noise"])
 def test_environments_do_not_depend_on_how_they_are_grouped(env):

@@ -14,9 +14,9 @@ from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
 from jppo.ppo.layers import SCREEN_CONVOLUTIONS
 from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
-from jppo.ppo.normalization import center_and_scale
+from jppo.ppo.normalization import center_and_scale, is_moments
 from jppo.ppo.policy import Policy
-from jppo.ppo.types import Moments, PolicyState, PyTree
+from jppo.ppo.types import PolicyState, PyTree
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def to_numpy_params(
         hidden_sizes = hidden_sizes[-1:]
     for torso in ("shared",) if network.shared_torso else ("actor", "critic"):
         arrays |= _torso_arrays(torso, len(hidden_sizes), params)
-    normalizers = jax.tree.leaves(state.obs_stats, is_leaf=lambda node: isinstance(node, Moments))
+    normalizers = jax.tree.leaves(state.obs_stats, is_leaf=is_moments)
     for i, moments in enumerate(normalizers):
         arrays[f"obs/{i}/mean"], arrays[f"obs/{i}/scale"] = _center_and_scale()(moments)
     if by_leaf:

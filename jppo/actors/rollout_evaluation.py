@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from jppo.envs.base import merge_dims
 from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import episode_starts, episode_stats, successor_values
 from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree
@@ -37,7 +38,7 @@ def evaluate_rollout(
     if policy.is_recurrent:
         carry, reset = jax.tree.map(lambda x: x[0], steps.carry), episode_starts(steps.done)
         distribution, value, _ = policy.unroll(policy_state, steps.obs, carry, reset)
-        log_prob = distribution.log_prob(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps.action))
+        log_prob = distribution.log_prob(merge_dims(steps.action))
         log_prob, value = log_prob.reshape(shape), value.reshape(shape)
     else:
         log_prob, value = _evaluate_in_blocks(policy, policy_state, steps)

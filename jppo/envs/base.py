@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -67,19 +68,22 @@ def reset_rows(env: Environment, keys: Array) -> tuple[PyTree, PyTree]:
         environment uses the key of its first agent.
     """
     obs, state = jax.vmap(env.reset)(keys[:: env.num_agents] if env.num_agents > 1 else keys)
-    return (_merge_agents(obs) if env.num_agents > 1 else obs), state
+    return (merge_dims(obs) if env.num_agents > 1 else obs), state
 
 
 def step_rows(env: Environment, keys: Array, state: PyTree, action: PyTree) -> Step:
     """Steps environments with actions [N, ...]; rows and keys are those of `reset_rows`."""
     agents = env.num_agents
     if agents == 1:
-        return jax.vmap(env.step)(keys, state, action)
-    action = jax.tree.map(lambda x: x.reshape(-1, agents, *x.shape[1:]), action)
-    after = jax.vmap(env.step)(keys[::agents], state, action)
-    return _merge_agents(after._replace(state=()))._replace(state=after.state)
+        after = jax.vmap(env.step)(keys, state, action)
+    else:
+        action = jax.tree.map(lambda x: x.reshape(-1, agents, *x.shape[1:]), action)
+        by_env = jax.vmap(env.step)(keys[::agents], state, action)
+        after = merge_dims(by_env._replace(state=()))._replace(state=by_env.state)
+    chex.assert_shape([after.reward, after.terminated, after.truncated], keys.shape)
+    return after
 
 
-def _merge_agents(tree: Any) -> Any:
-    """Reshapes leaves [N/M, M, ...] to [N, ...]."""
+def merge_dims(tree: PyTree) -> PyTree:
+    """Merges the first two dims of all leaves, for example [N/M, M, ...] to [N, ...]."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)

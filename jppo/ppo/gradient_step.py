@@ -1,4 +1,4 @@
-"""One gradient step on a minibatch: gradient, mean over devices, clipping, optimizer."""
+"""The samples of a minibatch, and a gradient step on it: gradient, mean over devices, clipping, optimizer."""
 
 import functools
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jppo.config.ppo import PPOConfig
+from jppo.envs.base import merge_dims
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.kernels.flat_gradient import pack
 from jppo.ppo.kernels.microbatches import (
@@ -20,9 +21,11 @@ from jppo.ppo.kernels.microbatches import (
 )
 from jppo.ppo.loss_check import call_with, check_loss
 from jppo.ppo.losses import Apply, Loss, LossModule
+from jppo.ppo.minibatches import take_sequences
 from jppo.ppo.optimizer import Optimizer, apply_gradient
 from jppo.ppo.policy import Policy
-from jppo.ppo.types import Array, Batch, Metrics, PolicyState, PyTree, TrainState
+from jppo.ppo.rollout import episode_starts
+from jppo.ppo.types import Array, Batch, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 ParamsAndOptState = tuple[PyTree, PyTree]
 
@@ -52,6 +55,23 @@ class Minibatch(struct.PyTreeNode, kw_only=True):
         samples, reset = split_sequences((self.samples, self.reset.reshape(-1)), count, self.reset.shape)
         reset = reset.reshape(count, len(self.reset), -1)
         return Minibatch(samples=samples, carry=split_rows(self.carry, count), reset=reset)
+
+
+def take_rows(spec: LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
+    """Returns leaves [B, ...] of leaves [T, N, ...]; rows are indices of samples or, in a recurrent run, sequences."""
+    if not spec.policy.is_recurrent:
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], tree)
+    return merge_dims(take_sequences(tree, rows, spec.config.steps_per_sequence))
+
+
+def make_minibatch(spec: LearnerSpec, rollout: Rollout, batch: Batch, rows: Array, advantage: Array) -> Minibatch:
+    """Returns the samples of a gradient step with their standardized advantages [B]."""
+    samples = take_rows(spec, batch.replace(weight=()), rows).replace(advantage=advantage, weight=batch.weight)
+    if not spec.policy.is_recurrent:
+        return Minibatch(samples=samples)
+    carry = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], rollout.carry)
+    reset = take_sequences(episode_starts(rollout.done), rows, spec.config.steps_per_sequence)
+    return Minibatch(samples=samples, carry=carry, reset=reset)
 
 
 def gradient_step(

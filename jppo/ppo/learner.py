@@ -8,17 +8,26 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.envs.base import merge_dims
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
 from jppo.ppo import losses
 from jppo.ppo.advantages import Advantages, gae_advantages
-from jppo.ppo.gradient_step import LearnerSpec, Minibatch, ParamsAndOptState, gradient_step, join_params, split_params
+from jppo.ppo.gradient_step import (
+    LearnerSpec,
+    ParamsAndOptState,
+    gradient_step,
+    join_params,
+    make_minibatch,
+    split_params,
+    take_rows,
+)
 from jppo.ppo.hyperparams import current_hyperparams, evaluate_schedules, schedule_metrics
 from jppo.ppo.kernels.finite import all_finite
 from jppo.ppo.keys import derive_key
 from jppo.ppo.loss_check import as_pair, call_with, check_bonus, check_loss_init, check_shape
 from jppo.ppo.losses import Loss, LossModule, ppo_loss
-from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices, take_sequences
+from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward, where_active
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.ppo.policy import Policy
@@ -214,7 +223,7 @@ def _run_epochs(
 
     def epoch(learned: ParamsAndOptState, keys: tuple[Array, Array]) -> tuple[ParamsAndOptState, Metrics]:
         rows = minibatch_indices(keys[0], num_steps // length, num_envs, config.num_minibatches)
-        advantages, active = jax.vmap(functools.partial(_take, spec, (batch.advantage, rollout.active)))(rows)
+        advantages, active = jax.vmap(functools.partial(take_rows, spec, (batch.advantage, rollout.active)))(rows)
         if config.normalize_advantage:  # all minibatches at once: one collective
             standardize = functools.partial(standardize_advantages, axis_name=spec.axis_name)
             advantages = jax.vmap(standardize)(advantages, active)
@@ -224,7 +233,7 @@ def _run_epochs(
             learned: ParamsAndOptState, minibatch: tuple[Array, Array, PyTree, Array]
         ) -> tuple[ParamsAndOptState, Metrics]:
             rows, advantage, weight, key = minibatch
-            samples = _make_minibatch(spec, rollout, batch.replace(weight=weight), rows, advantage)
+            samples = make_minibatch(spec, rollout, batch.replace(weight=weight), rows, advantage)
             return gradient_step(spec, state, learned, samples, key, rate)
 
         step_keys = jax.random.split(keys[1], config.num_minibatches)
@@ -252,24 +261,6 @@ def _run_epochs(
     params, loss_params = split_params(learned[0], state.loss_params)
     state = state.replace(policy=state.policy.replace(params=params), opt_state=learned[1], loss_params=loss_params)
     return state, metrics
-
-
-def _take(spec: LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
-    """Returns leaves [B, ...] of leaves [T, N, ...]; rows are indices of samples or, in a recurrent run, sequences."""
-    if not spec.policy.is_recurrent:
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], tree)
-    sequences = take_sequences(tree, rows, spec.config.steps_per_sequence)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sequences)
-
-
-def _make_minibatch(spec: LearnerSpec, rollout: Rollout, batch: Batch, rows: Array, advantage: Array) -> Minibatch:
-    """Returns the samples of a gradient step with their standardized advantages [B]."""
-    samples = _take(spec, batch.replace(weight=()), rows).replace(advantage=advantage, weight=batch.weight)
-    if not spec.policy.is_recurrent:
-        return Minibatch(samples=samples)
-    carry = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], rollout.carry)
-    reset = take_sequences(episode_starts(rollout.done), rows, spec.config.steps_per_sequence)
-    return Minibatch(samples=samples, carry=carry, reset=reset)
 
 
 def standardize_advantages(advantage: Array, active: PyTree, axis_name: str | None) -> Array:
@@ -311,7 +302,7 @@ def _update_statistics(spec: LearnerSpec, state: TrainState, rollout: Rollout, s
     """Adds the rollout to the running statistics, after the epochs: the first minibatch must see the same normalized
     observations as the policy did."""
     if spec.config.normalize_obs:
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
+        flat = merge_dims(rollout.obs)
         where = where_active(jax.tree.map(jnp.ravel, rollout.active))
         added = jax.tree.map(lambda x: moments_of(x, where, num_batch_dims=1), spec.policy.prepare(flat))
         added = all_reduce(added, spec.axis_name)

@@ -15,8 +15,8 @@ _EPS = 1e-8
 # obs [B, *obs], or a pytree of them -> distribution, value [B]
 Apply = Callable[[PyTree], tuple[Any, Array]]
 # (apply, batch, hyperparams, config, key) -> scalar, metrics
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 Loss = Callable[[Apply, Batch, Hyperparams, PPOConfig, Array], tuple[Array, Metrics]]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class LossModule(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.envs.masks import check_mask_spec, has_mask, legal_categories
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
+from jppo.envs.spaces import ACTION_MASK, ActionSpec
 from jppo.errors import describe_error
 from jppo.ppo.distributions import Joint
 from jppo.ppo.networks import RecurrentActorCritic
@@ -30,11 +30,7 @@ def check_network(network: Any, obs_spec: PyTree, action_spec: PyTree) -> PyTree
     if missing := [name for name in ("init", "apply") if not hasattr(network, name)]:
         raise ValueError(f"{type(network).__name__} is not a valid network: it has no method {', '.join(missing)}")
     batch = _CHECK_BATCH
-    obs = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype),
-        obs_spec,
-        is_leaf=lambda node: isinstance(node, ObsSpec),
-    )
+    obs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype), obs_spec)
     features = jax.eval_shape(functools.partial(prepare_obs, obs_spec), obs)
     if not jax.tree.leaves(features):
         raise ValueError("the observation has no leaves besides action_mask, so the network would see nothing")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs.masks import without_mask
-from jppo.envs.spaces import ActionSpec, ObsSpec
+from jppo.envs.spaces import ActionSpec
 from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
 from jppo.ppo.kernels.joined_layers import affine_each
 from jppo.ppo.layers import MLP, ConvTorso, Dense, channels_first, flatten
@@ -208,7 +208,7 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Ne
       ValueError: a cnn without images, or names in actor_obs or critic_obs that the observation does not have.
     """
     obs_spec = without_mask(obs_spec)
-    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec, is_leaf=_is_spec)]
+    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
     if config.network == "cnn" and not any(_is_image(shape) for shape in shapes):
         raise ValueError(
             f'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is '
@@ -242,7 +242,7 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Ne
 
 def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
     """Returns a message if another network suits the observations better; None otherwise."""
-    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec, is_leaf=_is_spec)]
+    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
     if config.network == "cnn" or len(shapes) != 1 or not _is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
         return None
     return (
@@ -253,7 +253,3 @@ def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
 
 def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:] if channels_first(shape) else shape[:2]) >= 3
-
-
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, ObsSpec)

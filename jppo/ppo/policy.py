@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
 from jppo.envs.spaces import ACTION_MASK, ObsSpec, to_env_action
 from jppo.ppo.distributions import limit_categories
@@ -87,11 +88,12 @@ def sample_actions(distribution: Any, keys: Array) -> PyTree:
 
 def reset_carry(policy: Policy, carry: PyTree, done: Array) -> PyTree:
     """Returns the carry [N, ...] with its initial values where done, [N] bool."""
+    return select_rows(done, policy.initial_carry(done.shape[0]), carry)
 
-    def reset(start: Array, leaf: Array) -> Array:
-        return jnp.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), start, leaf)
 
-    return jax.tree.map(reset, policy.initial_carry(done.shape[0]), carry)
+def select_rows(where: Array, x: PyTree, y: PyTree) -> PyTree:
+    """Returns leaves [N, ...] with the rows of x where `where`, [N] bool, is True, and those of y elsewhere."""
+    return jax.tree.map(lambda x, y: jnp.where(where.reshape(-1, *[1] * (y.ndim - 1)), x, y), x, y)
 
 
 def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyTree | None = None) -> Policy:
@@ -123,7 +125,7 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
     def unroll(state: PolicyState, obs: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
         features = jax.vmap(functools.partial(features_of, state))(obs)
         distribution, value, carry = _unroll_network(network, state.params, features, carry, reset)
-        return *finish(distribution, value, _merge_dims(obs)), carry
+        return *finish(distribution, value, merge_dims(obs)), carry
 
     init = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
     step = jax.jit(step)  # so that the same shapes are traced once
@@ -160,23 +162,17 @@ def _unroll_network(
 
     def step(carry: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, tuple[Any, Array]]:
         features, reset_t = inputs
-        carry = jax.tree.map(lambda s, x: jnp.where(reset_t.reshape(-1, *[1] * (x.ndim - 1)), s, x), start, carry)
-        distribution, value, carry = network.apply(params, features, carry)
+        distribution, value, carry = network.apply(params, features, select_rows(reset_t, start, carry))
         return carry, (distribution, value)
 
     carry, outputs = jax.lax.scan(step, carry, (features, reset))
-    return *_merge_dims(outputs), carry
+    return *merge_dims(outputs), carry
 
 
 def _unroll_feed_forward(
     step: Callable, state: PolicyState, obs: PyTree, carry: PyTree, reset: Array
 ) -> tuple[Any, Array, PyTree]:
-    return step(state, _merge_dims(obs), carry)
-
-
-def _merge_dims(tree: PyTree) -> PyTree:
-    """Reshapes leaves [L, B, ...] to [L*B, ...]."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+    return step(state, merge_dims(obs), carry)
 
 
 def _initial_carry(network: Any, obs: PyTree) -> tuple[PyTree, ...]:
@@ -187,7 +183,7 @@ def _initial_carry(network: Any, obs: PyTree) -> tuple[PyTree, ...]:
 def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
     """Returns the network's features for raw observations [B, *obs]: float32; one-hot for discrete spaces; images of
     uint8 divided by 255. The leaf `action_mask` is not part of them."""
-    return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs), is_leaf=_is_spec)
+    return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs))
 
 
 def _to_float32(x: Array) -> Array:
@@ -201,7 +197,3 @@ def _to_features(spec: ObsSpec, obs: Array) -> Array:
     if obs.dtype == jnp.uint8:
         return obs.astype(jnp.float32) / 255.0
     return obs.astype(jnp.float32)
-
-
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, ObsSpec)

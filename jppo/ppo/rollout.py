@@ -1,15 +1,14 @@
 """Rollouts on the device: a scan over the steps of vmapped environments."""
 
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jppo.envs.base import Environment, reset_rows, step_rows
+from jppo.envs.base import Environment, merge_dims, reset_rows, step_rows
 from jppo.ppo.keys import derive_key
 from jppo.ppo.normalization import moments_of, where_active
-from jppo.ppo.policy import Policy, act, reset_carry
+from jppo.ppo.policy import Policy, act, reset_carry, select_rows
 from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
 
 
@@ -50,10 +49,8 @@ def stagger(
 
     def step(t: Array, state: CollectState) -> CollectState:
         after = collect(env, policy, 1, policy_state, state, gamma)[0]
-        active = t < ages
-        return jax.tree.map(
-            lambda new, old: jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, old), after, state
-        )
+        stepped: CollectState = select_rows(t < ages, after, state)
+        return stepped
 
     return jax.lax.fori_loop(0, max_age, step, state)
 
@@ -152,8 +149,7 @@ def _scan_sequences(
         sequence, state, jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), keys)
     )
     carry = rollout.carry
-    merge = functools.partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
-    return state, (merge(rollout.replace(carry=())).replace(carry=carry), merge(episodes))
+    return state, (merge_dims(rollout.replace(carry=())).replace(carry=carry), merge_dims(episodes))
 
 
 def successor_values(value: Array, last_value: Array, final_value: Array, done: Array) -> Array:
