@@ -448,7 +448,7 @@ def test_run_directories_are_exported_by_the_command(tmp_path, monkeypatch):
     with lenient():
         wanted = load_run(run_dir).policy.value(obs)
     for name, load, said in (
-        ("policy.npz", numpy_policy.load, "actors.numpy_policy.load"),
+        ("policy.npz", numpy_policy.load, "numpy_policy.load"),
         ("policy.stablehlo", jppo.load_exported, "load_exported"),
     ):
         with lenient():
@@ -612,9 +612,9 @@ def test_damaged_and_foreign_npz_files_are_refused(exported, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut, "is no policy that jppo exported as StableHLO, or not all of it"),
+        (cut, "is incomplete or was not written by jppo as a .stablehlo file"),
         (flip, "is damaged: its bytes are not those that were exported"),
-        (lambda path: path.write_bytes(b""), "is no policy that jppo exported as StableHLO"),
+        (lambda path: path.write_bytes(b""), "is incomplete or was not written by jppo"),
         (lambda path: path.write_bytes(b"jppo policy 1"), "is damaged"),
         (lambda path: path.write_bytes(b"no" + hashlib.sha256(b"no").digest() + b"jppo policy 1"), "holds no program"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"2"), "has version 2 of the format; jppo .* reads 1"),

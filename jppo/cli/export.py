@@ -15,13 +15,13 @@ class Export(TrainedRun):
     """Write a trained policy to one file, for use without jppo."""
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Output file: NAME.npz for NumPy (jppo.actors.numpy_policy.load), NAME.stablehlo for JAX and other XLA programs (jppo.load_exported)."""  # noqa: E501
+    """Output file: NAME.npz for NumPy (jppo.numpy_policy.load), NAME.stablehlo for JAX and other XLA programs (jppo.load_exported)."""  # noqa: E501
 
     def run(self) -> int:
         from jppo.runs.export import check_output_path, export_policy
 
         check_output_path(self.output)
         path = export_policy(self.load().policy, self.output)
-        loader = "jppo.actors.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
+        loader = "jppo.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
         print(*wrap(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}"), sep="\n")
         return 0

@@ -130,7 +130,7 @@ class Sweep:
         if not self.envs:
             raise ValueError("no environment; name at least one, for example: jppo sweep CartPole-v1")
         stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
-        given: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
         }
         result = sweep(
@@ -145,7 +145,7 @@ class Sweep:
             sweep_dir=self.sweep_dir or default_sweep_dir(),
             run=RunConfig(**{name: getattr(self, name) for name in EVALUATION_FIELDS}),
             progress="none" if self.quiet else functools.partial(make_reporter, "auto", stream=stream),
-            **given,
+            **overrides,
         )
         if self.run_dirs:
             result.write_run_dirs()

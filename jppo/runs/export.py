@@ -26,9 +26,9 @@ from jppo.errors import describe_error
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
-from jppo.runs import run_dir as runs
 from jppo.runs.files import write_atomically
 from jppo.runs.policy import NO_STATE, TrainedPolicy, as_batch, as_starts, check_state
+from jppo.runs.run_dir import check_output
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1
@@ -48,7 +48,7 @@ def export_policy(
 
     Args:
       policy: `result.policy`, or a run directory.
-      path: its ending selects the format: .npz for `jppo.actors.numpy_policy.load`, .stablehlo for `load_exported`.
+      path: its ending selects the format: .npz for `jppo.numpy_policy.load`, .stablehlo for `load_exported`.
       platforms: platforms that a .stablehlo file can run on.
       env, trust_env: of a run directory, see `jppo.load_policy`.
 
@@ -79,7 +79,7 @@ def export_policy(
 
 def check_output_path(path: Path) -> None:
     """Raises ValueError if the ending selects no format, or the directory does not exist."""
-    runs.check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
+    check_output(path, ".npz (for NumPy alone)", ".stablehlo (for JAX, or any XLA)")
 
 
 def load_exported(path: str | Path) -> "ExportedPolicy":
@@ -94,11 +94,11 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     mark = re.search(re.escape(_MARK) + rb"(\d{1,9})\Z", content[-len(_MARK) - 9 :])
     if mark is None:
-        raise ValueError(f"{path} is no policy that jppo exported as StableHLO, or not all of it")
+        raise ValueError(f"{path} is incomplete or was not written by jppo as a .stablehlo file")
     if int(mark[1]) != _VERSION:
         raise ValueError(
-            f"{path} has version {int(mark[1])} of the format; jppo {__version__} reads {_VERSION}: use the jppo which "
-            "exported it"
+            f"{path} has version {int(mark[1])} of the format; jppo {__version__} reads {_VERSION}: load "
+            "it with the version of jppo that exported it"
         )
     end = len(content) - len(mark[0]) - _DIGEST_SIZE
     program = content[: max(end, 0)]
