@@ -56,7 +56,7 @@ assert matplotlib.pyplot.__file__ and module.plt.Axes is matplotlib.pyplot.Axes
 
 def test_a_lazy_module_imports_the_real_module_on_first_use(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    later = envs_gymnax._Later("colorsys")
+    later = envs_gymnax._Placeholder("colorsys")
     monkeypatch.setitem(sys.modules, "colorsys", later)
     assert not hasattr(later, "__path__")
     assert sys.modules["colorsys"] is later, "hasattr must not import the module"

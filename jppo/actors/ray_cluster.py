@@ -18,6 +18,7 @@ from jppo.config.ray import RayConfig, num_cores
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
+_GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each process's CUDA context
 
 
 def cluster_address(config: RayConfig) -> str:
@@ -153,9 +154,6 @@ def check_reachable(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
-
-
-_GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each process's CUDA context
 
 
 def limit_process(resources: dict[str, float]) -> None:

@@ -28,7 +28,7 @@ class BrokenContractError(ValueError):
 
 
 def call_reset(env: Any, seed: int) -> Any:
-    """Returns what `reset` returns. Calls it like Gymnasium's vector environments.
+    """Calls `reset` like Gymnasium's vector environments do, and returns its result.
 
     Raises:
       BrokenContractError: reset has no parameter seed or options, as in old versions of Gym.

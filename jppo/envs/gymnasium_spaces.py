@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as jppo's specifications, and observations held against them."""
+"""Gymnasium's spaces as jppo's specifications, and the check of observations against them."""
 
 from typing import Any
 
@@ -12,10 +12,14 @@ from jppo.envs.spaces import ObsSpec, PyTree
 
 
 def obs_spec_of(name: str, space: Any) -> PyTree:
+    """Returns the ObsSpec of a space; of a Dict or Tuple, a dict or tuple of them.
+
+    Raises ValueError for a space that is not supported.
+    """
     kind = type(space).__name__
     if kind == "Dict":
         if len({type(key) for key in space.spaces}) > 1:
-            raise ValueError(f"{name}: names of different types in {space}, which JAX cannot put in order")
+            raise ValueError(f"{name}: observation space {space} has names of different types, which JAX cannot sort")
         return {key: obs_spec_of(name, part) for key, part in space.spaces.items()}
     if kind == "Tuple":
         return tuple(obs_spec_of(name, part) for part in space.spaces)
@@ -38,8 +42,8 @@ def dtypes_of(space: Any) -> PyTree:
 
 
 def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
-    """The first observation against its space."""
-    if isinstance(vector, SyncVectorEnv):  # its own message would not name the mistake
+    """Raises ValueError if the first observation does not fit its space."""
+    if isinstance(vector, SyncVectorEnv):  # its own error message would not name the mistake
         obs = vector.envs[0].reset(seed=None, options=None)[0]
         try:
             as_arrays(space, obs)
@@ -50,14 +54,17 @@ def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
             ) from error
         return
     obs = vector.reset()[0]
-    given: Any = jax.tree.structure(obs)
-    if given != jax.tree.structure(obs_spec):
-        raise ValueError(f"{name}: reset returned {type(obs).__name__}, which is not as its observation space says")
+    structure: Any = jax.tree.structure(obs)
+    if structure != jax.tree.structure(obs_spec):
+        raise ValueError(
+            f"{name}: reset returned an observation of type {type(obs).__name__}, which does not fit its "
+            f"observation_space {space}"
+        )
     for leaf, spec in zip(jax.tree.leaves(obs), jax.tree.leaves(obs_spec), strict=True):
         if leaf.shape[1:] != spec.shape:
             raise ValueError(f"{name}: observations have shape {leaf.shape[1:]}; their space says {spec.shape}")
 
 
 def as_arrays(space: Any, obs: PyTree) -> PyTree:
-    """An observation in arrays, in the dtypes and the order of its space: environments may be less orderly."""
+    """Returns an observation as arrays, with the dtypes and in the order of its space."""
     return jax.tree.map(lambda leaf: leaf[0], concatenate(space, [obs], create_empty_array(space, 1)))

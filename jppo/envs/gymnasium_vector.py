@@ -72,6 +72,15 @@ def make_source(source: Any, seeds: list[int]) -> Any:
 
 
 def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, has_info_mask: bool = False) -> Any:
+    """Makes a vector environment with one environment, or one agent, per seed.
+
+    Args:
+      source: see `make_host_env`.
+      has_info_mask: move the masks in the infos into the observations.
+
+    Raises:
+      ValueError: an unknown name, a missing package, or a function that makes something else.
+    """
     if host_family_of(source) == "envpool":
         return make_envpool(source, seeds)
     make = _maker(source, render_mode)
@@ -108,6 +117,7 @@ def _check_distinct(vector: Any, source: Any) -> Any:
 
 
 def side_by_side(makers: list[Callable[[], gymnasium.Env]]) -> SameStepVector:
+    """Returns a vector environment with one environment per function."""
     return SameStepVector(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
@@ -149,6 +159,7 @@ def _checked(env: Any, source: Any) -> gymnasium.Env:
 
 
 def name_of(source: Any) -> str:
+    """Returns the name of an environment for messages."""
     if isinstance(source, functools.partial):
         source = source.func
     return source if isinstance(source, str) else str(getattr(source, "__qualname__", type(source).__name__))

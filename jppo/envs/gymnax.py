@@ -76,7 +76,7 @@ def make_source(name: str) -> Any:
         raise ValueError(f"{name} could not be made, because its download failed ({error})") from error
 
 
-class _Later(types.ModuleType):
+class _Placeholder(types.ModuleType):
     """A placeholder in sys.modules that imports its module on first use."""
 
     def __getattr__(self, name: str) -> Any:
@@ -100,9 +100,9 @@ def _gymnax() -> Any:
     with contextlib.ExitStack() as stack:
         if "gymnax" not in sys.modules:
             for name in _ONLY_FOR_DRAWINGS:
-                later = _Later(name)
-                sys.modules.setdefault(name, later)
-                stack.callback(later.leave)
+                placeholder = _Placeholder(name)
+                sys.modules.setdefault(name, placeholder)
+                stack.callback(placeholder.leave)
         import gymnax
     if not hasattr(gymnax, "register"):
         raise ValueError(

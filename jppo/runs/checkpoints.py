@@ -18,9 +18,9 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
 from jppo.ppo.types import PyTree
-from jppo.runs import run_dir as runs
 from jppo.runs.files import jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
+from jppo.runs.run_dir import versions
 
 FORMAT = 5
 FOLDER = "checkpoints"
@@ -115,7 +115,7 @@ class Checkpoints:
         if update == self.update:
             return
         leaves = copy_leaves(state)
-        info = {"format": FORMAT, "jppo": runs.versions()["jppo"], "seconds": seconds, "counts": counts}
+        info = {"format": FORMAT, "jppo": versions()["jppo"], "seconds": seconds, "counts": counts}
         info["log"] = log or {}
         info["crc32"] = {name: _crc32(leaf) for name, leaf in leaves.items()}
         self._last_save = time.monotonic()

@@ -61,8 +61,8 @@ def changed_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """Returns the settings in a config.json that differ from the preset of its environment. Raises ValueError."""
     preset = PRESETS[preset_for(config["env"])]
     usual = vars(preset.config) | vars(preset.hyperparams) | {"total_steps": preset.total_steps}
-    given = {name: tuple(x) if isinstance(x, list) else x for name, x in all_settings(config, run_dir).items()}
-    return {name: value for name, value in given.items() if name in usual and value != usual[name]}
+    settings = {name: tuple(x) if isinstance(x, list) else x for name, x in all_settings(config, run_dir).items()}
+    return {name: value for name, value in settings.items() if name in usual and value != usual[name]}
 
 
 def format_value(value: Any) -> str:

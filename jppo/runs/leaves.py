@@ -58,13 +58,14 @@ def with_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _copy(leaf: Any) -> Any:
-    data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    data = jax.random.key_data(leaf) if is_key(leaf) else leaf
     if isinstance(data, jax.Array) and not data.is_fully_addressable:
         return np.array(data.addressable_data(0)) if data.is_fully_replicated else jnp.copy(data)
     return np.array(data)
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Returns whether an array contains PRNG keys."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -74,7 +75,7 @@ def _is_empty(leaf: Any) -> bool:
 
 def describe_array(leaf: Any) -> str:
     """Returns dtype and shape, for example float32[8,4]."""
-    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     return f"{data.dtype}[{','.join(map(str, data.shape))}]"
 
 
@@ -83,7 +84,7 @@ def _place(array: np.ndarray | None, like: Any) -> Any:
     array = np.zeros(like.shape, like.dtype) if array is None else array
     if isinstance(like, np.ndarray):
         return array
-    if _is_key(like):
+    if is_key(like):
         wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(like))
         if like.sharding.is_fully_addressable:
             return jax.device_put(wrap(jnp.asarray(array)), like.sharding)

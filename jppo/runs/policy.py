@@ -204,9 +204,9 @@ def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
     specs, structure = jax.tree.flatten(obs_spec)
     if jax.tree_util.treedef_is_leaf(structure) and isinstance(obs, list | tuple):
         obs = np.asarray(obs)
-    given: Any = jax.tree.structure(obs)
-    if given != structure:
-        raise ValueError(f"the observation has structure {given}; the policy takes {structure}")
+    found: Any = jax.tree.structure(obs)
+    if found != structure:
+        raise ValueError(f"the observation has structure {found}; the policy takes {structure}")
     leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(jax.tree.leaves(obs), specs, strict=True)]
     single = leaves[0].shape == specs[0].shape
     leaves = [leaf[None] for leaf in leaves] if single else leaves

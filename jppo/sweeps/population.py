@@ -18,6 +18,7 @@ from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
 from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.types import Array, PyTree
+from jppo.runs.leaves import is_key
 from jppo.sweeps.log import PopulationLogger
 from jppo.training.device_loop import make_target
 from jppo.training.evaluator import evaluation_key, make_evaluation
@@ -174,7 +175,7 @@ def _make_flags(active: np.ndarray, target: float | None, recent: list[RecentEpi
 
 def to_host(state: PyTree, runs: int) -> PyTree:
     """Returns the states of the first `runs` runs as NumPy arrays; keys become key data."""
-    return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if _is_key(x) else x)[:runs], state)
+    return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x)[:runs], state)
 
 
 def from_host(population: Population, host_state: AnakinState, first: int) -> AnakinState:
@@ -183,7 +184,7 @@ def from_host(population: Population, host_state: AnakinState, first: int) -> An
     rows = _padded_rows(population, first, len(jax.tree.leaves(host_state)[0]))
 
     def place(x: Any, like: Any) -> Array:
-        return jax.device_put(jax.random.wrap_key_data(x[rows]) if _is_key(like) else x[rows], population.sharding)
+        return jax.device_put(jax.random.wrap_key_data(x[rows]) if is_key(like) else x[rows], population.sharding)
 
     return jax.tree.map(place, host_state, population.state_shapes)
 
@@ -196,7 +197,3 @@ def _make_keys(seeds: np.ndarray) -> Array:
 def _padded_rows(population: Population, first: int, count: int) -> np.ndarray:
     """Returns the indices of the program's runs among `count` runs; the last index repeats."""
     return np.minimum(first + np.arange(population.size), count - 1)
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

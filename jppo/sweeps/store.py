@@ -8,9 +8,9 @@ from typing import Any
 
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import from_json
-from jppo.runs import run_dir as run_files
 from jppo.runs.files import read_json, short_reason, write_atomically, write_json
 from jppo.runs.groups import format_value
+from jppo.runs.run_dir import unused_path, versions
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, column_names, missing, read_outcome, write_outcome
@@ -20,7 +20,7 @@ _SWEEP, _RUNS = "sweep.json", "runs"
 
 def default_sweep_dir() -> Path:
     """Returns an unused path runs/sweeps/<time>."""
-    return run_files.unused_path(Path("runs") / "sweeps" / time.strftime("%Y%m%d-%H%M%S"))
+    return unused_path(Path("runs") / "sweeps" / time.strftime("%Y%m%d-%H%M%S"))
 
 
 class SweepStore:
@@ -90,7 +90,7 @@ class SweepStore:
                 "settings": self._values,
                 "seeds": sorted({spec.seed for group in self._groups for spec in group.runs}),
                 "runs": [run_fingerprint(group, spec) for group in self._groups for spec in group.runs],
-                "versions": run_files.versions(),
+                "versions": versions(),
             }
             write_json(path / _SWEEP, description)
         except OSError as error:

@@ -14,12 +14,11 @@ from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import Schedule
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
-from jppo.runs import run_dir as runs
 from jppo.runs.files import jsonable, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
-from jppo.runs.run_dir import Best
+from jppo.runs.run_dir import Best, run_config
 from jppo.runs.writer import RunWriter
 
 STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
@@ -142,7 +141,7 @@ class SweepRun(RunOutcome):
         summary |= {name: getattr(self, name) for name in _SUMMARY} | self._events
         if self.stop_reason:
             summary["stop_reason"] = self.stop_reason
-        settings = runs.run_config(
+        settings = run_config(
             self.env, "device", self.seed, self.agent.num_updates * config.batch_size, config, self.hyperparams
         )
         writer = RunWriter(run_dir, settings | dict.fromkeys(self.custom_parts, "custom"))

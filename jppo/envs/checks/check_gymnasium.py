@@ -18,9 +18,9 @@ from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import PASS, SKIPPED, Check, report_exceptions, report_refusals
 from jppo.envs.checks.trajectory import (
     COUNTERS,
-    Moment,
     Starts,
     Trace,
+    TraceStep,
     actions_at,
     draw_actions,
     num_steps_of,
@@ -136,7 +136,7 @@ def _play_all(envs: list[Any], seed: int, actions: PyTree, observations: Observa
 def _play(env: Any, seed: int, actions: PyTree, observations: Observations, masks: Masks) -> Trace:
     """Returns the trace of one environment, without the axis N."""
     obs = _reset(env, seed)
-    start, counters, moments = observations.see(obs), _counters(env), []
+    start, counters, trace_steps = observations.see(obs), _counters(env), []
     name, legal = ("masks", ", which action_mask marks as legal,") if masks.exist else ("runs", "")
     with _record_resets(env) as calls:
         for t in range(num_steps_of(actions)):
@@ -149,9 +149,9 @@ def _play(env: Any, seed: int, actions: PyTree, observations: Observations, mask
             if terminated or truncated:
                 obs = _reset(env)
                 seen = observations.see(obs)
-            moment = Moment(*seen, final[0], reward, terminated, truncated, resets, _counters(env))
-            moments.append(moment)
-    return stack_trace(*start, counters, moments)
+            step = TraceStep(*seen, final[0], reward, terminated, truncated, resets, _counters(env))
+            trace_steps.append(step)
+    return stack_trace(*start, counters, trace_steps)
 
 
 def _env_action(action: PyTree) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jppo.envs.checks import rules
 from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import PASS, Check, report_exceptions
-from jppo.envs.checks.trajectory import Moment, Starts, Trace, actions_at, draw_actions, num_steps_of, stack_trace
+from jppo.envs.checks.trajectory import Starts, Trace, TraceStep, actions_at, draw_actions, num_steps_of, stack_trace
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import PyTree
@@ -46,7 +46,7 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
 
 def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations: Observations, masks: Masks) -> Trace:
     lead, no_resets = (len(seeds),), np.zeros(len(seeds), np.int32)
-    moments = []
+    trace_steps = []
     with contextlib.closing(host.make(seeds)) as envs:
         inputs = jax.tree.map(np.copy, envs.reset())
         start = observations.see(inputs, lead)
@@ -58,5 +58,5 @@ def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations
             for i, last in after.final_obs.items():
                 final[i] = observations.see(last)[0]
             ends = (after.reward.copy(), after.terminated.copy(), after.truncated.copy())
-            moments.append(Moment(obs, digest, final, *ends, no_resets, {}))
-    return stack_trace(*start, {}, moments)
+            trace_steps.append(TraceStep(obs, digest, final, *ends, no_resets, {}))
+    return stack_trace(*start, {}, trace_steps)

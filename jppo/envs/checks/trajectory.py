@@ -42,7 +42,7 @@ class Starts(NamedTuple):
     following: np.ndarray  # [R] u32, of resets without a seed in one environment; [0] if there were none
 
 
-class Moment(NamedTuple):
+class TraceStep(NamedTuple):
     """One step, with the fields of a Trace; leaves [...] for one environment and [N, ...] for N."""
 
     obs: np.ndarray
@@ -55,11 +55,11 @@ class Moment(NamedTuple):
     counters: dict[str, float]
 
 
-def stack_trace(obs: np.ndarray, digest: np.ndarray, counters: dict[str, float], moments: list[Moment]) -> Trace:
+def stack_trace(obs: np.ndarray, digest: np.ndarray, counters: dict[str, float], steps: list[TraceStep]) -> Trace:
     """Returns the trace of a reset and the following steps. Counters that are missing in some steps are removed."""
-    names = set(counters).intersection(*(moment.counters for moment in moments))
-    series = {name: [counters[name], *(moment.counters[name] for moment in moments)] for name in names}
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(moment._replace(counters={}) for moment in moments))
+    names = set(counters).intersection(*(step.counters for step in steps))
+    series = {name: [counters[name], *(step.counters[name] for step in steps)] for name in names}
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(step._replace(counters={}) for step in steps))
     return Trace(**stacked._asdict())._replace(
         obs=np.concatenate([obs[None], stacked.obs]),
         digest=np.concatenate([np.asarray(digest)[None], stacked.digest]),
