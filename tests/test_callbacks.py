@@ -132,9 +132,8 @@ def test_training_continues_with_a_changed_state(run):
     assert (result.metrics["learning_rate"][4:] == 0.0).all()
 
 
-def test_arrays_of_a_callback_stay_valid():
-    rate = jnp.float32(0.0)
-
+@pytest.mark.parametrize("rate", [jnp.float32(0.0), np.float64(0.0), 0], ids=["jax", "float64", "int"])
+def test_scalar_of_a_callback_replaces_a_hyperparameter_and_stays_valid(rate):
     def set_rate(event):
         learner = event.state.train
         learner = learner.replace(hyperparams=learner.hyperparams.replace(learning_rate=rate))

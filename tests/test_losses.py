@@ -237,6 +237,9 @@ def module(init=returning(((), ())), **functions):
         ({"loss": metric("my/x", np.zeros(3))}, r"the metric 'my/x' has shape \(3,\)"),
         ({"loss": metric("update", 0.0)}, "the metric 'update' is one of jppo's; choose another name"),
         ({"loss": metric("eval/return_mean", 0.0)}, "the metric 'eval/return_mean' is one of jppo's"),
+        ({"loss": metric("grad/norm", 0.0)}, "the metric 'grad/norm' is one of jppo's"),
+        ({"loss": metric("value/mean", 0.0)}, "the metric 'value/mean' is one of jppo's"),
+        ({"loss": metric(3, 0.0)}, "the name of a metric must be a text, not 3"),
         ({"loss": lambda apply, batch, *rest: (apply(batch.next_obs)[1].mean(), {})}, "batch.next_obs is empty; set"),
         (
             {"loss": lambda apply, batch, *rest: ((batch.next_obs - batch.obs).mean(), {})},

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 from jppo.ppo.types import Array, Batch, Metrics, PyTree, Rollout
 
 _Samples = TypeVar("_Samples", Batch, Rollout)
-_OWN_METRICS = ("update", "env_steps", "finite", "reached", "empty_mask", "learning_rate")
+_OWN_METRICS = (
+    *("update", "env_steps", "finite", "reached", "empty_mask", "learning_rate"),
+    *("loss/total", "grad/norm", "value/mean", "value/explained_variance"),
+)
 _OWN_PREFIXES = ("episode/", "eval/", "time/", "actors/", "hyperparams/")
 
 
@@ -32,6 +35,8 @@ def check_loss(returned: Any) -> tuple[Array, Metrics]:
         if jnp.shape(value) != ():
             raise ValueError(f"{name} has shape {jnp.shape(value)}; the loss must return {wanted}, for example means")
     for name in metrics:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"the name of a metric must be a text, not {name!r}")
         if name in _OWN_METRICS or name.startswith(_OWN_PREFIXES):
             raise ValueError(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
     return total, metrics

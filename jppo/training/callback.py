@@ -199,7 +199,9 @@ def _leaves_by_name(state: PyTree) -> dict[str, Any]:
 
 
 def _describe(leaf: Any) -> str:
-    if isinstance(leaf, int | float):
+    if isinstance(leaf, float):  # also np.float64
+        return "a Python float"
+    if isinstance(leaf, int):
         return f"a Python {type(leaf).__name__}"
     if not hasattr(leaf, "dtype"):
         return f"a {type(leaf).__name__}"
