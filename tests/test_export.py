@@ -266,6 +266,9 @@ def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
     loaded = numpy_policy.load(jppo.export_policy(recurrent, tmp_path / "policy.npz"))
     with pytest.raises(ValueError, match=r"the state has shapes \[\(3, 5\)\]; for 2 observations it has \[\(2, 5\)\]"):
         loaded.act(obs, np.zeros((3, 5)))
+    lstm = untrained({"recurrent": "lstm", "recurrent_size": 5}, FOUR, THREE)
+    with pytest.raises(ValueError, match=r"for 2 observations it has \[\(2, 5\), \(2, 5\)\]"):
+        numpy_policy.load(jppo.export_policy(lstm, tmp_path / "lstm.npz")).act(obs, np.zeros((2, 5)))
     program = jppo.load_exported(jppo.export_policy(recurrent, tmp_path / "policy.stablehlo", platforms=["cpu"]))
     for state in (np.zeros((3, 5)), np.zeros((2, 4)), (np.zeros((2, 5)),)):
         with pytest.raises(ValueError, match=r"^state has arrays of shapes .*; for 2 observations, this policy needs"):

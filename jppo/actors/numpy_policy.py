@@ -198,9 +198,9 @@ class NumpyPolicy:
         leaves = (zeros,) * self._memory.num_carries
         if state is not None:
             found = tuple(np.asarray(leaf, _FLOAT32) for leaf in (state if isinstance(state, tuple) else (state,)))
-            if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:
-                shapes = [leaf.shape for leaf in found]
-                raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {[zeros.shape]}")
+            shapes, wanted = [leaf.shape for leaf in found], [leaf.shape for leaf in leaves]
+            if shapes != wanted:
+                raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {wanted}")
             leaves = found
         if episode_start is not None:
             start = np.asarray(episode_start, bool)
