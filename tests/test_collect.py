@@ -234,7 +234,7 @@ def test_rewards_with_a_wrong_shape_are_an_error():
     """A reward [1] of each environment would broadcast."""
     env = noise_env()
     wrong = env._replace(step=lambda *args: (after := env.step(*args))._replace(reward=after.reward[None]))
-    with pytest.raises(AssertionError, match="shape"):
+    with pytest.raises(ValueError, match=r"step returned reward of shape \(1,\); it must be \(\)"):
         collector(wrong, StandardNormal())[3](start(env))
 
 

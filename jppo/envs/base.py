@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -72,7 +71,11 @@ def reset_rows(env: Environment, keys: Array) -> tuple[PyTree, PyTree]:
 
 
 def step_rows(env: Environment, keys: Array, state: PyTree, action: PyTree) -> Step:
-    """Steps environments with actions [N, ...]; rows and keys are those of `reset_rows`."""
+    """Steps environments with actions [N, ...]; rows and keys are those of `reset_rows`.
+
+    Raises:
+      ValueError: the reward, terminated or truncated of an environment has a wrong shape.
+    """
     agents = env.num_agents
     if agents == 1:
         after = jax.vmap(env.step)(keys, state, action)
@@ -80,7 +83,10 @@ def step_rows(env: Environment, keys: Array, state: PyTree, action: PyTree) -> S
         action = jax.tree.map(lambda x: x.reshape(-1, agents, *x.shape[1:]), action)
         by_env = jax.vmap(env.step)(keys[::agents], state, action)
         after = merge_dims(by_env._replace(state=()))._replace(state=by_env.state)
-    chex.assert_shape([after.reward, after.terminated, after.truncated], keys.shape)
+    for name in ("reward", "terminated", "truncated"):
+        if (shape := jnp.shape(getattr(after, name))) != keys.shape:
+            wanted = () if agents == 1 else (agents,)
+            raise ValueError(f"{env.name}: step returned {name} of shape {wanted + shape[1:]}; it must be {wanted}")
     return after
 
 
