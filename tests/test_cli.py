@@ -362,6 +362,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPol-v1", "--backend", "ray"], "unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         (["train", "Cart Pole", "--backend", "ray"], "jppo: unknown environment 'Cart Pole'"),
         (["train", "nowhere:Env"], "jppo: nowhere:Env: there is no module nowhere"),
+        (
+            ["train", "gymnax:CartPole-v1"],
+            "jppo: gymnax:CartPole-v1: names of gymnax environments have no prefix; use Cart",
+        ),
         (["train", "json:Walk"], "jppo: json:Walk: module json has no Walk and registers no such environment"),
         (["train", "os:getcwd"], "jppo: os:getcwd made a str; it must make a gymnasium.Env"),
         (["train", "CartPole-v1", "--backend", "rai"], "--backend"),

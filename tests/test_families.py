@@ -366,6 +366,14 @@ def test_a_name_without_its_family_has_a_hint():
         choose_backend("Craftax-Symbolic-v1")
 
 
+@pytest.mark.parametrize("backend", ["auto", "device", "ray"])
+def test_gymnax_is_no_prefix(backend):
+    with pytest.raises(ValueError, match=r"^gymnax:CartPole-v1: .* have no prefix; use CartPole-v1$"):
+        jppo.train("gymnax:CartPole-v1", ray=jppo.RayConfig() if backend == "ray" else None, backend=backend)
+    with pytest.raises(ValueError, match="have no prefix"):
+        make_env("gymnax:CartPole-v1")
+
+
 def test_a_family_that_is_not_installed_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr(families, "is_installed", lambda family: False)
     with pytest.raises(ValueError, match=r"needs the package xminigrid, which is not installed; pip install 'jppo\[xm"):

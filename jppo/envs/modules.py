@@ -17,9 +17,11 @@ def import_module_of(source: str) -> tuple[Any, str]:
     """Imports the module of "module:name". Returns the module and the name.
 
     Raises:
-      ValueError: the module does not exist.
+      ValueError: the module does not exist, or the name is one of gymnax with a prefix.
     """
     module_name, _, attribute = source.partition(":")
+    if module_name == "gymnax":  # Gymnasium may have an environment of the same name
+        raise ValueError(f"{source}: names of gymnax environments have no prefix; use {attribute}")
     if module_name.endswith(".py"):
         raise ValueError(
             f"{source}: write the name of the module, not of its file: {Path(module_name).stem}:{attribute}"
