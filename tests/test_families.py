@@ -374,6 +374,12 @@ def test_gymnax_is_no_prefix(backend):
         make_env("gymnax:CartPole-v1")
 
 
+@pytest.mark.parametrize("name", ["craftax:Craftax-Symbolic-v1", "atari:Pong-v5"])
+def test_a_family_in_capital_letters_has_a_hint(name):
+    with pytest.raises(ValueError, match=rf"; did you mean {name}\?$"):
+        choose_backend(name[0].upper() + name[1:])
+
+
 def test_a_family_that_is_not_installed_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr(families, "is_installed", lambda family: False)
     with pytest.raises(ValueError, match=r"needs the package xminigrid, which is not installed; pip install 'jppo\[xm"):

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jppo.config.families import FAMILIES
+from jppo.config.families import FAMILIES, HOST_FAMILIES
+
+_PREFIXES = FAMILIES | HOST_FAMILIES
 
 
 class MissingDownloadError(ValueError):
@@ -33,7 +35,8 @@ def import_module_of(source: str) -> tuple[Any, str]:
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0] and error.name != module_name:
             raise
-        raise ValueError(f"{source}: there is no module {module_name} on the Python path") from None
+        hint = f"; did you mean {family}:{attribute}?" if (family := module_name.lower()) in _PREFIXES else ""
+        raise ValueError(f"{source}: there is no module {module_name} on the Python path{hint}") from None
 
 
 def make_named(source: str) -> Any:
