@@ -14,6 +14,7 @@ from gymnasium.vector.utils import concatenate, iterate
 from jppo.config.checks import names_module
 from jppo.config.families import host_family_of
 from jppo.envs.agent_rows import AgentRows, is_parallel_env
+from jppo.envs.base import Environment
 from jppo.envs.envpool import make_envpool
 from jppo.envs.host_families import make_by_id, make_family_env
 from jppo.envs.info_mask import InfoMask, InfoMaskVector
@@ -148,9 +149,9 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
 
 def _checked(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
-        is_gymnax = hasattr(env, "default_params") or hasattr(env, "step_env")
-        remedy = "pass the gymnax environment itself" if callable(source) else "set the backend to device"
-        hint = f"; {remedy}" if is_gymnax else ""
+        is_jax = isinstance(env, Environment) or hasattr(env, "default_params") or hasattr(env, "step_env")
+        remedy = "pass the JAX environment itself" if callable(source) else "set the backend to device"
+        hint = f"; {remedy}" if is_jax else ""
         raise ValueError(f"{name_of(source)} made a {type(env).__name__}; it must make a gymnasium.Env{hint}")
     for space in ("observation_space", "action_space"):
         if getattr(env, space, None) is None:
