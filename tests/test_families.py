@@ -319,6 +319,12 @@ def test_limits_and_pools_of_families_are_whole_numbers(monkeypatch, option, val
         make_env(IDS["xminigrid"], **{option: value})
 
 
+@pytest.mark.parametrize("value", [0, -3, 2.5, "5"])
+def test_limits_of_gymnax_are_whole_numbers(value):
+    with pytest.raises(ValueError, match=f"max_steps_in_episode = {value!r} must be a whole number of at least 1"):
+        make_env("CartPole-v1", max_steps_in_episode=value)
+
+
 @pytest.mark.slow
 def test_jumanji_masks_of_combinations_become_one_action():
     need("jumanji")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jppo.config.checks import names_module
+from jppo.config.checks import check_int, names_module
 from jppo.config.families import family_of
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
@@ -54,6 +54,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
         return make_env(make_named(env), params, **overrides)._replace(name=env)
     if family_of(env) is not None:
         return make_family_env(env, **(vars(params) if params else {}), **overrides)
+    if overrides.get("max_steps_in_episode") is not None:
+        check_int("max_steps_in_episode", overrides["max_steps_in_episode"])
     if isinstance(env, EpisodicEnv):
         params = replace_fields(EpisodeParams() if params is None else params, overrides)
         return with_limit_and_reset(env, params.max_steps_in_episode, params.pool)
