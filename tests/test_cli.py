@@ -366,6 +366,12 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             ["train", "gymnax:CartPole-v1"],
             "jppo: gymnax:CartPole-v1: names of gymnax environments have no prefix; use Cart",
         ),
+        (
+            ["train", "CartPole-v1", "--gpu"],
+            "selects the CPU, and --num-devices the number of devices; `jppo train --help",
+        ),
+        (["envs", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo envs --help`"),
+        (["doctor", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo doctor --help`"),
         (["train", "json:Walk"], "jppo: json:Walk: module json has no Walk and registers no such environment"),
         (["train", "os:getcwd"], "jppo: os:getcwd made a str; it must make a gymnasium.Env"),
         (["train", "CartPole-v1", "--backend", "rai"], "--backend"),

@@ -45,8 +45,7 @@ _ENV_NAMES = ("env", "env_id", "env_name")
 _HINTS = {  # options of other programs
     **dict.fromkeys(
         ("gpu", "gpus", "cuda", "device", "platform"),
-        "JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU, and --num-devices the number "
-        "of devices",
+        "JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU",
     ),
     **dict.fromkeys(
         ("anneal_learning_rate", "no_anneal_learning_rate"),
@@ -79,7 +78,9 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
             continue
         similar = find_similar(option, known)
         hint = f"did you mean {show_option(similar)}? " if similar else ""
-        hint = f"{_HINTS[option]}; " if option in _HINTS else hint
+        if option in _HINTS:
+            is_device = "num_devices" in known and _HINTS[option] == _HINTS["gpu"]
+            hint = f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "
         if option in _ENV_NAMES and "env" not in known:
             hint = f"{_env_hint(name, command)}; "
         raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
@@ -135,7 +136,7 @@ def _option_names(record: Any) -> list[str]:
         kind, *marks = typing.get_args(hint) or (hint,)
         if Inline in marks:
             names += _option_names(kind)
-        elif tyro.conf.Positional not in marks:
+        elif typing.get_origin(hint) is not typing.ClassVar and tyro.conf.Positional not in marks:
             names.append(name)
     return names
 
