@@ -298,6 +298,13 @@ def test_unknown_options_are_reported(name, option):
 
 
 @pytest.mark.slow
+def test_invalid_options_are_reported():
+    need("jumanji")
+    with pytest.raises(ValueError, match=r"jumanji:Snake-v1 does not accept the options num_rows \(index is out"):
+        make_env("jumanji:Snake-v1", num_rows=0, max_steps_in_episode=9)
+
+
+@pytest.mark.slow
 def test_playground_limits_count_actions():
     need("playground")
     env = make_env(IDS["playground"], episode_length=10, action_repeat=3)

@@ -11,6 +11,8 @@ from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
 from jppo.envs.modules import MissingDownloadError, unknown_environment
 
+_COMMON = ("max_steps_in_episode", "pool")  # options of all families
+
 
 def is_installed(family: str) -> bool:
     """Returns whether the package of a family can be imported."""
@@ -50,7 +52,7 @@ def make_family_env(name: str, **options: Any) -> Environment:
       ValueError: the family is not installed, the name is unknown, or an option is invalid.
     """
     check_family_name(name)
-    for option in ("max_steps_in_episode", "pool"):
+    for option in _COMMON:
         if options.get(option) is not None:
             check_int(option, options[option])
     family, _, short = name.partition(":")
@@ -61,10 +63,12 @@ def make_family_env(name: str, **options: Any) -> Environment:
         needs = "a network connection and git" if family == "playground" else "a network connection"
         problem = f"{name} could not be made, because a file or a download is missing ({reason})"
         raise MissingDownloadError(f"{problem}; its download needs {needs}") from error
-    except (TypeError, KeyError) as error:  # from unknown options
-        if not options:
+    except Exception as error:  # a family may raise any exception for an unknown or invalid option
+        own = [option for option in options if option not in _COMMON]
+        if not own or isinstance(error, ValueError):
             raise
-        raise ValueError(f"{name} does not accept the options {', '.join(options)} ({error})") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{name} does not accept the options {', '.join(own)} ({reason})") from error
     return env._replace(name=name)
 
 
