@@ -55,6 +55,7 @@ def test_products_are_bfloat16_and_everything_else_is_float32(case):
     assert any("bf16" in line for line in program.splitlines() if "dot_general" in line or "conv_general" in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_first_minibatch_has_ratio_one(case):
     """Rollout and update evaluate the same function; only the rounding of products with other shapes may differ."""

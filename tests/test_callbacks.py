@@ -68,6 +68,7 @@ def test_callback_receives_the_metrics_since_the_last_call(run):
     assert events[1].return_mean == result.summary["return_mean"]
 
 
+@pytest.mark.slow
 @MODES
 def test_callback_without_effects_changes_nothing(run):
     assert run(lambda event: None, callback_every=3).summary["policy_sha256"] == run(None).summary["policy_sha256"]

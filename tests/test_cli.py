@@ -711,6 +711,7 @@ def test_plot_of_two_seeds(trained):
     assert (code, err) == (2, "jppo: output no/a.png cannot be written: there is no directory no")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from drawing packages
 def test_play(env):

@@ -21,6 +21,7 @@ from jppo.ppo import losses
 from jppo.ppo.losses import ppo_loss
 
 
+@pytest.mark.slow
 def test_metrics_page_defines_exactly_the_logged_metrics():
     config = jppo.PPOConfig(num_envs=4, num_steps=16)
     result = jppo.train(lenient_env("CartPole-v1"), total_steps=64, config=config)

@@ -186,6 +186,7 @@ def evaluated_at_once(tmp_path_factory):
     return train_host(**EVALS, run_dir=tmp_path_factory.mktemp("runs") / "evaluated")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("polls", [3, 1000])
 def test_results_do_not_depend_on_the_duration_of_an_evaluation(make_slow, evaluated_at_once, tmp_path, polls):
     make_slow(polls)
@@ -374,6 +375,7 @@ def test_run_stops_at_the_return_of_an_evaluation(run):
     assert (result.state.train if run is train else result.state).update == result.summary["updates"]
 
 
+@pytest.mark.slow
 def test_target_that_is_not_reached_changes_nothing():
     result = train(stop_at_return=100.0)
     assert result.summary["status"] == "finished"
@@ -509,6 +511,7 @@ def test_progress_shows_the_last_evaluation(capsys):
     assert capsys.readouterr().out.endswith("return 1.0  eval 12.3\n")
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys, monkeypatch):
     run = str(tmp_path / "run")
     monkeypatch.setattr(run_settings, "make_env", lenient_env)

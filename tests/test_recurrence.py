@@ -235,6 +235,7 @@ def test_a_minibatch_is_split_into_whole_sequences():
         np.testing.assert_array_equal(parts.reset[i], rows % 3 == 0)
 
 
+@pytest.mark.slow
 def test_microbatches_of_sequences_do_not_change_a_run(monkeypatch):
     """On two devices of a CPU, minibatches whose activations exceed the cache are split."""
     found = []
@@ -258,6 +259,7 @@ def test_microbatches_of_sequences_do_not_change_a_run(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     env = lenient_env("CartPole-v1")
     options = {"config": CONFIG, "seed": 2, "learning_rate": 1e-2, "num_devices": 1}
