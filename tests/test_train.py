@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import struct
 
@@ -456,7 +457,7 @@ def test_samples_follow_the_seed_and_the_policy(run):
 
 @pytest.mark.parametrize("obs", [1.0, [1.0, 2.0], np.zeros((3, 2)), np.zeros((2, 3, 1)), {"cue": [1.0]}])
 def test_observations_of_another_shape_are_refused(run, obs):
-    with pytest.raises(ValueError, match="observation has s"):
+    with pytest.raises(ValueError, match=r"observation (has shape|consists of)"):
         run.policy.act(obs)
 
 
@@ -468,8 +469,21 @@ def test_policy_with_pytree_observations():
     state = PolicyState(params=policy.init(jax.random.key(1), batch), obs_stats=())
     trained = TrainedPolicy(policy, state)
     assert trained.act(batch).tolist() == [int(trained.act(obs))] * 2
-    with pytest.raises(ValueError, match="observation has structure"):
-        trained.act({"cue": obs["cue"]})
+    assert trained.act({name: leaf.tolist() for name, leaf in obs.items()}) == trained.act(obs)
+    assert trained.value({name: leaf.tolist() for name, leaf in batch.items()}).shape == (2,)
+    for wrong, found in (
+        ({"cue": obs["cue"]}, "obs['cue']"),
+        (obs | {"cue": {"x": [0.5]}}, "obs['cue']['x'], obs['time']"),
+        (obs | {"cue": None}, "obs['time']"),
+        ([1.0, 2.0], "one array"),
+        ((), "nothing"),
+    ):
+        message = f"the observation consists of {found}; the policy takes obs['cue'], obs['time']"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            trained.act(wrong)
+    for wrong in ("left", [[1.0], [2.0, 3.0]], object()):
+        with pytest.raises(ValueError, match=r"^the observation cannot be converted to arrays: "):
+            trained.act(obs | {"cue": wrong})
     with pytest.raises(ValueError, match=r"observation has shape \(3, 2\); the policy takes \(2, 2\)"):
         trained.act(obs | {"time": np.zeros((3, 2))})
 

@@ -190,7 +190,7 @@ def complete_obs(policy: Policy, obs: Any) -> Any:
     if not seen or not isinstance(obs, dict) or not set(obs) & {*seen}:
         return obs
     specs, shown = policy.obs_spec, next(name for name in seen if name in obs)
-    leaf = np.shape(jax.tree.leaves(obs[shown])[0])
+    leaf = _to_arrays({shown: specs[shown]}, {shown: obs[shown]})[0].shape
     lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(specs[shown])[0].shape))]
     missing = set(specs) - set(obs) - {*seen, ACTION_MASK}
     return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), specs[name]) for name in missing}
@@ -199,15 +199,10 @@ def complete_obs(policy: Policy, obs: Any) -> Any:
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
     """Returns observations [B, *obs] in the dtypes of their specs, and whether the input was one observation without B.
 
-    Raises ValueError if the structure or a shape differs from the specs.
+    A leaf may be a list. Raises ValueError if the structure or a shape differs from the specs.
     """
     specs, structure = jax.tree.flatten(obs_spec)
-    if jax.tree_util.treedef_is_leaf(structure) and isinstance(obs, list | tuple):
-        obs = np.asarray(obs)
-    found: Any = jax.tree.structure(obs)
-    if found != structure:
-        raise ValueError(f"the observation has structure {found}; the policy takes {structure}")
-    leaves = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(jax.tree.leaves(obs), specs, strict=True)]
+    leaves = _to_arrays(obs_spec, obs)
     single = leaves[0].shape == specs[0].shape
     leaves = [leaf[None] for leaf in leaves] if single else leaves
     for leaf, spec in zip(leaves, specs, strict=True):
@@ -215,3 +210,28 @@ def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
             shape = leaf.shape[1:] if single else leaf.shape
             raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
     return jax.tree.unflatten(structure, leaves), single
+
+
+def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:
+    """Returns the leaves of an observation as arrays in the dtypes of their specs.
+
+    Raises ValueError if the structure differs from the specs, or a leaf is not an array of numbers.
+    """
+    specs, structure = jax.tree.flatten(obs_spec)
+    tree: Any = structure  # its class has no type annotations
+    try:
+        leaves = tree.flatten_up_to(obs)
+    except ValueError:
+        leaves = [None]
+    if any(leaf is None or isinstance(leaf, dict) for leaf in leaves):
+        raise ValueError(f"the observation consists of {_name_leaves(obs)}; the policy takes {_name_leaves(obs_spec)}")
+    try:
+        return [np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the observation cannot be converted to arrays: {error}") from None
+
+
+def _name_leaves(obs: Any) -> str:
+    """Returns the names of an observation's arrays, e.g. "obs['position'], obs['action_mask']"."""
+    paths = jax.tree_util.tree_leaves_with_path(obs, is_leaf=lambda node: isinstance(node, list))
+    return ", ".join(f"obs{jax.tree_util.keystr(path)}" if path else "one array" for path, _ in paths) or "nothing"
