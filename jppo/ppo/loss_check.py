@@ -21,8 +21,13 @@ def as_pair(name: str, returned: Any, wanted: str) -> tuple[Any, Any]:
     """Returns the result of a user's function. Raises ValueError unless it is a tuple of two."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
-        raise ValueError(f"{name} returned {type(returned).__name__}{count}; it must return {wanted}")
+        raise ValueError(f"{name} returned {_kind(returned)}{count}; it must return {wanted}")
     return returned
+
+
+def _kind(value: Any) -> str:
+    """Returns the type of a value. A tracer is an array for the user."""
+    return f"an array of shape {value.shape}" if isinstance(value, jax.Array) else type(value).__name__
 
 
 def check_loss(returned: Any) -> tuple[Array, Metrics]:
@@ -30,10 +35,12 @@ def check_loss(returned: Any) -> tuple[Array, Metrics]:
     wanted = "(scalar, dict of scalar metrics)"
     total, metrics = as_pair("the loss", returned, wanted)
     if not isinstance(metrics, dict):
-        raise ValueError(f"the loss returned metrics in a {type(metrics).__name__}; it must return {wanted}")
+        raise ValueError(f"the loss returned {_kind(metrics)} as metrics; it must return {wanted}")
     for name, value in [("the loss", total), *((f"the metric {name!r}", value) for name, value in metrics.items())]:
         if jnp.shape(value) != ():
             raise ValueError(f"{name} has shape {jnp.shape(value)}; the loss must return {wanted}, for example means")
+    if not jnp.issubdtype(dtype := jnp.result_type(total), jnp.floating):
+        raise ValueError(f"the loss is {dtype}, which has no gradient; it must be a real float that depends on apply")
     for name in metrics:
         if not isinstance(name, str) or not name:
             raise ValueError(f"the name of a metric must be a text, not {name!r}")
