@@ -91,6 +91,12 @@ def test_hidden_sizes(value):
     assert refusal(hidden_sizes=value).startswith("hidden_sizes = ")
 
 
+@pytest.mark.parametrize("name", ["actor_obs", "critic_obs"])
+def test_names_of_observation_leaves_are_distinct(name):
+    message = f"{name} = ('x', 'y', 'x') contains a name twice; use ('x', 'y')"
+    assert refusal(**{name: ["x", "y", "x"]}) == message
+
+
 def test_no_hidden_layer_is_a_linear_policy():
     assert PPOConfig(hidden_sizes=()).hidden_sizes == ()
 

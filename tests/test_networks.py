@@ -391,7 +391,11 @@ def test_actor_and_critic_see_only_the_leaves_that_they_name():
     ids=["dict", "two", "array"],
 )
 def test_unknown_observation_leaves_are_named(option, spec, known):
-    for name in ("z", "action_mask"):
-        message = f"{option} names '{name}', which the observation does not have; {known}"
+    unknown, mask = (
+        f"which the observation does not have; {known}",
+        "which is never an input of the network; leave it out",
+    )
+    for name, problem in (("z", unknown), ("action_mask", mask)):
+        message = f"{option} names '{name}', {problem}"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             make_network(SMALL(**{option: (name,)}), spec, TWO)

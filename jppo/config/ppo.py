@@ -155,6 +155,8 @@ class PPOConfig:
             names = getattr(self, name)
             if not (isinstance(names, tuple) and all(isinstance(leaf, str) for leaf in names)):
                 raise ValueError(f'{name} = {names!r} must be a tuple of names, such as ("state",)')
+            if len(set(names)) < len(names):
+                raise ValueError(f"{name} = {names} contains a name twice; use {tuple(dict.fromkeys(names))}")
         if self.actor_obs != self.critic_obs and (self.shared_torso or self.recurrent != "none"):
             shared, remedy = "their hidden layers (shared_torso = True)", "set shared_torso to false"
             if self.recurrent != "none":

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs.masks import without_mask
-from jppo.envs.spaces import ActionSpec
+from jppo.envs.spaces import ACTION_MASK, ActionSpec
 from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
 from jppo.ppo.kernels.joined_layers import affine_each
 from jppo.ppo.layers import MLP, ConvTorso, Dense, channels_first, flatten
@@ -217,6 +217,8 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Ne
     for option in ("actor_obs", "critic_obs"):
         names = list(obs_spec) if isinstance(obs_spec, dict) else []
         for name in set(getattr(config, option)) - set(names):
+            if name == ACTION_MASK:
+                raise ValueError(f"{option} names {name!r}, which is never an input of the network; leave it out")
             known = f"it has {', '.join(map(str, names))}" if names else "it has no named leaves"
             raise ValueError(f"{option} names {name!r}, which the observation does not have; {known}")
     specs, structure = jax.tree.flatten(action_spec)
