@@ -405,7 +405,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: --num-devices 9; JAX has 8 here"),
         (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: --sweep-dir /dev/null/x cannot be written"),
         (["sweep", "CartPole-v1", "--pbt-every", "5"], "jppo: --pbt-every and --pbt-fraction need --pbt"),
-        (["sweep", "CartPole-v1", "--pbt"], "jppo: pbt needs a hyperparameter with several values"),
+        (["sweep", "CartPole-v1", "--pbt"], "jppo: --pbt needs a hyperparameter with several values"),
         (
             ["sweep", "CartPole-v1", "--pbt", "--pbt-fraction", "2"],
             "jppo: --pbt-fraction 2.0 must be a number from 0 to",

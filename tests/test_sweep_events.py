@@ -508,7 +508,7 @@ def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_p
             "stop_at_return, callback_every; leave it out",
         ),
         ({"checkpoint_seconds": 5.0}, "run.checkpoint_seconds = 5.0 has no effect in jppo.sweep"),
-        ({"stop_at_return": 4.0, "pbt": PBT}, "stop_at_return = 4 with pbt needs evaluations; set eval_every"),
+        ({"stop_at_return": 4.0, "pbt": PBT}, "pbt needs evaluations for stop_at_return = 4; set eval_every"),
     ],
 )
 def test_invalid_arguments_raise_before_anything_is_written(tmp_path, options, message):

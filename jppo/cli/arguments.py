@@ -118,13 +118,13 @@ def show_option(field_name: str) -> str:
 def name_options(text: str, command: Any) -> str:
     """Returns an error message with the options of a command in place of its fields: --seed 1 for seed = 1.
 
-    A name with one word is replaced only before a value, because it may be a word of the sentence. In Python,
-    as in trust_env=True, the name stays.
+    A name with one word is replaced only before a value, or where the message begins with "name needs", because it may
+    be a word of the sentence. In Python, as in trust_env=True, the name stays.
     """
     text = re.sub(r"(?<![\w./'-])([a-z]+_[a-z]+)\*(?=[a-z]+_[a-z]+)", r"\1 * ", text)  # --num-envs * --num-steps
     for name in _option_names(command):
         field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(=])"  # pbt.every is --pbt-every
-        text = re.sub(rf"(?<!\* ){field} = ", f"{show_option(name)} ", text)
+        text = re.sub(rf"(?<!\* ){field} = |^{field} (?=needs )", f"{show_option(name)} ", text)
         text = re.sub(field, show_option(name), text) if "_" in name else text
     return text
 

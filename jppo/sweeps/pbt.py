@@ -35,7 +35,7 @@ def check_pbt(pbt: Any, groups: list[ProgramGroup], values: dict[str, list[Any]]
         raise ValueError("successive_halving and pbt cannot be combined; use one of them")
     run = groups[0].settings.run
     if run.stop_at_return is not None and not run.eval_every:
-        raise ValueError(f"stop_at_return = {run.stop_at_return:g} with pbt needs evaluations; set eval_every")
+        raise ValueError(f"pbt needs evaluations for stop_at_return = {run.stop_at_return:g}; set eval_every")
     swept = {name: choices for name, choices in values.items() if len(choices) > 1}
     for name, choices in swept.items():
         if name in CONFIG_NAMES:
