@@ -131,6 +131,7 @@ CASES = [
     ("jppo eval nowhere", "nowhere is not a run directory: it has no config.json"),
     ("jppo eval TORN", "TORN/config.json is damaged: Unterminated string"),
     ("jppo eval FOREIGN", "FOREIGN/config.json is damaged: it has no backend, config, env, hyperparams"),
+    ("jppo eval UNFINISHED --best", "UNFINISHED has no policy: its run did not finish and has no checkpoint"),
     ("jppo eval UNFINISHED", "UNFINISHED has no policy: its run did not finish"),
     ("jppo plot DAMAGED", "DAMAGED/metrics.jsonl is damaged: line 1 does not contain the metrics of an update"),
     ("jppo plot RUN --metrics loss/valu", "RUN has no metric 'loss/valu'; did you mean loss/value?"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -467,6 +468,11 @@ def test_run_without_a_best_policy_is_reported(tmp_path):
     train(total=2, run_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"has no best policy yet; omit best=True \(--best\)"):
         jppo.load_policy(tmp_path / "run", env=Lever(), best=True)
+    (tmp_path / "run" / runs.POLICY).unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+    for best in (True, False):
+        with pytest.raises(ValueError, match=r"has no policy: its run did not finish and has no checkpoint$"):
+            jppo.load_policy(tmp_path / "run", env=Lever(), best=best)
 
 
 @pytest.mark.parametrize(

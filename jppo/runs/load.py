@@ -13,7 +13,7 @@ from jppo.ppo.anakin import make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
-from jppo.runs.checkpoints import latest_checkpoint
+from jppo.runs.checkpoints import Checkpoint, latest_checkpoint
 from jppo.runs.display import show_record
 from jppo.runs.files import read_json
 from jppo.runs.leaves import LeafMismatch
@@ -126,7 +126,14 @@ def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) ->
 
 
 def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
+    no_policy = f"{run_dir} has no policy: its run did not finish and has no checkpoint"
+
+    def newest_checkpoint() -> Checkpoint | None:
+        return latest_checkpoint(run_dir, lambda text: warnings.warn(text, stacklevel=5))
+
     if best:
+        if not runs.has_policy(run_dir, best=True) and not runs.has_policy(run_dir) and newest_checkpoint() is None:
+            raise ValueError(no_policy)
         return runs.load_policy_state(run_dir, like, best=True)
     damage: ValueError | None = None
     if runs.has_policy(run_dir):
@@ -136,7 +143,7 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
             if isinstance(error.__cause__, LeafMismatch):
                 raise  # the file is not damaged, and a checkpoint does not fit either
             damage = error
-    checkpoint = latest_checkpoint(run_dir, lambda text: warnings.warn(text, stacklevel=4))
+    checkpoint = newest_checkpoint()
     if damage is not None:
         if checkpoint is None:
             raise damage
@@ -144,7 +151,7 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
             f"{damage}; the policy of the newest checkpoint, after update {checkpoint.update}, is used", stacklevel=4
         )
     elif checkpoint is None:
-        raise ValueError(f"{run_dir} has no policy: its run did not finish and has no checkpoint")
+        raise ValueError(no_policy)
     return checkpoint.restore(runs.on_one_device(like), ".train.policy")
 
 

@@ -201,9 +201,9 @@ def read_best(run_dir: Path) -> Best | None:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def has_policy(run_dir: Path) -> bool:
-    """Returns whether a run has a final policy."""
-    return (run_dir / POLICY).exists()
+def has_policy(run_dir: Path, best: bool = False) -> bool:
+    """Returns whether a run has a final policy or, with `best`, a best one."""
+    return (run_dir / (BEST if best else POLICY)).exists()
 
 
 def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicyState:
