@@ -1,6 +1,7 @@
 """Tests the adapters of environment families: each trap of each family. A family that is not installed is skipped."""
 
 import importlib.util
+import os
 import sys
 import tomllib
 import types
@@ -417,3 +418,13 @@ def test_each_family_has_an_adapter_and_an_extra():
     for family in FAMILIES:
         assert family in extras
         assert importlib.util.find_spec(f"jppo.envs.families.{family}") is not None
+
+
+@pytest.mark.parametrize(("library", "setting"), [("libEGL.so.1", "egl"), (None, "disabled")])
+def test_mujoco_uses_egl_without_a_display_only_if_it_is_installed(monkeypatch, library, setting):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(families.ctypes.util, "find_library", lambda name: library)
+    monkeypatch.setattr(families.importlib, "import_module", lambda name: os.environ["MUJOCO_GL"])
+    assert families._adapter("playground") == setting
+    monkeypatch.delenv("MUJOCO_GL")

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import platform
 import shutil
 import tracemalloc
+from importlib.metadata import PackageNotFoundError
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from saved import save_run
 
 import jppo
 from jppo.config.checks import check_seed
+from jppo.runs import run_dir
 from jppo.runs.files import jsonable, write_json
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import (
@@ -348,3 +351,11 @@ def test_a_policy_of_bfloat16_is_loaded(tmp_path):
     assert loaded["weights"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(loaded["weights"], policy["weights"])
     assert loaded["empty"].shape == (0, 2)
+
+
+def test_versions_contain_jppo_without_an_installation(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(run_dir, "version", missing)
+    assert run_dir.versions() == {"python": platform.python_version(), "jppo": jppo.__version__}

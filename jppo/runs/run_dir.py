@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jppo import __version__
 from jppo.config import schedules
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.files import read_json, write_atomically
 from jppo.runs.leaves import copy_leaves, restore_leaves, with_dtype
 
-PACKAGES = ("jppo", "jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
 POLICY, BEST = "policy_state.npz", "best_policy.npz"
 _BLOCK = 4096  # rows of metrics per block
 # a damaged archive raises many types
@@ -33,8 +34,8 @@ _SETTINGS = {"env": str, "backend": str, "seed": int, "total_steps": int, "confi
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the installed packages that a run depends on."""
-    found = {"python": platform.python_version()}
+    """Returns the versions of Python, of jppo and of the installed packages that a run depends on."""
+    found = {"python": platform.python_version(), "jppo": __version__}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -1,5 +1,6 @@
 """Environment families on the device. Each has an adapter module with `names` and `make`, imported on first use."""
 
+import ctypes.util
 import importlib
 import importlib.util
 import os
@@ -74,5 +75,6 @@ def make_family_env(name: str, **options: Any) -> Environment:
 
 def _adapter(family: str) -> Any:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads it when it is imported, and aborts without a display
+        # MuJoCo reads it when it is imported. Its default aborts without a display; "egl" fails without the library
+        os.environ.setdefault("MUJOCO_GL", "egl" if ctypes.util.find_library("EGL") else "disabled")
     return importlib.import_module(f"jppo.envs.families.{family}")
