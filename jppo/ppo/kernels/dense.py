@@ -13,11 +13,6 @@ from jppo.ppo import kernels
 WIDE = 128  # inputs from which on a transposed copy of them costs more than it gains
 
 
-def copies_inputs(inputs: int, outputs: int) -> bool:
-    """Returns whether the tuned gradient of a layer's kernel reads a transposed copy of the layer's inputs."""
-    return inputs < WIDE and outputs > 1
-
-
 def affine(x: Array, kernel: Array, bias: Array) -> Array:
     """Returns x @ kernel + bias, [B, O], for x [B, I], kernel [I, O] and bias [O]."""
     return (affine_tuned if kernels.ENABLED else affine_plain)(x, kernel, bias)
@@ -33,8 +28,8 @@ def affine_tuned(x: Array, kernel: Array, bias: Array) -> Array:
     """Tuned form of `affine`, with JAX's derivatives written so that their transposes are fast.
 
     XLA's CPU backend is slow if it reads the left side of a product transposed, and at sums over rows. Here the
-    kernel's gradient is a product of a transposed copy of x where `copies_inputs` says that this is faster, and the
-    bias's gradient is a product with a row of ones.
+    kernel's gradient is a product of a transposed copy of x (for x narrower than WIDE), and the bias's gradient is a
+    product with a row of ones.
     """
     return affine_plain(x, kernel, bias)
 
@@ -43,6 +38,5 @@ def affine_tuned(x: Array, kernel: Array, bias: Array) -> Array:
 def _affine_jvp(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Array, Array]:
     (x, kernel, bias), (dx, dkernel, dbias) = primals, tangents
     ones = materialize_on_cpu(jnp.ones((1, x.shape[0]), bias.dtype))
-    copied = copies_inputs(*kernel.shape)
-    product = (dkernel.T @ materialize_on_cpu(x.T)).T if copied else x @ dkernel
+    product = (dkernel.T @ materialize_on_cpu(x.T)).T if x.shape[1] < WIDE else x @ dkernel
     return affine_tuned(x, kernel, bias), dx @ kernel + product + ones.T @ dbias[None]
