@@ -55,6 +55,8 @@ def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates
 def load(clone: str, env: str, recurrent: bool = False) -> ModuleType:
     """Imports PureJaxRL's module for this environment."""
     sys.path[:0] = [clone, str(Path(clone) / "purejaxrl")]
+    if not hasattr(jax.interpreters.xla, "pytype_aval_mappings"):  # distrax 0.1.9 reads it; JAX 0.11 does not have it
+        jax.interpreters.xla.pytype_aval_mappings = jax._src.core.pytype_aval_mappings
     for package in ("brax", "navix"):  # its wrappers import them for other environments
         if importlib.util.find_spec(package) is None:
             names = (package, "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")

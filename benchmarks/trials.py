@@ -5,13 +5,15 @@
 
 The changes: command buffers (CUDA graphs) off, or also around loops; an unrolled rollout, or unrolled epochs and
 minibatches; rbg keys; Adam with separate arrays instead of one vector; other fusions after matrix products; no tuned
-kernels; and the network's passes as one Pallas kernel each. Both variants run in separate processes and train
-alternately. Results are ratios of medians over the rounds. Trials that need a GPU run elsewhere only if named.
+kernels; and the network's passes as one Pallas kernel each. Each variant has its own process. All processes start at
+the same time, then they train in turn. Results are ratios of medians over the rounds. Trials that need a GPU run
+elsewhere only if named.
 """
 
 import datetime
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +43,7 @@ class Trial(NamedTuple):
         return Worker(sys.executable, "serve_trial.py", self.change, env, *sizes, env=variables)
 
 
-AS_IS, CHANGED = "unchanged", "changed"
+AS_IS = "unchanged"
 TRIALS = {
     "no-command-buffers": Trial(flags="--xla_gpu_enable_command_buffer=", needs_gpu=True),
     "loops-in-command-buffers": Trial(flags="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL", needs_gpu=True),
@@ -60,26 +62,31 @@ TRIALS = {
 }
 
 
-def measure(name: str, trial: Trial, rounds: int) -> dict[str, Any]:
-    """Compares a change with unchanged jppo on a workload; both processes must fit on the device."""
+def measure(name: str, trials: dict[str, Trial], rounds: int) -> dict[str, Any]:
+    """Compares changes with unchanged jppo on a workload; all processes must fit on the device. Returns the results of
+    each variant that runs."""
     workload = ALL[name]
     updates = updates_of(workload)
     sizes = (workload.num_envs, workload.num_steps, updates)
-    workers: dict[str, Worker] = {}
+    variants = {AS_IS: Trial()} | trials
+    with ThreadPoolExecutor(len(variants)) as pool:
+        starting = {key: pool.submit(trial.start, workload.env, *sizes) for key, trial in variants.items()}
+        failed = {key: str(future.exception()) for key, future in starting.items() if future.exception() is not None}
+    workers = {key: future.result() for key, future in starting.items() if key not in failed}
     try:
-        for key, started in {AS_IS: Trial(), CHANGED: trial}.items():
-            workers[key] = started.start(workload.env, *sizes)
         medians, times, _ = in_rounds(workers, rounds)
-    except (SystemExit, OSError) as error:  # an unknown flag, a kernel that does not compile, or too little memory
-        return {"failed": str(error)}
     finally:
         for worker in workers.values():
             worker.kill()
-    return {
-        "ratio": medians[AS_IS] / medians[CHANGED],
-        "steps_per_second": {key: updates * workload.config.batch_size / median for key, median in medians.items()},
-        "compile_seconds": {key: worker.compile_seconds for key, worker in workers.items()},
-        "seconds": times,
+    steps = updates * workload.config.batch_size
+    return {key: {"failed": problem} for key, problem in failed.items()} | {
+        key: {
+            "ratio": medians[AS_IS] / median,
+            "steps_per_second": steps / median,
+            "compile_seconds": workers[key].compile_seconds,
+            "seconds": times[key],
+        }
+        for key, median in medians.items()
     }
 
 
@@ -94,7 +101,7 @@ def main(
     Args:
       workloads: names of workloads, see versus_jax_peers.py.
       trials: names of changes; by default all that this machine's device supports.
-      rounds: number of rounds; in each, both variants train once.
+      rounds: number of rounds; in each, every variant trains once.
       output: JSON file.
     """
     for names, known in ((workloads, ALL), (trials, TRIALS)):
@@ -107,13 +114,11 @@ def main(
     chosen = trials or tuple(name for name, trial in TRIALS.items() if on_gpu or not trial.needs_gpu)
     rows = []
     for name in workloads:
-        row: dict[str, Any] = {"workload": name, **ALL[name]._asdict(), "trials": {}}
-        rows.append(row)
-        for key in chosen:
-            if ALL[name].env in (TRIALS[key].only or (ALL[name].env,)):
-                row["trials"][key] = found = measure(name, TRIALS[key], rounds)
-                print(f"{name}, {key}: {found.get('ratio', found.get('failed'))}", flush=True)
-                write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
+        fitting = {key: TRIALS[key] for key in chosen if ALL[name].env in (TRIALS[key].only or (ALL[name].env,))}
+        rows.append({"workload": name, **ALL[name]._asdict(), "trials": measure(name, fitting, rounds)})
+        for key, found in rows[-1]["trials"].items():
+            print(f"{name}, {key}: {found.get('ratio', found.get('failed'))}", flush=True)
+        write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
     table = Table("speed relative to unchanged", *(row["workload"] for row in rows))
     for key in chosen:
         ratios = [row["trials"].get(key, {}).get("ratio") for row in rows]

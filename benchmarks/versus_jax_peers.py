@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ RECURRENT = {
 }
 ALL = WORKLOADS | LARGER | RECURRENT | BRAX
 _OURS = "jppo"
-_SECOND_STARTS = 3
 _STEPS = 1_000_000  # environment steps per repetition; at least two updates
 
 
@@ -87,20 +87,33 @@ class Peers(NamedTuple):
     brax_python: str | None
 
 
-def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str, Any]:
-    """Measures one workload. Returns medians and all rounds of each implementation, and the median compile time of a
-    second start of jppo, with the compilation cache of the first."""
+class Started(NamedTuple):
+    """The processes of one workload, and the compile times of second starts of jppo."""
+
+    workers: dict[str, Worker]
+    second_compile_seconds: list[float]
+
+
+def start(name: str, peers: Peers, second_starts: int) -> Started:
+    """Starts the implementations of a workload one after the other, then jppo again with its compilation cache."""
     workload = ALL[name]
-    updates = updates_of(workload)
-    sizes = (workload.num_envs, workload.num_steps, updates)
+    sizes = (workload.num_envs, workload.num_steps, updates_of(workload))
     contestants = contestants_of(workload, peers)
     with tempfile.TemporaryDirectory() as cache:
         workers = {c.name: c.start(*sizes, JPPO_COMPILATION_CACHE=cache) for c in contestants}
-        second_starts = []
-        for _ in range(_SECOND_STARTS):
+        seconds = []
+        for _ in range(second_starts):
             again = contestants[0].start(*sizes, JPPO_COMPILATION_CACHE=cache)
-            second_starts.append(again.compile_seconds)
+            seconds.append(again.compile_seconds)
             again.close()
+    return Started(workers, seconds)
+
+
+def measure(name: str, started: Started, rounds: int, max_others: float) -> dict[str, Any]:
+    """Measures one workload. Returns medians and all rounds of each implementation, and the median compile time of a
+    second start of jppo, with the compilation cache of the first."""
+    workload, workers = ALL[name], started.workers
+    updates = updates_of(workload)
     medians, times, busy = in_rounds(workers, rounds, max_others)
     ends = {name: worker.close() for name, worker in workers.items()}
     speed = {name: updates * workload.config.batch_size / median for name, median in medians.items()}
@@ -113,7 +126,7 @@ def measure(name: str, peers: Peers, rounds: int, max_others: float) -> dict[str
         "steps_per_second": speed,
         "ratio_to_best_peer": ratios,
         "compile_seconds": {name: worker.compile_seconds for name, worker in workers.items()},
-        "second_compile_seconds": float(np.median(second_starts)),
+        "second_compile_seconds": float(np.median(started.second_compile_seconds or np.nan)),
         "peak_rss_mb": {name: end["peak_rss_mb"] for name, end in ends.items()},
         "program_mb": {name: end["program_mb"] for name, end in ends.items()},
         "seconds": times,
@@ -182,6 +195,8 @@ def main(
     purejaxrl_python: str = sys.executable,
     rejax_python: str | None = None,
     brax_python: str | None = None,
+    second_starts: int = 3,
+    start_together: bool = False,
     max_others: float = math.inf,
     output: Path = RESULTS / "versus_jax_peers.json",
 ) -> None:
@@ -195,14 +210,21 @@ def main(
       purejaxrl_python: Python interpreter with PureJaxRL's dependencies.
       rejax_python: Python interpreter with rejax.
       brax_python: Python interpreter with Brax and jppo, for B1.
+      second_starts: further starts of jppo with a compilation cache, which record its compile time.
+      start_together: start the processes of all workloads at the same time and then measure one after the other. Saves
+        time on a machine with many cores, but compile times are then not comparable.
       max_others: before each round, wait until other processes keep at most this many cores busy (Linux).
       output: JSON file.
     """
     if unknown := [name for name in workloads if name not in ALL]:
         raise SystemExit(f"unknown workloads: {', '.join(unknown)}; use {', '.join(ALL)}")
     peers, rows = Peers(purejaxrl, purejaxrl_python, rejax_python, brax_python), []
+    with ThreadPoolExecutor(len(workloads) if start_together else 1) as pool:
+        started = {name: pool.submit(start, name, peers, second_starts) for name in workloads if start_together}
+        wait(started.values())
     for name in workloads:
-        rows.append(measure(name, peers, rounds, max_others))
+        ready = started[name].result() if start_together else start(name, peers, second_starts)
+        rows.append(measure(name, ready, rounds, max_others))
         write_json(output, {"rows": rows, "date": datetime.date.today().isoformat()} | hardware())
         print(json.dumps(rows[-1]["steps_per_second"]), flush=True)
     show(rows)

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 import jppo
 from jppo.training import device_loop
@@ -14,6 +15,7 @@ SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=
 QUICK: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later versions have no older fusions
     QUICK["xla_cpu_use_fusion_emitters"] = False
+cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs a CPU with eight devices")
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 

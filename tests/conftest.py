@@ -11,7 +11,11 @@ OWNS_CACHE = CACHE not in os.environ
 if OWNS_CACHE:
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jppo-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
-os.environ["JAX_PLATFORMS"] = "cpu"
+PLATFORM = os.environ.get("JPPO_TEST_PLATFORM", "cpu")  # "cuda,cpu" runs tests on a GPU (CONTRIBUTING.md)
+os.environ["JAX_PLATFORMS"] = PLATFORM
+if PLATFORM != "cpu":
+    os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # the default has 10 bits on a GPU
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the GPU
 one_device = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"
 
@@ -24,7 +28,7 @@ from lenient import leniently
 from jppo.devices import jit as compiling
 from jppo.training import settings as run_settings
 
-assert len(jax.devices()) == 8
+assert PLATFORM != "cpu" or len(jax.devices()) == 8
 os.environ["XLA_FLAGS"] = one_device  # processes that tests start have one device
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

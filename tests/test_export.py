@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL
+from checks import SMALL, cpu_only
 from lenient import lenient
 from saved import save_run
 
@@ -257,6 +257,7 @@ def test_an_actor_needs_only_the_parts_that_it_sees(tmp_path):
             acting.act(deployed | {"z": np.zeros((5, 3))})
 
 
+@cpu_only
 def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
     obs, recurrent = observations(FOUR, 2), untrained({"recurrent": "gru", "recurrent_size": 5}, FOUR, THREE)
     for loaded in (

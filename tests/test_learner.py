@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import quick_jit
+from checks import cpu_only, quick_jit
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
 from reference import Reference
@@ -365,6 +365,7 @@ def test_large_minibatches_are_split_evenly(monkeypatch):
     assert num_microbatches(16_384, config=variant(hidden_sizes=(256, 256))) > 2 * num_microbatches(16_384, config=wide)
 
 
+@cpu_only
 @pytest.mark.parametrize(("rows", "alone", "of_each"), [(16_384, 4, 4), (8192, 2, 1)])
 def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
     """Two microbatches are faster only on a single device, which computes both at once."""
@@ -382,6 +383,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
     assert list(dict.fromkeys(found)) == [(rows, alone), (rows // 2, of_each)]
 
 
+@cpu_only
 def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monkeypatch):
     monkeypatch.setattr(microbatches, "_CACHE_BYTES", 2048)
     network = policy_of(BASE).network

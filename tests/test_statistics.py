@@ -206,4 +206,4 @@ def test_pooled_sets_equal_the_union(offset):
     where = np.arange(40) < np.array([40, 1, 0, 17, 33])[:, None]
     sets = [moments_of(jnp.asarray(x[k]), jnp.asarray(where[k]), num_batch_dims=1) for k in range(5)]
     both = pool_moments({"a": jax.tree.map(lambda *leaves: jnp.stack(leaves), *sets)})["a"]
-    assert_moments(both, x[where], rtol=1e-4)
+    assert_moments(both, x[where], rtol=2e-4)
