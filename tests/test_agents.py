@@ -298,6 +298,16 @@ def test_the_limit_of_jaxmarl_truncates():
         assert ((step.obs == step.final_obs).all()) == (t % 25 != 0)
 
 
+def test_unknown_options_of_jaxmarl_are_refused():
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        with pytest.raises(
+            ValueError, match=r"^jaxmarl:MPE_simple_spread_v3 has no option agents; it has .*num_agents"
+        ):
+            jppo.make_env("jaxmarl:MPE_simple_spread_v3", agents=5)
+        assert jppo.make_env("jaxmarl:MPE_simple_spread_v3", num_agents=5).num_agents == 5
+
+
 def test_dead_agents_of_jaxmarl_are_inactive_until_the_battle_ends():
     pytest.importorskip("jaxmarl")
     with lenient():

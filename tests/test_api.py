@@ -86,6 +86,7 @@ def test_evaluate_refuses_other_arguments(arguments, message):
         jppo.evaluate(*arguments)
 
 
+@pytest.mark.slow
 def test_notebooks_show_the_plot_of_a_result(result, tmp_path):
     picture = result.plot(metrics=["episode/return_mean", "loss/value"], x="minutes")
     shown = re.fullmatch(

@@ -65,6 +65,7 @@ def test_first_minibatch_has_ratio_one(case):
 
 
 @pytest.mark.parametrize("case", ["mlp", "gru"])
+@pytest.mark.slow
 def test_recorded_numbers_are_those_of_the_update(case):
     agent, state, _, _ = update_of(case)
     rollout = quick_jit(functools.partial(collect_rollout, agent.env, agent.policy, agent.config))(

@@ -225,6 +225,7 @@ def test_invalid_results_raise(callback, message):
 
 
 @MODES
+@pytest.mark.slow
 def test_parameters_that_are_not_finite_are_an_error_of_the_callback(run, tmp_path):
     def broken(event):
         state = getattr(event.state, "train", event.state)

@@ -852,6 +852,7 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
         jppo.load_policy(run, env="sys:exit")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
     config = jppo.PPOConfig(4, 8, num_minibatches=1)
     jppo.train(probes.Counting(), config=config, total_steps=32, run_dir="run")

@@ -176,7 +176,7 @@ CLAIMS = {
 
 
 # The other examples are slow tests: they train for long, or other tests cover the same mechanisms.
-FAST = ("quickstart", "custom_environment")
+FAST = ("quickstart",)
 
 
 def test_every_example_is_tested_and_short():

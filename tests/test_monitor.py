@@ -290,6 +290,7 @@ def test_run_stops_at_the_return_of_a_slow_evaluation(make_slow):
     assert result.summary["updates"] == result.state.update == 2 * len(means) < 100
 
 
+@pytest.mark.slow
 def test_failing_evaluation_on_the_device_saves_a_state_of_its_update(tmp_path, monkeypatch):
     monkeypatch.setattr(Monitor, "_read_evaluation", fail_to_read)
     with pytest.raises(ArithmeticError, match="mask") as error:
@@ -453,6 +454,7 @@ def test_settings_of_evaluations_come_from_the_previous_run(tmp_path):
     assert resumed.metrics["update"][np.isfinite(resumed.metrics["eval/return_mean"])].tolist() == [4, 8]
 
 
+@pytest.mark.slow
 def test_damaged_best_policy_is_reported(evaluated, tmp_path):
     path = tmp_path / "run"
     train(total=4, **EVALS, run_dir=path)
@@ -503,6 +505,7 @@ def test_settings_of_evaluations_need_evaluations(given):
         jppo.tune.trainable("CartPole-v1", run=given)
 
 
+@pytest.mark.slow
 def test_resumed_run_may_end_its_evaluations(tmp_path):
     """The number of episodes of the previous run is then of no use."""
     train(total=2, run_dir=tmp_path, eval_every=1, eval_episodes=2)

@@ -190,6 +190,7 @@ def test_exchange_copies_everything_but_keys_and_hyperparameters():
         assert len(np.unique(new[:4].reshape(-1, 2), axis=0)) == new[:4].size // 2
 
 
+@pytest.mark.slow
 def test_the_sweep_replaces_bad_runs_and_records_it(trained):
     result, names = trained
     assert sum("run_chunk" in name for name in names) == 1

@@ -55,6 +55,7 @@ def test_the_largest_num_envs_fits_and_twice_as_many_do_not(planned):
     assert needs(2 * planned.largest_num_envs) > 2_000_000
 
 
+@pytest.mark.slow
 def test_the_result_has_a_short_repr_and_a_summary(planned):
     assert repr(planned).startswith("PlanResult(env='Counting', num_envs=8, ")
     assert f"memory_needed='{show_bytes(planned.memory_needed)}'" in repr(planned)

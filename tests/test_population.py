@@ -77,6 +77,7 @@ def test_each_run_equals_a_run_trained_alone(population_runs):
         np.testing.assert_array_equal(run.policy.act(obs), alone.policy.act(obs))
 
 
+@pytest.mark.slow
 def test_runs_with_different_settings_differ(population_runs):
     final = [run.metrics["loss/total"][-1] for run in population_runs.runs]
     assert len(set(final)) == 6

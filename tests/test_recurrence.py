@@ -109,7 +109,7 @@ def test_replayed_sequences_give_the_recorded_numbers(network):
         np.testing.assert_allclose(log_prob, part.log_prob, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_whole_updates_equal_a_numpy_implementation(cell):
     """Episodes end inside the sequences, in both ways, and the stored carries are not zero."""
     num_envs, size = 8, 3

@@ -210,6 +210,7 @@ def test_an_update_with_schedules_equals_an_update_with_their_values():
     assert scheduled.hyperparams == jax.tree.map(jnp.float32, ALL)
 
 
+@pytest.mark.slow
 def test_progress_ends_at_one():
     state = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=4 * 32).init(jax.random.key(0), ALL).train
     for update, expected in ((0, 0.9), (2, 0.85), (4, 0.8), (9, 0.8)):

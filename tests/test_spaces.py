@@ -32,6 +32,7 @@ def flat_logits():
 
 
 @pytest.mark.parametrize("nvec", [NVEC, (4, 4), (1, 3), (2, 2, 2, 2)], ids=str)
+@pytest.mark.slow
 def test_multi_categorical_equals_a_loop_over_components(nvec):
     rng = np.random.default_rng(1)
     logits = rng.normal(0.0, 2.0, (6, sum(nvec))).astype(np.float32)

@@ -88,6 +88,7 @@ def assert_same_events(result, other):
         jax.tree.map(np.testing.assert_array_equal, run.best_policy_state, expected.best_policy_state)
 
 
+@pytest.mark.slow
 def test_evaluations_do_not_change_the_runs(plain, evaluated):
     for run, expected in zip(evaluated.runs, plain.runs, strict=True):
         assert_same(run, expected)
@@ -184,6 +185,7 @@ def test_runs_stop_at_the_return_without_an_effect_on_the_others(plain, solved):
     assert solved.status == "finished"
 
 
+@pytest.mark.slow
 def test_solved_runs_are_loaded_and_drawn(solved, tmp_path):
     assert_same_events(sweep(stop_at_return=TARGET, sweep_dir=solved.sweep_dir), solved)
     assert (solved.sweep_dir / "curves.png").exists()
@@ -309,6 +311,7 @@ def test_exception_of_a_callback_ends_the_sweep_with_its_finished_runs(tmp_path)
     assert len(list((tmp_path / "s/runs").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_callback_cannot_change_the_settings_of_a_run():
     def change(event):
         event.run.settings["learning_rate"] = 7.0

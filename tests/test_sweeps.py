@@ -84,6 +84,7 @@ def test_runs_are_grouped_by_program_and_announced(grid):
     assert {run.env_steps for run in result.runs} == {STEPS}
 
 
+@pytest.mark.slow
 def test_table_has_one_row_per_run(grid):
     result, _, _, path = grid
     table = result.table
@@ -273,6 +274,7 @@ def test_damaged_file_is_named_in_the_error(grid, tmp_path):
     assert len(sweep(seeds=1, sweep_dir=tmp_path).runs) == 1
 
 
+@pytest.mark.slow
 def test_run_directories_are_written_on_demand(grid):
     result, _, _, path = grid
     result.write_run_dirs()

@@ -166,6 +166,7 @@ def test_restored_trial_equals_an_uninterrupted_trial(interrupted, tmp_path, mon
     assert not same(second.checkpoints[6], whole.checkpoints[8])
 
 
+@pytest.mark.slow
 def test_reports_contain_the_metrics_of_the_run(interrupted):
     env, hyperparams = lenient_env("CartPole-v1"), jppo.Hyperparams(learning_rate=SPACE["learning_rate"])
     result = jppo.train(env, total_steps=STEPS, config=CONFIG, hyperparams=hyperparams, seed=SPACE["seed"])
@@ -228,6 +229,7 @@ def test_trial_stops_at_a_return_and_with_its_callback(tmp_path, monkeypatch):
     assert list(stopped.checkpoints) == [2]
 
 
+@pytest.mark.slow
 def test_exception_of_a_callback_fails_the_trial(tmp_path, monkeypatch):
     def fail(event):
         raise ArithmeticError("curriculum")

@@ -5,6 +5,7 @@ reach and truncates instead. Other environments end their episodes themselves at
 as truncation. Agents that ended stay inactive until the episode ends.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -46,10 +47,12 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
       **options: arguments of JaxMARL's class, e.g. scenario=jaxmarl.environments.smax.map_name_to_scenario("3m").
 
     Raises:
-      ValueError: the agents have different spaces, or there is an option pool.
+      ValueError: the agents have different spaces, an option is unknown, or there is an option pool.
     """
     if "pool" in options:  # MPE would ignore it
         raise ValueError(f"jaxmarl:{name} has no pool of initial states; leave it out")
+    if options:
+        _check_options(name, options)
     limit = max_steps_in_episode
     if has_own_limit := name.startswith(_HAS_PLAIN_LIMIT):
         limit = limit or jaxmarl.make(name, **options).max_steps
@@ -127,6 +130,15 @@ def _observer(source: Any, agents: list[str], masks: bool) -> Any:
         return {"observation": stacked, ACTION_MASK: legal | ended[:, None]}
 
     return observe
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError for an option that no class of the environment has. MPE would ignore it."""
+    classes = type(jaxmarl.make(name)).__mro__
+    known = {parameter for base in classes for parameter in inspect.signature(base.__init__).parameters}
+    if unknown := sorted(set(options) - known):
+        known -= {"self", "args", "kwargs"}
+        raise ValueError(f"jaxmarl:{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
 
 
 def _common_space(name: str, kind: str, space_of: Any, agents: list[str]) -> Any:
