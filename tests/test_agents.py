@@ -302,9 +302,9 @@ def test_unknown_options_of_jaxmarl_are_refused():
     pytest.importorskip("jaxmarl")
     with lenient():
         with pytest.raises(
-            ValueError, match=r"^jaxmarl:MPE_simple_spread_v3 has no option agents; it has .*num_agents"
+            ValueError, match=r"^jaxmarl:MPE_simple_spread_v3 has no option agent_number; it has .*num_agents"
         ):
-            jppo.make_env("jaxmarl:MPE_simple_spread_v3", agents=5)
+            jppo.make_env("jaxmarl:MPE_simple_spread_v3", agent_number=5)
         assert jppo.make_env("jaxmarl:MPE_simple_spread_v3", num_agents=5).num_agents == 5
 
 

@@ -51,8 +51,8 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
     """
     if "pool" in options:  # MPE would ignore it
         raise ValueError(f"jaxmarl:{name} has no pool of initial states; leave it out")
-    if options:
-        _check_options(name, options)
+    if options and name.startswith("MPE_"):
+        _check_mpe_options(name, options)
     limit = max_steps_in_episode
     if has_own_limit := name.startswith(_HAS_PLAIN_LIMIT):
         limit = limit or jaxmarl.make(name, **options).max_steps
@@ -132,10 +132,11 @@ def _observer(source: Any, agents: list[str], masks: bool) -> Any:
     return observe
 
 
-def _check_options(name: str, options: dict[str, Any]) -> None:
-    """Raises ValueError for an option that no class of the environment has. MPE would ignore it."""
+def _check_mpe_options(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError for an option that no class of the environment has. JaxMARL would ignore it."""
     classes = type(jaxmarl.make(name)).__mro__
-    known = {parameter for base in classes for parameter in inspect.signature(base.__init__).parameters}
+    functions = [vars(base)["__init__"] for base in classes if "__init__" in vars(base)]
+    known = {parameter for function in functions for parameter in inspect.signature(function).parameters}
     if unknown := sorted(set(options) - known):
         known -= {"self", "args", "kwargs"}
         raise ValueError(f"jaxmarl:{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
