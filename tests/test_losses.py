@@ -245,6 +245,11 @@ def module(init=returning(((), ())), **functions):
         ({"loss": metric("grad/norm", 0.0)}, "the metric 'grad/norm' is one of jppo's"),
         ({"loss": metric("value/mean", 0.0)}, "the metric 'value/mean' is one of jppo's"),
         ({"loss": metric(3, 0.0)}, "the name of a metric must be a text, not 3"),
+        ({"loss": metric("my/x", None)}, "the metric .my/x. is not a real number, but NoneType; the loss must return"),
+        ({"loss": metric("my/x", "one")}, "the metric .my/x. is not a real number, but str"),
+        ({"loss": metric("my/x", 1j)}, "the metric .my/x. is not a real number, but complex"),
+        ({"loss": lambda apply, *rest: (0.0, {"x": rest[-1]})}, "the metric .x. is not a real number, but key<fry>"),
+        ({"loss": returning((None, {}))}, "the loss is not a real number, but NoneType"),
         ({"loss": lambda apply, batch, *rest: (apply(batch.next_obs)[1].mean(), {})}, "batch.next_obs is empty; set"),
         (
             {"loss": lambda apply, batch, *rest: ((batch.next_obs - batch.obs).mean(), {})},
@@ -281,3 +286,10 @@ def test_invalid_results_of_losses_and_advantages_are_explained(options, message
     with pytest.raises(ValueError, match=message) as error:
         trace()
     assert "\n" not in str(error.value)
+
+
+def test_advantages_may_be_numpy_arrays():
+    zeros, config = np.zeros((8, 4)), jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(4,))
+    agent = jppo.make_anakin(Probe(), config, advantages=lambda *_: (zeros, zeros))
+    metrics = jax.eval_shape(agent.step, jax.eval_shape(agent.init, jax.random.key(0)))[1]
+    assert metrics["loss/total"].dtype == "float32"

@@ -172,8 +172,8 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
         lambda rollout: spec.advantages(apply, rollout, state.hyperparams, spec.config),
     )
     advantage, target = as_pair("the function of the advantages", returned, "(advantages, value targets), [T, N] each")
-    check_shape("the array of advantages", advantage, reward)
-    check_shape("the array of value targets", target, reward)
+    advantage = check_shape("the array of advantages", advantage, reward)
+    target = check_shape("the array of value targets", target, reward)
     where = where_active(rollout.active)
     moments = {
         "residual": moments_of(target - rollout.value, where),

@@ -30,6 +30,12 @@ def _kind(value: Any) -> str:
     return f"an array of shape {value.shape}" if isinstance(value, jax.Array) else type(value).__name__
 
 
+def _is_real(value: Any) -> bool:
+    """Returns whether a value is a real number, a bool, or an array of them."""
+    dtype = getattr(value, "dtype", type(value))
+    return dtype in (bool, int, float) or any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer))
+
+
 def check_loss(returned: Any) -> tuple[Array, Metrics]:
     """Returns the result of a loss. Raises ValueError unless it is a scalar and a dict of scalars."""
     wanted = "(scalar, dict of scalar metrics)"
@@ -37,6 +43,9 @@ def check_loss(returned: Any) -> tuple[Array, Metrics]:
     if not isinstance(metrics, dict):
         raise ValueError(f"the loss returned {_kind(metrics)} as metrics; it must return {wanted}")
     for name, value in [("the loss", total), *((f"the metric {name!r}", value) for name, value in metrics.items())]:
+        if not _is_real(value):
+            kind = getattr(value, "dtype", type(value).__name__)
+            raise ValueError(f"{name} is not a real number, but {kind}; the loss must return {wanted}")
         if jnp.shape(value) != ():
             raise ValueError(f"{name} has shape {jnp.shape(value)}; the loss must return {wanted}, for example means")
     if not jnp.issubdtype(dtype := jnp.result_type(total), jnp.floating):
@@ -78,10 +87,10 @@ def check_bonus(returned: Any, reward: Array, state: PyTree) -> tuple[Array, PyT
 
 
 def check_shape(name: str, array: Any, reward: Array) -> Array:
-    """Returns an array. Raises ValueError unless it has the shape of the rollout's rewards [T, N]."""
+    """Returns an array as f32. Raises ValueError unless it has the shape of the rollout's rewards [T, N]."""
     if jnp.shape(array) != reward.shape:
         raise ValueError(f"{name} has shape {jnp.shape(array)}; it must be [T, N] = {list(reward.shape)}")
-    return array
+    return jnp.asarray(array, jnp.float32)
 
 
 def call_with(samples: _Samples, function: Callable[[_Samples], Any]) -> Any:
