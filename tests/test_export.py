@@ -1,5 +1,6 @@
 """Tests exported policies: they act like the trained policy, and damaged or foreign files execute nothing."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -248,6 +249,8 @@ def test_an_actor_needs_only_the_parts_that_it_sees(tmp_path):
         np.testing.assert_array_equal(acting.act(one), trained.act(batch)[2])
         lists = {name: leaf.tolist() for name, leaf in deployed.items()}
         np.testing.assert_array_equal(acting.act(lists), trained.act(batch))
+        ordered = collections.OrderedDict(reversed(list(deployed.items())))
+        np.testing.assert_array_equal(acting.act(ordered), trained.act(batch))
         for needed in ("z", "action_mask"):
             with pytest.raises(ValueError, match="the observation"):
                 acting.act({name: leaf for name, leaf in batch.items() if name != needed})

@@ -209,6 +209,10 @@ def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
         if leaf.shape[1:] != spec.shape or not leaf.ndim:
             shape = leaf.shape[1:] if single else leaf.shape
             raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+    if len(sizes := {len(leaf) for leaf in leaves}) > 1:
+        raise ValueError(
+            f"the observations are arrays with {sorted(sizes)} rows; each must have the same number of rows"
+        )
     return jax.tree.unflatten(structure, leaves), single
 
 
@@ -220,7 +224,7 @@ def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:
     specs, structure = jax.tree.flatten(obs_spec)
     tree: Any = structure  # its class has no type annotations
     try:
-        leaves = tree.flatten_up_to(obs)
+        leaves = tree.flatten_up_to(_as_dicts(obs_spec, obs))
     except ValueError:
         leaves = [None]
     if any(leaf is None or isinstance(leaf, dict) for leaf in leaves):
@@ -229,6 +233,15 @@ def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:
         return [np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the observation cannot be converted to arrays: {error}") from None
+
+
+def _as_dicts(obs_spec: PyTree, obs: Any) -> Any:
+    """Returns an observation with a dict in place of each OrderedDict, which JAX treats as another structure."""
+    if type(obs_spec) is dict and isinstance(obs, dict):
+        return {name: _as_dicts(obs_spec.get(name), part) for name, part in obs.items()}
+    if type(obs_spec) is type(obs) is tuple and len(obs_spec) == len(obs):
+        return tuple(map(_as_dicts, obs_spec, obs))
+    return obs
 
 
 def _name_leaves(obs: Any) -> str:
