@@ -1,6 +1,7 @@
 """Tests environments with several agents: rows, inactive agents, time limits, and the update without inactive rows."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,15 @@ def test_device_rollouts_agree_with_the_environment():
     np.testing.assert_array_equal(rollout.obs, np.stack(np.broadcast_arrays(number, time), axis=-1))
     np.testing.assert_array_equal(rollout.truncated, active & (time == LIMIT - 1))
     assert (stats.returns.count, stats.lengths.mean) == (8, 3.5)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1)])
+def test_rewards_of_agents_with_a_wrong_shape_are_an_error(shape):
+    env = duo()
+    wrong = env._replace(step=lambda *args: env.step(*args)._replace(reward=jnp.zeros(shape)))
+    message = rf"step returned reward of shape {re.escape(str(shape))}; it must be \(2,\)"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(make_anakin(wrong, config_of(num_envs=4), total_steps=40).train, jax.random.key(0))
 
 
 @functools.cache

@@ -77,17 +77,14 @@ def step_rows(env: Environment, keys: Array, state: PyTree, action: PyTree) -> S
       ValueError: the reward, terminated or truncated of an environment has a wrong shape.
     """
     agents = env.num_agents
-    if agents == 1:
-        after = jax.vmap(env.step)(keys, state, action)
-    else:
+    if agents > 1:
         action = jax.tree.map(lambda x: x.reshape(-1, agents, *x.shape[1:]), action)
-        by_env = jax.vmap(env.step)(keys[::agents], state, action)
-        after = merge_dims(by_env._replace(state=()))._replace(state=by_env.state)
+    after = jax.vmap(env.step)(keys[::agents] if agents > 1 else keys, state, action)
+    wanted = (agents,) if agents > 1 else ()
     for name in ("reward", "terminated", "truncated"):
-        if (shape := jnp.shape(getattr(after, name))) != keys.shape:
-            wanted = () if agents == 1 else (agents,)
-            raise ValueError(f"{env.name}: step returned {name} of shape {wanted + shape[1:]}; it must be {wanted}")
-    return after
+        if (shape := jnp.shape(getattr(after, name))[1:]) != wanted:
+            raise ValueError(f"{env.name}: step returned {name} of shape {shape}; it must be {wanted}")
+    return merge_dims(after._replace(state=()))._replace(state=after.state) if agents > 1 else after
 
 
 def merge_dims(tree: PyTree) -> PyTree:
