@@ -133,7 +133,9 @@ def test_training_continues_with_a_changed_state(run):
     assert (result.metrics["learning_rate"][4:] == 0.0).all()
 
 
-@pytest.mark.parametrize("rate", [jnp.float32(0.0), np.float64(0.0), 0], ids=["jax", "float64", "int"])
+@pytest.mark.parametrize(
+    "rate", [jnp.float32(0.0), np.float64(0.0), np.int64(0), 0], ids=["jax", "float64", "int64", "int"]
+)
 def test_scalar_of_a_callback_replaces_a_hyperparameter_and_stays_valid(rate):
     def set_rate(event):
         learner = event.state.train

@@ -201,6 +201,8 @@ def _leaves_by_name(state: PyTree) -> dict[str, Any]:
 def _describe(leaf: Any) -> str:
     if isinstance(leaf, float):  # also np.float64
         return "a Python float"
+    if isinstance(leaf, np.int64):
+        return "a Python int"
     if isinstance(leaf, int):
         return f"a Python {type(leaf).__name__}"
     if not hasattr(leaf, "dtype"):
