@@ -124,6 +124,9 @@ def test_program_shrinks_until_it_fits_into_memory(population_runs, monkeypatch)
     agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)
     whole, half = (population.compile_population(agent, size, 1).bytes for size in (6, 3))
     assert half < whole < 3 * half
+    evaluated = compile_population(agent, 6, 1, run=jppo.RunConfig(eval_every=1))
+    stats = evaluated.evaluate.memory_analysis()
+    assert evaluated.bytes == whole + stats.temp_size_in_bytes + stats.output_size_in_bytes
     monkeypatch.setattr(population, "bytes_free", lambda devices: whole - 1)
     assert fitting_population(agent, 6).size == 3
     monkeypatch.setattr(population, "bytes_free", lambda devices: half - 1)

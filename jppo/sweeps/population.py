@@ -85,6 +85,9 @@ def compile_population(
     stats = compiled_chunk.memory_analysis()
     # The metrics of one chunk are read while the next chunk runs, so its outputs exist twice.
     needed = bytes_needed(compiled_chunk) + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    if evaluate is not None:  # it may run at the same time, and its policies are those of the chunk
+        stats = evaluate.memory_analysis()
+        needed += stats.output_size_in_bytes + stats.temp_size_in_bytes
     return Population(
         init=compiled_init,
         chunk=compiled_chunk,
