@@ -27,6 +27,7 @@ from jppo.training.monitor import SOLVED, Monitor
 _LOG_SECONDS = 0.4  # between two writes of metrics
 _WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
 _SHORT_SECONDS = 0.1  # Ctrl-C may wait for an update of this duration
+_MESSAGE_SECONDS = 60.0  # between two messages about an evaluation that the run waits for
 _CONTINUE, _STOP, _FAILED = 0, 1, 2  # codes that the processes exchange before each update
 
 
@@ -67,6 +68,7 @@ class RayLoop:
         self._rows: list[dict[str, Any]] = []  # updates that are not logged
         self._ends: list[float] = []  # when each of them ended
         self._event = 0  # update with an event that is not logged yet, because its evaluation still runs; or 0
+        self._next_message = math.inf  # when to say that the run still waits for this evaluation
         self._hyperparams, self.monitor = hyperparams, monitor or Monitor(log)
         self.state: TrainState = agent.init(key, hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
@@ -236,6 +238,7 @@ class RayLoop:
           whether no stop was requested while this waited.
         """
         if allgather_ints([self.monitor.is_pending(self._event)]).any():  # then all processes must take part
+            self._next_message = time.monotonic() + _MESSAGE_SECONDS
             ended = self._await(self._poll_evaluation if wait else self._check_evaluation, stop_requested)
             if ended is None or not allgather_ints([ended]).all():
                 return ended is not None
@@ -245,6 +248,11 @@ class RayLoop:
     def _poll_evaluation(self, timeout: float) -> bool | None:
         """Returns True if this process's evaluation has ended, or None if it still runs after `timeout` seconds."""
         self._actors.require_daemons()  # without them, Ray would block
+        if time.monotonic() >= self._next_message:
+            self._next_message += _MESSAGE_SECONDS
+            self._log.reporter.message(
+                f"still waiting for the evaluation after update {self._event}; Ctrl-C ends the run without its result"
+            )
         try:
             return self.monitor.poll(self._event, timeout) or None
         except (ActorsFailed, OSError):  # OSError: the connection to the raylet broke
