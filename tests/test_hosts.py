@@ -155,7 +155,7 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
         (
             "tired evaluation",
             (
-                "HostFailed: the evaluation raised an exception in another process",
+                "HostFailed: process 1 failed; see the error message of that process",
                 "RuntimeError: the pole is too heavy",
             ),
         ),

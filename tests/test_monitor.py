@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,14 @@ from probes import Lever
 
 import jppo
 from jppo.cli.main import main
+from jppo.devices import mesh
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.errors import HostFailed
 from jppo.ppo.anakin import RECENT_EPISODES, ReturnTarget
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints
 from jppo.runs.leaves import copy_leaves
-from jppo.training import device_loop, ray_loop
+from jppo.training import device_loop, evaluator, ray_loop
 from jppo.training import run as run_module
 from jppo.training import settings as run_settings
 from jppo.training.history import RecentEpisodes
@@ -265,6 +268,61 @@ def test_processes_log_an_evaluation_when_all_have_ended_theirs(make_slow, monke
     result = train_host(total=11, **EVALS)
     assert other.ended == ([False] * (polls - 1) + [True]) * 2
     assert np.flatnonzero(np.isfinite(result.metrics["eval/return_mean"])).tolist() == [3, 7]
+
+
+def test_run_that_waits_for_an_evaluation_says_so(make_slow, monkeypatch):
+    monkeypatch.setattr(ray_loop, "_MESSAGE_SECONDS", 0.0)
+    make_slow(3)
+    train_host(total=4, **EVALS, progress=(shown := Recorder()))
+    text = "still waiting for the evaluation after update 4; Ctrl-C ends the run without its result"
+    assert shown.messages.count(text) >= 2
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "raised"),
+    [
+        (KeyboardInterrupt, 0, KeyboardInterrupt),
+        (ArithmeticError, 0, ArithmeticError),
+        (None, 1, HostFailed),
+        (None, 2, KeyboardInterrupt),
+    ],
+)
+def test_exceptions_of_an_evaluation_on_the_host_end_it_in_all_processes(monkeypatch, own, other, raised):
+    """A second Ctrl-C, too, which is a KeyboardInterrupt."""
+    sent = []
+
+    def play(*_, **__):
+        if own is not None:
+            raise own
+        return jppo.Evaluation(np.ones(1), np.ones(1), np.ones(1, bool))
+
+    def gather(values):
+        sent.append(values)
+        return np.array([values, [other]])
+
+    monkeypatch.setattr(evaluator, "make_host_player", lambda *_: play)
+    monkeypatch.setattr(mesh, "allgather_ints", gather)
+    evaluate = evaluator.make_host_evaluator(Mock(), jppo.RunConfig(), seed=0)
+    with pytest.raises(raised):
+        evaluate(np.zeros(1), 4, lambda: False)
+    first = {KeyboardInterrupt: 2, ArithmeticError: 1, None: 0}[own]
+    assert sent == [[first], [first or other]]
+
+
+def test_second_ctrl_c_while_an_evaluation_waits_for_other_processes_ends_them(monkeypatch):
+    sent = []
+
+    def gather(values):
+        sent.append(values)
+        if len(sent) == 1:
+            raise KeyboardInterrupt
+        return np.array([values, [0]])
+
+    monkeypatch.setattr(evaluator, "make_host_player", lambda *_: Mock(side_effect=evaluator._Stopped))
+    monkeypatch.setattr(mesh, "allgather_ints", gather)
+    with pytest.raises(KeyboardInterrupt):
+        evaluator.make_host_evaluator(Mock(), jppo.RunConfig(), seed=0)(np.zeros(1), 4, lambda: True)
+    assert sent == [[0], [2]]
 
 
 def test_no_evaluation_starts_without_ray(make_slow, monkeypatch):

@@ -1,5 +1,6 @@
 """Evaluations during training. They have their own keys and environments, so they do not change the run."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jppo.config.run import EVAL_EPISODES, RunConfig
 from jppo.devices.jit import jit
-from jppo.devices.mesh import AXIS, allgather_ints, shard_over_devices
+from jppo.devices.mesh import AXIS, allgather_ints, raise_on_all_processes, shard_over_devices
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.keys import derive_key
 from jppo.ppo.types import Array, Metrics, PolicyState
@@ -82,7 +83,7 @@ def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, se
 
 
 def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
-    """Returns an evaluation in this process. A stop request in any process ends it in all."""
+    """Returns an evaluation in this process. A stop request or an exception in one process ends it in all."""
     num_episodes = run.eval_episodes or EVAL_EPISODES
     play = make_host_player(agent.env, agent.policy, bool(run.eval_sampled))
 
@@ -92,14 +93,10 @@ def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
                 raise _Stopped
 
         policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
-        try:
+        # The outer one is for a second Ctrl-C during the wait for the other processes at the end of the inner one.
+        with raise_on_all_processes(), raise_on_all_processes(), contextlib.suppress(_Stopped):
             summary = play(policy, num_episodes, episode_seed(seed, update), before_step=check_stop).summary()
             result = Evaluated({name: summary[name] for name in METRICS}, policy)
-        except _Stopped:
-            pass
-        except Exception:  # `Monitor.finish` ends the run
-            allgather_ints([False])
-            raise
         return None if allgather_ints([result is None]).any() else result
 
     return evaluate
