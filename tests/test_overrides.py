@@ -100,6 +100,12 @@ def test_unknown_arguments_raise_with_a_hint(name, message):
         jppo.train("CartPole-v1", **{name: 1})
 
 
+def test_arguments_of_actors_are_no_arguments_of_sweeps():
+    for function in (jppo.sweep, jppo.tune.population):
+        with pytest.raises(TypeError, match=r"has no argument 'num_actors'; only jppo\.train, .* have this argument$"):
+            function("CartPole-v1", num_actors=2)
+
+
 def test_every_field_of_the_records_is_an_argument_of_train():
     records = (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig, jppo.RunConfig)
     names = [field.name for record in records for field in dataclasses.fields(record)]

@@ -24,6 +24,10 @@ _HINTS |= dict.fromkeys(
     (*EVENT_FIELDS, "callback"),
     "only jppo.train, jppo.sweep and jppo.tune support it",
 )
+_HINTS |= dict.fromkeys(
+    (field.name for field in dataclasses.fields(RayConfig)),
+    "only jppo.train, jppo.bench and jppo.tune.trainable have this argument",
+)
 R = TypeVar("R")
 
 
