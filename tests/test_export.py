@@ -273,8 +273,12 @@ def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
     with pytest.raises(ValueError, match=r"the state has shapes \[\(3, 5\)\]; for 2 observations it has \[\(2, 5\)\]"):
         loaded.act(obs, np.zeros((3, 5)))
     lstm = untrained({"recurrent": "lstm", "recurrent_size": 5}, FOUR, THREE)
+    numpy_lstm = numpy_policy.load(jppo.export_policy(lstm, tmp_path / "lstm.npz"))
     with pytest.raises(ValueError, match=r"for 2 observations it has \[\(2, 5\), \(2, 5\)\]"):
-        numpy_policy.load(jppo.export_policy(lstm, tmp_path / "lstm.npz")).act(obs, np.zeros((2, 5)))
+        numpy_lstm.act(obs, np.zeros((2, 5)))
+    state = lstm.act(obs)[1]
+    for policy in (lstm, numpy_lstm):
+        np.testing.assert_array_equal(policy.act(obs, list(state))[0], lstm.act(obs, state)[0])
     program = jppo.load_exported(jppo.export_policy(recurrent, tmp_path / "policy.stablehlo", platforms=["cpu"]))
     for state in (np.zeros((3, 5)), np.zeros((2, 4)), (np.zeros((2, 5)),)):
         with pytest.raises(ValueError, match=r"^state has arrays of shapes .*; for 2 observations, this policy needs"):

@@ -197,7 +197,9 @@ class NumpyPolicy:
         zeros = np.zeros((size, self._memory.size), np.float32)
         leaves = (zeros,) * self._memory.num_carries
         if state is not None:
-            found = tuple(np.asarray(leaf, _FLOAT32) for leaf in (state if isinstance(state, tuple) else (state,)))
+            is_sequence = isinstance(state, tuple) or (isinstance(state, list) and len(leaves) > 1)
+            parts = state if is_sequence else (state,)
+            found = tuple(np.asarray(leaf, _FLOAT32) for leaf in parts)
             shapes, wanted = [leaf.shape for leaf in found], [leaf.shape for leaf in leaves]
             if shapes != wanted:
                 raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {wanted}")

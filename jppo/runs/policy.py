@@ -140,7 +140,7 @@ class TrainedPolicy:
 
 
 def check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
-    """Returns a caller's state of a recurrent policy in the policy's dtypes.
+    """Returns a caller's state of a recurrent policy in the policy's dtypes. A list may replace a tuple.
 
     Args:
       like: shapes and dtypes of a carry, leaves [B, ...].
@@ -149,6 +149,7 @@ def check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
     Raises:
       ValueError: the state has other shapes.
     """
+    state = tuple(state) if isinstance(state, list) and isinstance(like, tuple) else state
     structure: Any = jax.tree.structure(like)
     wanted = [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(like)]
     found = [np.shape(leaf) for leaf in jax.tree.leaves(state)]
