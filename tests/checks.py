@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 
 import jax
 import numpy as np
@@ -15,7 +16,9 @@ SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=
 QUICK: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later versions have no older fusions
     QUICK["xla_cpu_use_fusion_emitters"] = False
-cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs a CPU with eight devices")
+cpu_only = pytest.mark.skipif(
+    os.environ.get("JPPO_TEST_PLATFORM", "cpu") != "cpu", reason="needs a CPU with eight devices"
+)
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
