@@ -242,8 +242,9 @@ def test_recurrent_policies_are_exported(name, tmp_path):
 def test_an_actor_needs_only_the_parts_that_it_sees(tmp_path):
     trained, batch = untrained(*CASES["asymmetric"]), observations(PRIVILEGED, 5)
     loaded = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz"))
+    program = jppo.load_exported(jppo.export_policy(trained, tmp_path / "policy.stablehlo"))
     deployed = {name: batch[name] for name in ("z", "action_mask")}
-    for acting in (trained, loaded):
+    for acting in (trained, loaded, program):
         np.testing.assert_array_equal(acting.act(deployed), trained.act(batch))
         one = {name: leaf[2] for name, leaf in deployed.items()}
         np.testing.assert_array_equal(acting.act(one), trained.act(batch)[2])

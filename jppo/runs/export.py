@@ -27,7 +27,7 @@ from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
 from jppo.runs.files import write_atomically
-from jppo.runs.policy import NO_STATE, TrainedPolicy, as_batch, as_starts, check_state
+from jppo.runs.policy import NO_STATE, TrainedPolicy, actor_leaves, as_batch, as_starts, check_state, complete_obs
 from jppo.runs.run_dir import check_output
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -116,7 +116,8 @@ class ExportedPolicy:
     Attributes:
       exported: the program, (obs [B, *obs], seed [] uint32) -> {"greedy", "sampled": [B, *act], "value": [B] f32}.
         That of a recurrent policy also takes the state, leaves [B, ...], and episode_start [B] bool, and returns the
-        next "state".
+        next "state". The keys of the output "actor_obs", which has no arrays, name the parts of the observation that
+        the actions depend on, if they do not depend on all.
     """
 
     def __init__(self, exported: export.Exported) -> None:
@@ -124,6 +125,8 @@ class ExportedPolicy:
         (obs, _, *memory), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
         self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(leaf.shape[1:], str(leaf.dtype)), obs)
         self._state_shapes = memory[0] if memory else None
+        outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+        self._actor_obs = tuple(outputs.get("actor_obs", ()))  # files of jppo 0.2 lack it
         self._call, self._seeds = jit(exported.call), itertools.count()
 
     @property
@@ -142,6 +145,7 @@ class ExportedPolicy:
     ) -> Any:
         """Returns actions for the environment: the most likely ones, or samples. See `TrainedPolicy.act`."""
         seed = next(self._seeds) if seed is None else seed
+        obs = complete_obs(self._obs_spec, self._actor_obs, obs)
         outputs = self._outputs(obs, state, episode_start, seed)
         action = outputs["sampled" if sampled else "greedy"]
         return (action, outputs["state"]) if self.is_recurrent else action
@@ -176,6 +180,7 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
         greedy = act(policy, trained.state, obs, carry=carry)
         sampled = act(policy, trained.state, obs, derive_key(jax.random.key(seed), "act"), carry)
         outputs = {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
+        outputs |= {"actor_obs": dict.fromkeys(actor_leaves(policy), ())}
         return outputs | ({"state": greedy.carry} if memory else {})
 
     describe_spaces(policy.obs_spec)  # refuses containers that a file cannot name

@@ -1,5 +1,6 @@
 """The trained policy with a NumPy interface."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -83,7 +84,7 @@ class TrainedPolicy:
           ValueError: the observation does not have the environment's structure or shape, its `action_mask` marks no
             legal action, or the policy is not recurrent and a state was passed.
         """
-        batch, single = as_batch(self.obs_spec, complete_obs(self.policy, obs))
+        batch, single = as_batch(self.obs_spec, complete_obs(self.obs_spec, actor_leaves(self.policy), obs))
         if (row := row_without_legal_action(self.policy, batch)) is not None:
             raise ValueError(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
         size = len(jax.tree.leaves(batch)[0])
@@ -184,17 +185,26 @@ def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
     return np.broadcast_to(start | (state is None), (size,))
 
 
-def complete_obs(policy: Policy, obs: Any) -> Any:
-    """Returns an observation, or a batch, with zeros for missing parts that the actor does not see."""
+def actor_leaves(policy: Policy) -> tuple[str, ...]:
+    """Returns the names of the observation's parts that the actor sees; () if it sees all."""
     network: Any = policy.network
-    seen = getattr(network, "obs_names" if policy.is_recurrent else "actor_obs", ())
+    names: tuple[str, ...] = getattr(network, "obs_names" if policy.is_recurrent else "actor_obs", ())
+    return names
+
+
+def complete_obs(obs_spec: Any, seen: Collection[str], obs: Any) -> Any:
+    """Returns an observation, or a batch, with zeros for missing parts that the actor does not see.
+
+    Args:
+      seen: names of the parts that it sees; empty for all.
+    """
     if not seen or not isinstance(obs, dict) or not set(obs) & {*seen}:
         return obs
-    specs, shown = policy.obs_spec, next(name for name in seen if name in obs)
-    leaf = _to_arrays({shown: specs[shown]}, {shown: obs[shown]})[0].shape
-    lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(specs[shown])[0].shape))]
-    missing = set(specs) - set(obs) - {*seen, ACTION_MASK}
-    return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), specs[name]) for name in missing}
+    shown = next(name for name in seen if name in obs)
+    leaf = _to_arrays({shown: obs_spec[shown]}, {shown: obs[shown]})[0].shape
+    lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(obs_spec[shown])[0].shape))]
+    missing = set(obs_spec) - set(obs) - {*seen, ACTION_MASK}
+    return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), obs_spec[name]) for name in missing}
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
