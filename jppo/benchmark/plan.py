@@ -70,6 +70,8 @@ def plan(
 ) -> PlanResult:
     """Compiles a run on the device without training, and a few larger ones to find the largest num_envs that fits.
 
+    Evaluations during training need more memory, which is not included.
+
     Args:
       env, config, hyperparams, preset, network, optimizer, loss, advantages, num_devices: as for `jppo.train`.
       **overrides: fields of `jppo.PPOConfig` and `jppo.Hyperparams`, as for `jppo.train`.

@@ -28,18 +28,26 @@ def bytes_free(num_devices: int) -> int:
     return int(_USABLE_SHARE * host_bytes_free()) // num_devices
 
 
-def check_memory(compiled: Any, num_devices: int, sizes: str) -> None:
+def bytes_needed_beside(compiled: Any) -> int:
+    """Returns the device memory in bytes that a program needs while another one runs, which holds its inputs."""
+    stats = compiled.memory_analysis()
+    return int(stats.output_size_in_bytes + stats.temp_size_in_bytes)
+
+
+def check_memory(compiled: Any, num_devices: int, sizes: str, evaluation: int = 0) -> None:
     """Raises ValueError if a compiled program needs more memory than is free.
 
     Args:
       num_devices: number of devices of this process that run the program.
       sizes: what to lower, for example "num_envs = 4096".
+      evaluation: memory of the evaluations in bytes, which run at the same time.
     """
-    needed, free = bytes_needed(compiled), bytes_free(num_devices)
+    needed, free = bytes_needed(compiled) + evaluation, bytes_free(num_devices)
     if needed > free:
+        share = f", {show_bytes(evaluation)} of it for evaluations" if evaluation else ""
         raise ValueError(
-            f"the run needs {show_bytes(needed)} of memory per device, but only {show_bytes(free)} are free; lower "
-            f"{sizes}, or start it anyway with force=True (--force)"
+            f"the run needs {show_bytes(needed)} of memory per device{share}, but only {show_bytes(free)} are free; "
+            f"lower {sizes}{' or eval_episodes' if evaluation else ''}, or start it anyway with force=True (--force)"
         )
 
 

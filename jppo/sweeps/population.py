@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jppo.config.ppo import Hyperparams
 from jppo.config.run import RunConfig
 from jppo.devices.jit import jit
-from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
+from jppo.devices.memory import bytes_free, bytes_needed, bytes_needed_beside, show_bytes
 from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
 from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.types import Array, PyTree
@@ -86,8 +86,7 @@ def compile_population(
     # The metrics of one chunk are read while the next chunk runs, so its outputs exist twice.
     needed = bytes_needed(compiled_chunk) + stats.output_size_in_bytes - stats.alias_size_in_bytes
     if evaluate is not None:  # it may run at the same time, and its policies are those of the chunk
-        stats = evaluate.memory_analysis()
-        needed += stats.output_size_in_bytes + stats.temp_size_in_bytes
+        needed += bytes_needed_beside(evaluate)
     return Population(
         init=compiled_init,
         chunk=compiled_chunk,

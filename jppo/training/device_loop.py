@@ -276,7 +276,8 @@ class DeviceLoop(ChunkLoop):
             if not force:
                 config = agent.config
                 sizes = f"num_envs = {config.num_envs:,} or num_steps = {config.num_steps:,}"
-                check_memory(compiled, agent.sharding.mesh.local_mesh.size, sizes)
+                evaluation = 0 if monitor is None else monitor.evaluation_bytes
+                check_memory(compiled, agent.sharding.mesh.local_mesh.size, sizes, evaluation)
             state = init_state(agent, seed, hyperparams)
             if checkpoints is not None and checkpoints.start is not None:
                 train = state.train

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jppo.config.run import EVAL_EPISODES, RunConfig
 from jppo.devices.jit import jit
+from jppo.devices.memory import bytes_needed_beside
 from jppo.devices.mesh import AXIS, allgather_ints, raise_on_all_processes, shard_over_devices
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.keys import derive_key
@@ -62,24 +63,32 @@ def make_evaluation(agent: Anakin, run: RunConfig) -> Callable[..., tuple[Metric
     return evaluate
 
 
-def make_device_evaluator(agent: Anakin, shapes: PolicyState, run: RunConfig, seed: int) -> Evaluator:
-    """Returns a compiled evaluation that does not wait for its result. The devices share the episodes.
+class DeviceEvaluator:
+    """An `Evaluator` that runs a compiled evaluation and does not wait for its result. The devices share the episodes.
 
-    Args:
-      shapes: shapes, dtypes and shardings of the policy.
+    Attributes:
+      bytes: memory on each device while training runs.
     """
-    evaluation = make_evaluation(agent, run)
 
-    def evaluate(state: PolicyState, update: Array) -> tuple[Metrics, PolicyState, Array]:
-        return evaluation(state, evaluation_key(jax.random.key(seed)), update)
+    def __init__(self, agent: Anakin, shapes: PolicyState, run: RunConfig, seed: int) -> None:
+        """Compiles the evaluation.
 
-    program = jit(evaluate, out_shardings=agent.sharding.train).lower(shapes, np.int32(0)).compile()
+        Args:
+          shapes: shapes, dtypes and shardings of the policy.
+        """
+        evaluation = make_evaluation(agent, run)
 
-    def start(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> Evaluated:
-        metrics, policy_state, stuck = program(state, np.int32(update))
-        return Evaluated(metrics, policy_state, lambda: check_legal_actions(agent.env.name, np.asarray(stuck)))
+        def evaluate(state: PolicyState, update: Array) -> tuple[Metrics, PolicyState, Array]:
+            return evaluation(state, evaluation_key(jax.random.key(seed)), update)
 
-    return start
+        self._name = agent.env.name
+        self._program = jit(evaluate, out_shardings=agent.sharding.train).lower(shapes, np.int32(0)).compile()
+        self.bytes = bytes_needed_beside(self._program)
+
+    def __call__(self, state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> Evaluated:
+        """Starts an evaluation."""
+        metrics, policy_state, stuck = self._program(state, np.int32(update))
+        return Evaluated(metrics, policy_state, lambda: check_legal_actions(self._name, np.asarray(stuck)))
 
 
 def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
@@ -93,8 +102,7 @@ def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
                 raise _Stopped
 
         policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
-        # The outer one is for a second Ctrl-C during the wait for the other processes at the end of the inner one.
-        with raise_on_all_processes(), raise_on_all_processes(), contextlib.suppress(_Stopped):
+        with raise_on_all_processes(), contextlib.suppress(_Stopped):
             summary = play(policy, num_episodes, episode_seed(seed, update), before_step=check_stop).summary()
             result = Evaluated({name: summary[name] for name in METRICS}, policy)
         return None if allgather_ints([result is None]).any() else result

@@ -147,6 +147,11 @@ class Monitor:
         if (close := getattr(self._evaluate, "close", None)) is not None:
             close()
 
+    @property
+    def evaluation_bytes(self) -> int:
+        """Memory in bytes that an evaluation needs on each device while training runs."""
+        return getattr(self._evaluate, "bytes", 0)
+
     def is_solved(self) -> bool:
         """Returns whether the recent return has reached the target."""
         return self.target is not None and self._recent_return >= self.target
