@@ -19,6 +19,8 @@ from checks import SMALL
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import jppo
+from jppo.training import run
+from jppo.training.progress import WorkerReporter
 
 
 class Tired(gymnasium.Wrapper):
@@ -31,8 +33,18 @@ class Tired(gymnasium.Wrapper):
     def step(self, action):
         self.steps += 1
         if jax.process_index() == 1 and self.steps > 40:
-            raise RuntimeError("the pole is too heavy")
+            self.fail()
         return super().step(action)
+
+    def fail(self):
+        raise RuntimeError("the pole is too heavy")
+
+
+class Interrupting(Tired):
+    """Sends Ctrl-C twice instead."""
+
+    def fail(self):
+        interrupt_twice()
 
 
 class Generous(gymnasium.Wrapper):
@@ -46,7 +58,22 @@ class Generous(gymnasium.Wrapper):
         return obs, reward * (100.0 if jax.process_index() == 1 else 1.0), *others
 
 
-ENVS = {"CartPole-v1": "CartPole-v1", "tired": Tired, "generous": Generous}
+class TwiceInterrupted(WorkerReporter):
+    """Sends Ctrl-C twice while the loop waits after the first update, or after the third."""
+
+    updates = 0
+
+    def update(self, *_):
+        self.updates += 1
+        if self.updates == 3:
+            interrupt_twice()
+
+    def tick(self):
+        if self.updates:
+            interrupt_twice()
+
+
+ENVS = {"CartPole-v1": "CartPole-v1", "tired": Tired, "interrupting": Interrupting, "generous": Generous}
 
 
 def main(coordinator, count, number, directory):
@@ -60,7 +87,7 @@ def main(coordinator, count, number, directory):
             assert all(leaf.is_fully_addressable for leaf in leaves)
             arrays = {f"leaf{i}": leaf for i, leaf in enumerate(leaves)} | result.metrics
             np.savez(directory / f"{name}-{number}.npz", **arrays)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, KeyboardInterrupt) as error:
             outcome = {"error": f"{type(error).__name__}: {error}"}
         path = directory / f"{name}-{number}.json"
         path.with_suffix(".tmp").write_text(json.dumps(outcome))
@@ -71,6 +98,7 @@ def train(
     number,
     run_dir,
     interrupted=False,
+    interrupted_twice=False,
     env="CartPole-v1",
     seeds=(7, 7),
     rate=jppo.schedules.linear(3e-3, 0.0),
@@ -78,10 +106,16 @@ def train(
 ):
     if interrupted and number == 1:
         threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
+    run.WorkerReporter = TwiceInterrupted if interrupted_twice else WorkerReporter
     rate = jppo.Hyperparams(learning_rate=rate, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
     return jppo.train(ENVS[env], **arguments)
+
+
+def interrupt_twice():
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
 
 
 def interrupt_once_logged(metrics):

@@ -704,7 +704,7 @@ def test_a_second_process_cannot_write_the_run(copied):
     ("given", "message"),
     [
         ({"config": SMALL(num_envs=16, num_steps=4)}, "num_envs is 8 in the run, but 16 now; num_"),
-        ({"seed": 1}, "with other settings: seed is 0 in the run, but 1 now; use these"),
+        ({"seed": 1}, "with other settings: seed is 0 in the run, but 1 now; pass the"),
         ({"hyperparams": jppo.Hyperparams(gamma=0.5)}, "gamma is 0.99 in the run, but 0.5 now"),
         ({"env": "another"}, "env is Cued in the run, but ObsActionReward now"),
         ({"network": "own"}, "is mlp in the run, but custom now"),

@@ -33,6 +33,10 @@ RUNS = {
     "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
     "interrupted": {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
     "actors interrupted": IN_PROCESS | {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted": True},
+    "interrupted twice": {"total_steps": 1_000_000_000, "num_devices": 2, "interrupted_twice": True},
+    "actors interrupted twice": IN_PROCESS | {"total_steps": 10**9, "num_devices": 2, "interrupted_twice": True},
+    "evaluation interrupted twice": IN_PROCESS
+    | {"total_steps": STEPS, "env": "interrupting", "eval_every": 1, "eval_episodes": 96},
     "tired": IN_PROCESS | {"total_steps": STEPS, "env": "tired"},
     "tired evaluation": IN_PROCESS | {"total_steps": STEPS, "env": "tired", "eval_every": 1, "eval_episodes": 96},
     "generous": IN_PROCESS | {"total_steps": STEPS, "env": "generous", "eval_every": 2, "stop_at_return": 600.0},
@@ -139,6 +143,14 @@ def test_ctrl_c_in_one_process_ends_both(processes, name):
     assert first["updates"] == second["updates"] > 0
     assert len(read_metrics(processes[0] / name)["update"]) == first["updates"]
     assert (processes[0] / name / "policy_state.npz").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["interrupted twice", "actors interrupted twice", "evaluation interrupted twice"])
+def test_second_ctrl_c_in_one_process_ends_both_at_once(processes, name):
+    first, second = (outcome["error"] for outcome in outcomes(processes, name))
+    assert (first, second) == ("OtherProcessInterrupted: another process was interrupted", "KeyboardInterrupt: ")
+    assert not (processes[0] / name / "policy_state.npz").exists()
 
 
 @pytest.mark.slow

@@ -161,8 +161,7 @@ def test_two_interrupts_while_actors_start_end_the_run_at_once(command):
         command.signal(signal.SIGINT)
     assert command.ended(everything) == 130, command.err.read_text()
     assert command.err.read_text() == "jppo: interrupted\n"
-    metrics = command.directory / "run/metrics.jsonl"  # the second interrupt may end the deletion of the directory
-    assert not metrics.exists() or not metrics.stat().st_size
+    assert not (command.directory / "run").exists()
 
 
 @pytest.mark.slow

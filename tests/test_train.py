@@ -21,6 +21,7 @@ from jppo.errors import TrainingDiverged
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
+from jppo.runs import writer
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import config_of, load_policy_state, read_config, read_metrics
@@ -338,6 +339,35 @@ def test_a_run_that_needs_more_memory_than_is_free_is_refused(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
     result = jppo.train(Probe(), config=CONFIG, total_steps=BATCH, run=jppo.RunConfig(force=True))
     assert result.summary["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_evaluations_count_as_memory_of_a_run(monkeypatch):
+    arguments = {"config": CONFIG, "total_steps": BATCH, "eval_every": 1}
+    many = jppo.train(Probe(), **arguments, eval_episodes=10_000).summary["eval_return_mean"]
+    assert np.isfinite(many)
+    monkeypatch.setattr(memory, "bytes_free", lambda num_devices: 200_000)
+    jppo.train(Probe(), **arguments, eval_episodes=10)
+    message = (
+        r"needs .* of memory per device, .* of it for evaluations, but only .* are free; lower .* or eval_episodes"
+    )
+    with pytest.raises(ValueError, match=message):
+        jppo.train(Probe(), **arguments, eval_episodes=10_000)
+
+
+def test_ctrl_c_while_an_aborted_run_is_deleted_leaves_no_directory(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupt_once(path):
+        monkeypatch.undo()
+        interrupt()
+
+    monkeypatch.setattr(running, "make_loop", interrupt)
+    monkeypatch.setattr(writer.shutil, "rmtree", interrupt_once)
+    with pytest.raises(KeyboardInterrupt):
+        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "runs" / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_limit_of_a_container_bounds_the_free_memory(tmp_path, monkeypatch):

@@ -22,7 +22,11 @@ from jppo.errors import HostFailed
 AXIS = "devices"
 LEAST_SHARE = 2048  # minimum number of samples per CPU device and update; with fewer, devices mostly wait
 _POLL_SECONDS = 5e-4
-_OK, _FAILED, _INTERRUPTED = 0, 1, 2
+_WIDTH = 8  # numbers that the processes exchange at once: whether the sender was interrupted, then the values
+
+
+class OtherProcessInterrupted(KeyboardInterrupt):
+    """Another process was interrupted, see `interrupt_all_processes`."""
 
 
 def max_usable_devices(config: PPOConfig) -> int:
@@ -78,16 +82,44 @@ def shard_over_devices(fun: Callable, mesh: Mesh, in_specs: Any, out_specs: Any)
 
 
 def allgather_ints(values: Sequence[int]) -> np.ndarray:
-    """Returns the values of every process, [processes, k] i32. All processes must call it at the same point."""
-    row = np.array([values], np.int32)
+    """Returns the values of every process, [processes, k] i32 with k < 8. All must call it at the same point.
+
+    Raises:
+      KeyboardInterrupt: another process was interrupted, see `interrupt_all_processes`.
+    """
     if jax.process_count() == 1:
-        return row
+        return np.array([values], np.int32)
+    rows = _exchange(False, values)
+    if rows[:, 0].any():
+        raise OtherProcessInterrupted("another process was interrupted")
+    return rows[:, 1 : 1 + len(values)]
+
+
+def _exchange(interrupted: bool, values: Sequence[int]) -> np.ndarray:
+    """Returns the arguments of every process, [processes, _WIDTH] i32."""
+    row = np.zeros((1, _WIDTH), np.int32)
+    row[0, : 1 + len(values)] = interrupted, *values
     split, replicate = _make_allgather()
-    shape = (jax.process_count(), row.shape[1])
-    rows = replicate(jax.make_array_from_callback(shape, split, lambda index: row))
+    rows = replicate(jax.make_array_from_callback((jax.process_count(), _WIDTH), split, lambda index: row))
     while not rows.is_ready():  # because a blocking fetch would delay Ctrl-C
         time.sleep(_POLL_SECONDS)
     return np.asarray(rows)
+
+
+@contextlib.contextmanager
+def interrupt_all_processes() -> Iterator[None]:
+    """Passes a KeyboardInterrupt that ends the block on to the other processes, whose next `allgather_ints` raises it.
+
+    Waits until they call it. Another Ctrl-C ends this wait.
+    """
+    try:
+        yield
+    except OtherProcessInterrupted:
+        raise
+    except KeyboardInterrupt:
+        if jax.process_count() > 1:
+            _exchange(True, [])
+        raise
 
 
 @contextlib.contextmanager
@@ -96,18 +128,16 @@ def raise_on_all_processes() -> Iterator[None]:
 
     Raises:
       HostFailed: the block raised an exception in another process.
-      KeyboardInterrupt: another process was interrupted.
     """
     try:
         yield
-    except BaseException as error:
-        allgather_ints([_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED])
+    except KeyboardInterrupt:  # see `interrupt_all_processes`
         raise
-    codes = allgather_ints([_OK])[:, 0]
-    if (codes == _FAILED).any():
-        raise HostFailed(f"process {int(np.argmax(codes == _FAILED))} failed; see the error message of that process")
-    if codes.any():
-        raise KeyboardInterrupt
+    except BaseException:
+        allgather_ints([True])
+        raise
+    if (failed := allgather_ints([False])[:, 0]).any():
+        raise HostFailed(f"process {int(np.argmax(failed))} failed; see the error message of that process")
 
 
 def assert_same_settings(settings: str) -> None:

@@ -260,7 +260,8 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
         differences = "; ".join(
             f"{name} is {_show_setting(old, name)} in the run, but {_show_setting(new, name)} now" for name in names
         )
-        raise ValueError(f"{run} with other settings: {differences}; use these settings or another run_dir")
+        remedy = "pass the values of the run to resume it, or use another run_dir for the new ones"
+        raise ValueError(f"{run} with other settings: {differences}; {remedy}")
     old_steps, new_steps = before["total_steps"], now["total_steps"]
     scheduled = [name for name, value in now["hyperparams"].items() if isinstance(value, dict)]
     if new_steps != old_steps and scheduled:

@@ -44,6 +44,7 @@ class RunWriter:
         wandb_module = _import_wandb() if wandb else None
         self._new_parents = [parent for parent in path.parents if not parent.exists()]
         self.path, self._config, self._resume, self._message = path, config, resume, message
+        self._has_updates = False
         self._lost_rows = False  # whether lines of metrics.jsonl could not be written
         self._lost_best = False  # whether the best policy could not be written
         self._events: _TensorBoard | None = None
@@ -86,6 +87,7 @@ class RunWriter:
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """Appends one line per update to metrics.jsonl; TensorBoard and W&B get the means over the rows."""
+        self._has_updates = True
         try:
             self._append("".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode())
         except OSError as error:
@@ -159,7 +161,7 @@ class RunWriter:
         """Closes the files without a policy or summary. Deletes the directory of a new run without any update."""
         with contextlib.suppress(Exception):  # the caller raises the original error
             self._close()
-            if not self._resume and not (self.path / _METRICS).stat().st_size:
+            if not self._resume and not self._has_updates:
                 shutil.rmtree(self.path)
                 for parent in self._new_parents:
                     parent.rmdir()  # raises if it contains another run
@@ -170,6 +172,7 @@ class RunWriter:
     def _close(self) -> None:
         if self._events is not None:
             self._events.close()
+            self._events = None
         if self._wandb:
             self._wandb.finish()
             self._wandb = None

@@ -13,7 +13,7 @@ import jax
 
 from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
-from jppo.devices.mesh import assert_same_settings, raise_on_all_processes
+from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, raise_on_all_processes
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
 from jppo.ppo.anakin import Anakin, min_episodes
 from jppo.ppo.networks import hint
@@ -24,7 +24,7 @@ from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.training.callback import RunInfo
 from jppo.training.device_loop import DeviceLoop, init_state, state_shapes
-from jppo.training.evaluator import Evaluator, make_device_evaluator, make_host_evaluator
+from jppo.training.evaluator import DeviceEvaluator, Evaluator, make_host_evaluator
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import end_at_sigterm, stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _LINE_BYTES = {True: 600, False: 900}  # of metrics.jsonl, on the device and with actors
 
 
+@interrupt_all_processes()
 def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: RunHooks | None = None) -> Result:
     """Trains in this process and, if JAX runs in several processes, together with them.
 
@@ -205,6 +206,7 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
     except BaseException:
         with contextlib.ExitStack() as stack:  # closes in reverse order; a second Ctrl-C skips nothing
             if writer is not None:
+                stack.callback(writer.abort)  # again, because a second Ctrl-C may end the first call
                 stack.callback(writer.abort)
             if checkpoints is not None:
                 stack.callback(checkpoints.close)  # while the writer holds the lock
@@ -246,7 +248,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
     if run.eval_every and isinstance(agent, Anakin):
         with end_at_sigterm():
             shapes = state_shapes(agent, prepared.hyperparams).train.policy
-            evaluate = make_device_evaluator(agent, shapes, run, prepared.seed)
+            evaluate = DeviceEvaluator(agent, shapes, run, prepared.seed)
     elif run.eval_every and prepared.ray.num_actors:
         from jppo.training.ray_evaluator import RayEvaluator  # ray takes a second to import
 
