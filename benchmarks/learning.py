@@ -38,11 +38,18 @@ EVAL_EPISODES = 100
 
 
 def final_returns(metrics: dict[str, Any]) -> np.ndarray:
-    """Returns the mean return of the episodes that ended in the last 5 % of the updates, [seeds]."""
-    count, mean = (np.asarray(metrics[f"episode/{name}"], np.float64) for name in ("count", "return_mean"))
-    last = math.ceil(LAST_SHARE * count.shape[1])
-    count, mean = count[:, -last:], np.nan_to_num(mean[:, -last:])
-    return (count * mean).sum(axis=1) / count.sum(axis=1)
+    """Returns the mean return of the episodes that ended in the last 5 % of the updates, [seeds].
+
+    If none did, those of the last update in which an episode ended count. NaN if no episode ended in the run.
+    """
+    counts, means = (np.asarray(metrics[f"episode/{name}"], np.float64) for name in ("count", "return_mean"))
+    start = counts.shape[1] - math.ceil(LAST_SHARE * counts.shape[1])
+    returns = []
+    for count, mean in zip(counts, means, strict=True):
+        ended = np.flatnonzero(count)
+        used = ended[ended >= min([start, *ended[-1:]])]
+        returns.append(np.average(mean[used], weights=count[used]) if len(used) else math.nan)
+    return np.array(returns)
 
 
 def spread(scores: np.ndarray) -> dict[str, Any]:
