@@ -23,7 +23,7 @@ from throughput import RESULTS, hardware
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.runs.evaluation import make_player
+from jppo.runs.episodes import make_player
 from jppo.runs.files import write_json
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

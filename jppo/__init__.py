@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.ppo.types import Batch as Batch
     from jppo.ppo.types import Transition as Transition
     from jppo.runs.display import Picture as Picture
-    from jppo.runs.evaluation import Evaluation as Evaluation
+    from jppo.runs.episodes import Evaluation as Evaluation
     from jppo.runs.evaluation import evaluate as evaluate
     from jppo.runs.export import ExportedPolicy as ExportedPolicy
     from jppo.runs.export import export_policy as export_policy
@@ -102,7 +102,8 @@ _MODULES = {
     "jppo.ppo.networks": ("Network", "RecurrentNetwork"),
     "jppo.ppo.types": ("Batch", "Transition"),
     "jppo.runs.display": ("Picture",),
-    "jppo.runs.evaluation": ("Evaluation", "evaluate"),
+    "jppo.runs.episodes": ("Evaluation",),
+    "jppo.runs.evaluation": ("evaluate",),
     "jppo.runs.export": ("ExportedPolicy", "export_policy", "load_exported"),
     "jppo.runs.load": ("load_policy",),
     "jppo.runs.playback": ("play",),

@@ -26,6 +26,7 @@ from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, episode_stats
 from jppo.ppo.types import Batch, Episode, Transition
+from jppo.runs.render import play_gif
 
 ACTIVE = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 1, 1], [0, 1, 1]], bool)  # of Team, per step of an episode
 
@@ -239,6 +240,26 @@ def test_train_and_evaluate(env):
     played = jppo.evaluate(result, num_episodes=6)
     assert played.finished.all()
     assert sorted(played.lengths.tolist()) == ([2, 2, 4, 4, 5, 5] if options else [2, 2, 2, 5, 5, 5])
+
+
+@pytest.mark.slow
+def test_a_played_episode_is_that_of_the_agents_in_its_first_step(tmp_path):
+    made = []
+
+    class Drawn(Team):
+        render_mode = "rgb_array"
+
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+        def render(self):
+            return np.zeros((8, 8, 3), np.uint8)
+
+    result = jppo.train(Drawn, config=config_of(), num_actors=0, total_steps=60, progress="none")
+    played = play_gif(result.agent.env, result.policy, tmp_path / "a.gif", seed=7)
+    assert played == (LIMIT, np.mean([0 + 1, sum(10 + t for t in range(LIMIT))]), True)
+    assert made[-1].seed == 7
 
 
 REFUSED = {

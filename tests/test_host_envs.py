@@ -23,7 +23,7 @@ from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
-from jppo.runs import evaluation
+from jppo.runs import episodes
 from jppo.runs.policy import TrainedPolicy
 
 SEEDS = (5, 0, 7, 2, 9, 3)
@@ -594,11 +594,11 @@ def evaluate(source, network, **options):
 
 def lengths_of(seed, count):
     """Returns the lengths of the episodes of `count` environments, which depend on their seeds."""
-    return [2 + seed % 3 for seed in evaluation._seeds(seed, count)]
+    return [2 + seed % 3 for seed in episodes._seeds(seed, count)]
 
 
 def test_consecutive_seeds_share_no_environment_seed():
-    seeds = [evaluation._seeds(seed, 16) for seed in (0, 1, 2**32 - 1)]
+    seeds = [episodes._seeds(seed, 16) for seed in (0, 1, 2**32 - 1)]
     assert len({number for numbers in seeds for number in numbers}) == 48
     assert all(0 <= number < 2**31 for numbers in seeds for number in numbers)
 

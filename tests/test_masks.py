@@ -23,6 +23,7 @@ from jppo.cli.main import main
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.masks import nearest_legal
 from jppo.envs.spaces import ActionSpec, ObsSpec
+from jppo.runs import render
 from jppo.runs.render import play_gif
 
 QUICK = {"config": SMALL(num_minibatches=2), "learning_rate": 1e-3, "num_actors": 0, "progress": "none"}
@@ -355,7 +356,9 @@ def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
         ValueError, match="EmptyOnHost: action_mask marks no legal action in environment 0 at step 1; e"
     ):
         jppo.evaluate(EmptyOnHost, result.policy, num_episodes=2)
-    with pytest.raises(ValueError, match="EmptyOnHost: action_mask marks no legal action in the episode at step 1; e"):
+    with pytest.raises(
+        ValueError, match="EmptyOnHost: action_mask marks no legal action in environment 0 at step 1; e"
+    ):
         play_gif(jppo.make_host_env(EmptyOnHost), result.policy, tmp_path / "play.gif")
     obs = {"observation": np.zeros((2, 3)), "action_mask": np.array([[0, 0, 1, 0], [0, 0, 0, 0]], np.int8)}
     with pytest.raises(ValueError, match="action_mask marks no legal action in row 1 of the observations; every mask"):
@@ -364,14 +367,18 @@ def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions():
+def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions(monkeypatch, tmp_path):
     result = jppo.train(Masked(), config=SMALL(), total_steps=96, progress="none")
     np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)
     np.testing.assert_array_equal(jppo.evaluate(result, num_episodes=3).returns, 5.0)
-    with pytest.raises(
-        ValueError, match="Masked: action_mask marks no legal action in episode 0 at step 3; every mask"
-    ):
-        jppo.evaluate(device_masked(empty_at=3), result.policy, num_episodes=3)
+    env, message = jppo.make_env(device_masked(empty_at=3)), "Masked: action_mask .* in episode 0 at step 3; every mask"
+    with pytest.raises(ValueError, match=message):
+        jppo.evaluate(env, result.policy, num_episodes=3)
+    monkeypatch.setattr(render, "check_drawable", lambda env: None)
+    with pytest.raises(ValueError, match=message):
+        play_gif(env, result.policy, tmp_path / "play.gif")
+    played = render._device_episode(env, result.policy, 0, False, 3, list)
+    assert played[1:] == ([1.0, 2.0, 3.0], False)
 
 
 @pytest.mark.slow

@@ -1,62 +1,26 @@
 """Evaluates a policy over whole episodes."""
 
-import contextlib
-import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.checks import check_int, check_seed, names_module
 from jppo.config.run import MAX_STEPS
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
-from jppo.envs.base import Environment, reset_rows, step_rows
-from jppo.envs.contract import BrokenContractError
+from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
-from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK, ObsSpec
-from jppo.errors import EMPTY_MASK
+from jppo.envs.spaces import ObsSpec
 from jppo.ppo.keys import derive_key
-from jppo.ppo.policy import Policy, act, reset_carry
-from jppo.ppo.types import Array, PolicyState, PyTree
-from jppo.runs.display import html_table, show_record
+from jppo.runs.episodes import Evaluation, check_legal_actions, make_host_player, make_player
 from jppo.runs.load import load_run, needs_env
-from jppo.runs.policy import TrainedPolicy, row_without_legal_action
+from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import read_config
 
 _MAX_EPISODES = 1_000_000
-_HOST_ENVS = 16  # environments that run side by side on the host
-
-
-class Evaluation(NamedTuple):
-    """Results of the evaluated episodes, NumPy arrays over E episodes."""
-
-    returns: np.ndarray  # [E] f32, undiscounted
-    lengths: np.ndarray  # [E] i32, steps
-    finished: np.ndarray  # [E] bool; False if the episode was cut at max_steps
-
-    def __repr__(self) -> str:
-        return show_record("Evaluation", self.summary())
-
-    def _repr_html_(self) -> str:
-        return html_table("Evaluation", self.summary())
-
-    def summary(self) -> dict[str, Any]:
-        """Returns mean, std, min and max of the returns, the mean length, and the number of unfinished episodes."""
-        return {
-            "episodes": len(self.returns),
-            "return_mean": float(self.returns.mean()),
-            "return_std": float(self.returns.std()),
-            "return_min": float(self.returns.min()),
-            "return_max": float(self.returns.max()),
-            "length_mean": float(self.lengths.mean()),
-            "unfinished": int((~self.finished).sum()),
-        }
 
 
 def evaluate(
@@ -174,138 +138,3 @@ def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
     ):
         if jax.tree.map(essence, own) != jax.tree.map(essence, other):
             raise ValueError(f"{env.name} has other {kind} than the policy: {other}; the policy was trained for {own}")
-
-
-def make_player(
-    env: Environment, policy: Policy, sampled: bool, max_steps: int = MAX_STEPS
-) -> Callable[[PolicyState, Array], tuple[Array, Array, Array, Array]]:
-    """Returns a pure function that plays one episode per key [E] in parallel. With M agents, each plays its own.
-
-    It returns the fields of `Evaluation`, and the step [E] i32 at which no action was legal, or -1.
-    """
-
-    def play(state: PolicyState, episode_keys: Array) -> tuple[Array, Array, Array, Array]:
-        def step(loop: _Loop) -> _Loop:
-            stuck = loop.stuck
-            if policy.has_mask:
-                empty = lacks_legal_action(policy.action_spec, loop.obs[ACTION_MASK]) & ~loop.done
-                stuck = jnp.where(empty, loop.step, stuck)
-            keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, loop.step + 1), 2))(episode_keys)
-            chosen = act(policy, state, loop.obs, keys[:, 0] if sampled else None, loop.carry)
-            after = step_rows(env, keys[:, 1], loop.env_state, chosen.env_action)
-            return _Loop(
-                env_state=after.state,
-                obs=after.obs,
-                returns=loop.returns + jnp.where(loop.done, 0.0, after.reward),
-                lengths=loop.lengths + jnp.where(loop.done, 0, 1),
-                done=loop.done | after.terminated | after.truncated,
-                step=loop.step + 1,
-                carry=chosen.carry,
-                stuck=stuck,
-            )
-
-        obs, env_state = reset_rows(env, jax.vmap(lambda key: jax.random.fold_in(key, 0))(episode_keys))
-        zeros = jnp.zeros(len(episode_keys))
-        start = _Loop(
-            env_state=env_state,
-            obs=obs,
-            returns=zeros,
-            lengths=zeros.astype(jnp.int32),
-            done=zeros > 0.0,
-            step=jnp.zeros((), jnp.int32),
-            carry=policy.initial_carry(len(episode_keys)),
-            stuck=jnp.full(len(episode_keys), -1, jnp.int32),
-        )
-
-        def continues(loop: _Loop) -> Array:
-            return ~loop.done.all() & (loop.step < max_steps) & (loop.stuck < 0).all()
-
-        end = jax.lax.while_loop(continues, step, start)
-        return end.returns, end.lengths, end.done, end.stuck
-
-    return play
-
-
-def check_legal_actions(env_name: str, stuck: np.ndarray) -> None:
-    """Raises ValueError if an episode had a step without a legal action.
-
-    Args:
-      stuck: [E] i32, the result of `make_player`.
-    """
-    if (stuck >= 0).any():
-        episode = int(np.argmax(stuck))
-        raise_no_legal_action(env_name, f"episode {episode}", int(stuck[episode]))
-
-
-def make_host_player(env: HostEnvironment, policy: Policy, sampled: bool) -> Callable[..., Evaluation]:
-    """Returns a function that plays episodes on the host: (state, num_episodes, seed, max_steps) -> Evaluation.
-
-    Its keyword argument before_step is a function that is called before each step and may raise an exception to end it.
-    Each environment, or each agent, plays a fixed number of episodes, one after the other, and stops after an episode
-    that max_steps cuts. Agents that never took part are left out.
-    """
-
-    def select_action(state: PolicyState, obs: PyTree, key: Array, carry: PyTree, done: Array) -> tuple[PyTree, PyTree]:
-        chosen = act(policy, state, obs, key if sampled else None, reset_carry(policy, carry, done))
-        return chosen.env_action, chosen.carry
-
-    return functools.partial(_play_on_host, env, policy, jit(select_action))
-
-
-def _play_on_host(
-    env: HostEnvironment,
-    policy: Policy,
-    select: Callable[..., Any],
-    state: PolicyState,
-    num_episodes: int,
-    seed: int,
-    max_steps: int = MAX_STEPS,
-    before_step: Callable[[], None] = lambda: None,
-) -> Evaluation:
-    num_envs = min(num_episodes, _HOST_ENVS)
-    num_envs = -(-num_envs // env.num_agents) * env.num_agents
-    num_episodes = max(num_episodes, num_envs)
-    share = np.array([len(range(i, num_episodes, num_envs)) for i in range(num_envs)])
-    key = derive_key(jax.random.key(seed), "evaluation")
-    envs, carry, ended = env.make(_seeds(seed, num_envs)), policy.initial_carry(num_envs), np.zeros(num_envs, bool)
-    episodes: list[list[tuple[float, int, bool]]] = [[] for _ in range(num_envs)]
-    total, length, obs, step = np.zeros(num_envs), np.zeros(num_envs, int), envs.reset(), 0
-    waited, active = np.zeros(num_envs, int), envs.active.copy()
-    with contextlib.closing(envs):
-        while share.any():
-            before_step()
-            if (row := row_without_legal_action(policy, obs, share > 0)) is not None:
-                raise_no_legal_action(env.name, f"environment {row}", step)
-            action, carry = select(state, obs, jax.random.fold_in(key, step), carry, ended)
-            after = envs.step(jax.tree.map(np.asarray, action))
-            total, length, obs, step = total + after.reward, length + active, after.obs, step + 1
-            ended = (after.terminated | after.truncated) & active
-            waited, active = np.where(ended, 0, waited + 1), envs.active.copy()
-            over = ended | (waited >= max_steps)
-            for i in np.flatnonzero(over & (share > 0) & (length > 0)):
-                episodes[i].append((total[i], length[i], ended[i]))
-            share = np.where(ended, np.maximum(share - 1, 0), np.where(over, 0, share))
-            total, length = np.where(ended, 0.0, total), np.where(ended, 0, length)
-    returns, lengths, finished = zip(*(episode for of_one in episodes for episode in of_one), strict=True)
-    return Evaluation(np.array(returns, np.float32), np.array(lengths, np.int32), np.array(finished))
-
-
-def raise_no_legal_action(env_name: str, where: str, step: int) -> NoReturn:
-    """Raises ValueError for a mask without legal actions."""
-    raise BrokenContractError(f"{env_name}: action_mask marks no legal action in {where} at step {step}", EMPTY_MASK)
-
-
-def _seeds(seed: int, count: int) -> list[int]:
-    """Returns independent 31-bit seeds of the environments."""
-    return (np.random.SeedSequence(seed).generate_state(count) >> 1).tolist()
-
-
-class _Loop(NamedTuple):
-    env_state: PyTree
-    obs: PyTree
-    returns: Array
-    lengths: Array
-    done: Array
-    step: Array
-    carry: PyTree
-    stuck: Array  # [E] i32, step at which no action was legal; -1 if there was none

@@ -1,6 +1,5 @@
 """Renders an episode as a GIF."""
 
-import contextlib
 import functools
 import itertools
 import os
@@ -18,10 +17,9 @@ from jppo.envs import Environment
 from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
-from jppo.ppo.policy import act
-from jppo.ppo.types import PyTree
-from jppo.runs.evaluation import raise_no_legal_action
-from jppo.runs.policy import TrainedPolicy, row_without_legal_action
+from jppo.ppo.types import Array, PyTree
+from jppo.runs.episodes import DeviceEpisodes, check_legal_actions, make_host_player, start_episodes, step_episodes
+from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import check_output
 
 _CHUNK = 500  # steps
@@ -76,20 +74,24 @@ def play_gif(
     if max_steps < 1:
         raise ValueError(f"max_steps = {max_steps} must be at least 1")
     if isinstance(env, HostEnvironment):
-        frames, rewards, finished = _host_episode(env, policy, seed, sampled, max_steps, progress)
-        draw = functools.partial(_save, frames)
-    elif isinstance(env.source, EpisodicEnv):
-        frames, rewards, finished = _episode(env, policy, seed, sampled, max_steps, _drawer(env, progress))
+        frames, played = _host_episode(env, policy, seed, sampled, max_steps, progress)
         draw = functools.partial(_save, frames)
     else:
-        states, rewards, finished = _episode(env, policy, seed, sampled, max_steps, list)
-        draw_states = _draw_classic_control if env.name in CLASSIC_CONTROL else _draw_with_gymnax
-        draw = functools.partial(draw_states, env, states, rewards, progress)
+        has_render = isinstance(env.source, EpisodicEnv)
+        convert = _drawer(env, progress) if has_render else list
+        states, returns, finished = _device_episode(env, policy, seed, sampled, max_steps, convert)
+        played = Playback(len(returns), returns[-1], finished)
+        if has_render:
+            draw = functools.partial(_save, states)
+        elif env.name in CLASSIC_CONTROL:
+            draw = functools.partial(_draw_classic_control, env, states, progress)
+        else:
+            draw = functools.partial(_draw_with_gymnax, env, states, returns, progress)
     try:
         draw(output)
     except OSError as error:
         raise ValueError(f"output {output} cannot be written: {error.strerror or error}") from error
-    return Playback(len(rewards), float(np.sum(rewards)), finished)
+    return played
 
 
 def check_drawable(env: Environment | HostEnvironment) -> None:
@@ -114,7 +116,7 @@ def _choose_display() -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def _episode(
+def _device_episode(
     env: Environment,
     policy: TrainedPolicy,
     seed: int,
@@ -122,7 +124,7 @@ def _episode(
     max_steps: int,
     convert: Callable[[list[PyTree]], list[Any]],
 ) -> tuple[list[Any], list[float], bool]:
-    """Returns the environment states before each step of one episode, the rewards, and whether the episode ended.
+    """Returns the environment states before each step of one episode, the return after each step, and whether it ended.
 
     Steps the environment in chunks of a fixed length, because the length of the episode is unknown.
 
@@ -130,28 +132,23 @@ def _episode(
       convert: applied to the states of each chunk, for example to draw them, so that memory holds one chunk of states.
     """
 
-    def step(loop: tuple[PyTree, PyTree, PyTree], key: jax.Array) -> tuple[tuple[PyTree, PyTree, PyTree], Any]:
-        obs, env_state, carry = loop
-        action_key, env_key = jax.random.split(key)
-        batch = jax.tree.map(lambda x: x[None], obs)
-        chosen = act(policy.policy, policy.state, batch, action_key if sampled else None, carry)
-        after = env.step(env_key, env_state, jax.tree.map(lambda x: x[0], chosen.env_action))
-        return (after.obs, after.state, chosen.carry), (env_state, after.reward, after.terminated | after.truncated)
+    def step(episodes: DeviceEpisodes, _: None) -> tuple[DeviceEpisodes, tuple[PyTree, Array]]:
+        after = step_episodes(env, policy.policy, sampled, policy.state, episodes)
+        return after, (episodes.env_state, after.returns)
 
-    play = jit(lambda loop, key: jax.lax.scan(step, loop, jax.random.split(key, _CHUNK)))
-    reset_key, steps_key = jax.random.split(derive_key(jax.random.key(seed), "play"))
-    loop = (*jit(env.reset)(reset_key), policy.policy.initial_carry(1))
+    play = jit(lambda start, length: jax.lax.scan(step, start, length=length), static_argnames="length")
+    key = derive_key(jax.random.key(seed), "play")
+    episodes = jit(functools.partial(start_episodes, env, policy.policy))(key[None])
     all_states: list[Any] = []
-    all_rewards: list[float] = []
-    ended = False
-    while not ended and len(all_rewards) < max_steps:
-        loop, played = play(loop, jax.random.fold_in(steps_key, len(all_rewards)))
-        states, rewards, done = jax.device_get(played)
-        length = min(int(np.argmax(done)) + 1 if done.any() else _CHUNK, max_steps - len(all_rewards))
-        ended = bool(done[:length].any())
-        all_states += convert([jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), states) for i in range(length)])
-        all_rewards += rewards[:length].tolist()
-    return all_states, all_rewards, ended
+    all_returns: list[float] = []
+    while not episodes.done.all() and len(all_returns) < max_steps:
+        episodes, played = play(episodes, length=min(_CHUNK, max_steps - len(all_returns)))
+        check_legal_actions(env.name, np.asarray(episodes.stuck))
+        states, returns = jax.device_get(played)
+        length = int(episodes.lengths[0]) - len(all_returns)
+        all_states += convert([jax.tree.map(lambda x, i=i: jnp.asarray(x[i, 0]), states) for i in range(length)])
+        all_returns += returns[:length, 0].tolist()
+    return all_states, all_returns, bool(episodes.done.all())
 
 
 def _drawer(env: Environment, progress: Callable[[str], None]) -> Callable[[list[PyTree]], list[Any]]:
@@ -169,7 +166,7 @@ def _drawer(env: Environment, progress: Callable[[str], None]) -> Callable[[list
 
 
 def _draw_with_gymnax(
-    env: Environment, states: list[PyTree], rewards: list[float], progress: Callable[[str], None], output: Path
+    env: Environment, states: list[PyTree], returns: list[float], progress: Callable[[str], None], output: Path
 ) -> None:
     import matplotlib
     from gymnax.visualize import Visualizer
@@ -182,11 +179,11 @@ def _draw_with_gymnax(
             super().update(frame)
 
     matplotlib.use("Agg")
-    ProgressVisualizer(env.source, env.params, states, np.cumsum(rewards)).animate(str(output))
+    ProgressVisualizer(env.source, env.params, states, np.array(returns)).animate(str(output))
 
 
 def _draw_classic_control(
-    env: Environment, states: list[PyTree], rewards: list[float], progress: Callable[[str], None], output: Path
+    env: Environment, states: list[PyTree], progress: Callable[[str], None], output: Path
 ) -> None:
     """Draws with Gymnasium's renderer, because gymnax's makes a new environment for each frame."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # needs neither screen nor sound
@@ -215,33 +212,18 @@ def _host_episode(
     sampled: bool,
     max_steps: int,
     progress: Callable[[str], None],
-) -> tuple[list[Any], list[float], bool]:
-    """Returns the images before each step of one episode, the rewards (means over agents), and whether it ended."""
+) -> tuple[list[Any], Playback]:
+    """Returns the images before each step of one episode, and its length and return (mean over agents)."""
+    frames: list[Any] = []
 
-    def select_action(obs: PyTree, key: jax.Array, carry: PyTree) -> tuple[PyTree, PyTree]:
-        chosen = act(policy.policy, policy.state, obs, key if sampled else None, carry)
-        return chosen.env_action, chosen.carry
+    def draw(picture: np.ndarray) -> None:
+        frames.append(_as_image(picture))
+        progress(f"step {len(frames)}")
 
     _choose_display()
-    select, envs = jit(select_action), env.make([seed] * env.num_agents, render=True)
-    frames: list[Any] = []
-    rewards: list[float] = []
-    ended, carry = np.zeros(env.num_agents, bool), policy.policy.initial_carry(env.num_agents)
-    with contextlib.closing(envs):
-        obs = envs.reset()
-        for key in jax.random.split(derive_key(jax.random.key(seed), "play"), max_steps):
-            if row_without_legal_action(policy.policy, obs) is not None:
-                raise_no_legal_action(env.name, "the episode", len(rewards))
-            frames.append(_as_image(envs.render()))
-            action, carry = select(obs, key, carry)
-            after = envs.step(jax.tree.map(np.asarray, action))
-            obs = after.obs
-            rewards.append(float(np.mean(np.where(ended, 0.0, after.reward))))
-            progress(f"step {len(rewards)}")
-            ended |= after.terminated | after.truncated
-            if ended.all():
-                break
-    return frames, rewards, bool(ended.all())
+    play = make_host_player(env, policy.policy, sampled)
+    played = play(policy.state, env.num_agents, seed, max_steps, draw=draw)
+    return frames, Playback(len(frames), float(played.returns.mean()), bool(played.finished.all()))
 
 
 def _as_image(frame: np.ndarray) -> Any:

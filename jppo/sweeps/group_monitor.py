@@ -12,7 +12,7 @@ from jppo.devices.jit import jit
 from jppo.errors import first_line
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.checkpoints import Checkpoints
-from jppo.runs.evaluation import check_legal_actions
+from jppo.runs.episodes import check_legal_actions
 from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.log import PopulationLogger, RunLog, rows_of
 from jppo.sweeps.population import Population, evaluation_keys, place_flags

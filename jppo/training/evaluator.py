@@ -16,7 +16,7 @@ from jppo.devices.mesh import AXIS, allgather_ints, raise_on_all_processes, shar
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.keys import derive_key
 from jppo.ppo.types import Array, Metrics, PolicyState
-from jppo.runs.evaluation import check_legal_actions, make_host_player, make_player
+from jppo.runs.episodes import check_legal_actions, make_host_player, make_player
 
 METRICS = ("return_mean", "return_std", "length_mean")
 

@@ -16,7 +16,7 @@ from jppo.errors import ActorsFailed, describe_error
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState, PyTree
-from jppo.runs.evaluation import make_host_player
+from jppo.runs.episodes import make_host_player
 from jppo.training.evaluator import METRICS, Evaluated, PendingEvaluation, episode_seed
 
 PlayerArgs = tuple[HostEnvironment, Network | RecurrentNetwork, PyTree, bool]  # env, network, action_spec, sampled
