@@ -91,7 +91,12 @@ def find_similar(name: str, choices: Iterable[str]) -> str | None:
     plain = name.replace("-", "_")
     if _ALIASES.get(plain) in names:
         return _ALIASES[plain]
-    return next(iter(difflib.get_close_matches(name, names, 1)), None)
+    return next(iter(closest_names(name, names)), None)
+
+
+def closest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Returns at most three different names that are similar to `name`, the most similar first."""
+    return difflib.get_close_matches(name, dict.fromkeys(names))
 
 
 def names_module(env: Any) -> bool:

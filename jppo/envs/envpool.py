@@ -1,11 +1,11 @@
 """Adapter for EnvPool, whose environments reset themselves in the step after the end of an episode."""
 
-import difflib
 from typing import Any
 
 import jax
 import numpy as np
 
+from jppo.config.checks import closest_names
 from jppo.envs.host_families import import_family
 from jppo.envs.spaces import PyTree
 
@@ -15,7 +15,7 @@ def make_envpool(name: str, seeds: list[int]) -> Any:
     task = name.partition(":")[2]
     tasks = (envpool := import_family("envpool", name)).list_all_envs()
     if task not in tasks:
-        near = difflib.get_close_matches(task, tasks, 3, 0.6)
+        near = closest_names(task, tasks)
         raise ValueError(f"envpool has no task {task!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     return envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds)
 

@@ -1,11 +1,11 @@
 """Names of environments: imports of module:name, and the message for unknown names."""
 
-import difflib
 import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jppo.config.checks import closest_names
 from jppo.config.families import FAMILIES, HOST_FAMILIES
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
@@ -57,7 +57,7 @@ def make_named(source: str) -> Any:
 
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
-    near = difflib.get_close_matches(name, dict.fromkeys(known), 3, 0.6)
+    near = closest_names(name, known)
     forms = "`jppo envs` lists all names; your own environment needs the form module:name"
     if ":" not in name:
         near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
