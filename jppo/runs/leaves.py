@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.ppo.keys import is_key
 from jppo.ppo.types import PyTree
 
 
@@ -62,11 +63,6 @@ def _copy(leaf: Any) -> Any:
     if isinstance(data, jax.Array) and not data.is_fully_addressable:
         return np.array(data.addressable_data(0)) if data.is_fully_replicated else jnp.copy(data)
     return np.array(data)
-
-
-def is_key(leaf: Any) -> bool:
-    """Returns whether an array contains PRNG keys."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _is_empty(leaf: Any) -> bool:

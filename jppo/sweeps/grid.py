@@ -24,6 +24,7 @@ from jppo.config.run import EVAL_EPISODES
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs.backends import require_device
 from jppo.ppo.anakin import Anakin
+from jppo.ppo.keys import is_key
 from jppo.runs.files import jsonable
 from jppo.runs.groups import format_value
 from jppo.runs.run_dir import safe_name
@@ -298,7 +299,7 @@ def _describe_part(part: Any, seen: list[Any]) -> str:
 
 def _describe_array(array: Any) -> str:
     """Returns a text that identifies an array; the repr of a large one leaves out numbers."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         array = jax.random.key_data(array)
     content = np.asarray(array)
     data = repr(content.tolist()).encode() if content.dtype == object else content.tobytes()

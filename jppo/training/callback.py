@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import check_hyperparams
+from jppo.ppo.keys import is_key
 from jppo.ppo.types import PyTree
 from jppo.runs.leaves import describe_array
 
@@ -207,5 +208,4 @@ def _describe(leaf: Any) -> str:
         return f"a Python {type(leaf).__name__}"
     if not hasattr(leaf, "dtype"):
         return f"a {type(leaf).__name__}"
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return f"a key{list(leaf.shape)} of {jax.random.key_impl(leaf)}" if is_key else describe_array(leaf)
+    return f"a key{list(leaf.shape)} of {jax.random.key_impl(leaf)}" if is_key(leaf) else describe_array(leaf)
