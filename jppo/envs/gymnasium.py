@@ -100,7 +100,8 @@ class HostEnvs:
         try:
             return forbid_exit(self._vector.render)()[0]
         except Exception as error:  # from any graphics library
-            hint = " (MUJOCO_GL=egl or osmesa may help)" if "mujoco" in type(error).__module__ else ""
+            is_mujoco = "mujoco" in f"{type(error).__module__} {error}".lower()
+            hint = " (MUJOCO_GL=egl or osmesa may help)" if is_mujoco else ""
             raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
     @forbid_exit

@@ -15,6 +15,7 @@ from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.episodes import EpisodicEnv
+from jppo.envs.families import choose_mujoco_gl
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
 from jppo.ppo.types import Array, PyTree
@@ -112,8 +113,7 @@ def check_drawable(env: Environment | HostEnvironment) -> None:
 def _choose_display() -> None:
     """Sets the environment variables with which SDL and MuJoCo draw without a screen."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("MUJOCO_GL", "egl")
+    choose_mujoco_gl()
 
 
 def _device_episode(

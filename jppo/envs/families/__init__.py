@@ -73,8 +73,15 @@ def make_family_env(name: str, **options: Any) -> Environment:
     return env._replace(name=name)
 
 
-def _adapter(family: str) -> Any:
+def choose_mujoco_gl() -> None:
+    """Sets MUJOCO_GL on a machine without a display, where MuJoCo's default aborts and "egl" needs its library.
+
+    MuJoCo reads it when it is imported.
+    """
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        # MuJoCo reads it when it is imported. Its default aborts without a display; "egl" fails without the library
         os.environ.setdefault("MUJOCO_GL", "egl" if ctypes.util.find_library("EGL") else "disabled")
+
+
+def _adapter(family: str) -> Any:
+    choose_mujoco_gl()
     return importlib.import_module(f"jppo.envs.families.{family}")
