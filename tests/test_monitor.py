@@ -464,7 +464,7 @@ def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return(ru
     best = runs.read_best(path)
     assert 0 < best.update < 16
     assert best.score > result.summary["return_mean"]
-    assert best == runs.Best(result.summary["best_update"], result.summary["best_return"], "recent return")
+    assert best == runs.BestPolicy(result.summary["best_update"], result.summary["best_return"], "recent return")
 
 
 @pytest.mark.slow

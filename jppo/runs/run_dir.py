@@ -171,7 +171,7 @@ def _or_nan(value: Any) -> Any:
     return value if isinstance(value, int | float) and not abs(value) >= 2**63 else math.nan
 
 
-class Best(NamedTuple):
+class BestPolicy(NamedTuple):
     """Describes the policy of a run with the highest mean return so far."""
 
     update: int  # number of updates of the policy
@@ -179,14 +179,14 @@ class Best(NamedTuple):
     measure: str  # "evaluation" or "recent return"
 
 
-def save_policy(run_dir: Path, policy: PolicyState, best: Best | None = None) -> None:
+def save_policy(run_dir: Path, policy: PolicyState, best: BestPolicy | None = None) -> None:
     """Writes the final policy, or the best one, atomically as an .npz file with one array per leaf. Raises OSError."""
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **copy_leaves(policy), **({} if best is None else best._asdict()))
     write_atomically(run_dir / (POLICY if best is None else BEST), file.getvalue())
 
 
-def read_best(run_dir: Path) -> Best | None:
+def read_best(run_dir: Path) -> BestPolicy | None:
     """Returns the description of a run's best policy, or None.
 
     Raises:
@@ -197,7 +197,7 @@ def read_best(run_dir: Path) -> Best | None:
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            return Best(int(file["update"]), float(file["score"]), str(file["measure"]))
+            return BestPolicy(int(file["update"]), float(file["score"]), str(file["measure"]))
     except _NPZ_ERRORS as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
@@ -228,7 +228,9 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
             if (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} has another checksum")
         with np.load(path, allow_pickle=False) as file:
-            leaves = {name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in Best._fields}
+            leaves = {
+                name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in BestPolicy._fields
+            }
         return restore_leaves(leaves, like, "", path)
     except _NPZ_ERRORS as error:
         raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error

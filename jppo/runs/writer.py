@@ -13,7 +13,7 @@ from typing import Any
 
 from jppo.ppo.types import PolicyState
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
-from jppo.runs.run_dir import BEST, POLICY, Best, rows_until, save_policy
+from jppo.runs.run_dir import BEST, POLICY, BestPolicy, rows_until, save_policy
 
 _METRICS, _LOCK = "metrics.jsonl", ".lock"
 _FLUSH_SECONDS = 10.0  # between two flushes of the TensorBoard file
@@ -106,7 +106,7 @@ class RunWriter:
         if self._wandb:
             self._wandb.log(means, step=step)
 
-    def save_best(self, policy: PolicyState, best: Best) -> None:
+    def save_best(self, policy: PolicyState, best: BestPolicy) -> None:
         """Writes the best policy so far."""
         try:
             save_policy(self.path, policy, best)

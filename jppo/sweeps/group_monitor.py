@@ -18,7 +18,7 @@ from jppo.sweeps.log import PopulationLogger, RunLog, rows_of
 from jppo.sweeps.population import Population, evaluation_keys, place_flags
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, STOPPED
 from jppo.training.device_loop import ChunkLoop
-from jppo.training.evaluator import METRICS, Evaluated
+from jppo.training.evaluator import METRICS, EvaluationResult
 from jppo.training.monitor import Monitor
 
 
@@ -81,8 +81,9 @@ class GroupMonitor(Monitor):
             except ValueError as error:
                 run.end(DIVERGED, error=first_line(error))
                 return {}
-            run.evaluated = Evaluated({name: metrics[name][index] for name in METRICS}, rows_of(policies, index))
-            monitor.start(self._log.updates, run.evaluated.policy_state)
+            own = {name: metrics[name][index] for name in METRICS}
+            run.evaluation = EvaluationResult(own, rows_of(policies, index))
+            monitor.start(self._log.updates, run.evaluation.policy_state)
         more = monitor.finish(_RunOfLoop(self, loop, index))
         if (ended := monitor.ended) is not None:
             if ended.error is not None:
@@ -96,9 +97,9 @@ class GroupMonitor(Monitor):
                 run.end(ended.status, ended.reason)
         return more
 
-    def _start_evaluation(self, policy_state: PolicyState, update: int, _: Callable[[], bool]) -> Evaluated:
+    def _start_evaluation(self, policy_state: PolicyState, update: int, _: Callable[[], bool]) -> EvaluationResult:
         metrics, policies, stuck = self._population.evaluate(policy_state, self._keys, np.int32(update))
-        return Evaluated(metrics | {"stuck": stuck}, policies)
+        return EvaluationResult(metrics | {"stuck": stuck}, policies)
 
     def _end_all(self) -> None:
         """Ends the other runs too if a run has ended: the runs of a population train together."""

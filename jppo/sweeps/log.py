@@ -13,11 +13,11 @@ from jppo.errors import describe_empty_mask
 from jppo.ppo.anakin import AnakinState, min_episodes
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.leaves import restore_leaves
-from jppo.runs.run_dir import Best
+from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome
 from jppo.training.callback import RunInfo
-from jppo.training.evaluator import Evaluated
+from jppo.training.evaluator import EvaluationResult
 from jppo.training.history import History, RecentEpisodes
 from jppo.training.line_means import LineMeans
 from jppo.training.monitor import Monitor
@@ -34,7 +34,7 @@ class RunLog:
       updates: number of finite updates so far.
       status: why the run has ended, see `RunOutcome.status`; "" while it trains.
       monitor: evaluates the run, calls the callback and keeps the best policy; None if the sweep has no events.
-      evaluated: the result of the run's newest evaluation.
+      evaluation: the result of the run's newest evaluation.
       means: the metrics since the last call of the callback.
       event_means: see `Logger`.
       best_policy: the policy of `monitor.best`, or None.
@@ -46,7 +46,7 @@ class RunLog:
         self.status, self.stop_reason, self.error = "", "", ""
         self.reporter, self.writer, self._group = NullReporter(), self, group
         self.means, self.event_means = LineMeans(settings.run.callback_every), dict[str, float]()
-        self.evaluated: Evaluated | None = None
+        self.evaluation: EvaluationResult | None = None
         self.best_policy: PolicyState | None = None
         self.monitor: Monitor | None = None
         if group.has_events:
@@ -54,7 +54,7 @@ class RunLog:
                 self,
                 settings.run,
                 min_episodes=min_episodes(config),
-                evaluate=(lambda *_: self.evaluated) if settings.run.eval_every else None,
+                evaluate=(lambda *_: self.evaluation) if settings.run.eval_every else None,
                 callback=settings.callback,
                 info=RunInfo(group.env_name, spec.seed, MappingProxyType(spec.settings), spec.number),
                 best_every=group.best_every,
@@ -89,7 +89,7 @@ class RunLog:
             lines = self.means.add(rows)
             self.event_means = {name: column[-1].item() for name, column in lines.items() if len(column)}
 
-    def save_best(self, policy: PolicyState, best: Best) -> None:
+    def save_best(self, policy: PolicyState, best: BestPolicy) -> None:
         """Keeps the best policy so far; the monitor calls it."""
         self.best_policy = policy
 
@@ -139,7 +139,7 @@ class RunLog:
         self.updates, self.status, self.error = (content[name] for name in ("updates", "status", "error"))
         self.recent.restore(content["recent"])
         if self.monitor is not None:
-            self.monitor.best = None if content["best"] is None else Best(*content["best"])
+            self.monitor.best = None if content["best"] is None else BestPolicy(*content["best"])
             self.monitor.last_eval, self.means.partial = content["last_eval"], content["event"]
 
     def restore_best(self, leaves: dict[str, np.ndarray], like: PyTree, prefix: str, path: Path) -> None:

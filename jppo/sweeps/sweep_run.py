@@ -18,7 +18,7 @@ from jppo.runs.files import jsonable, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
-from jppo.runs.run_dir import Best, run_config
+from jppo.runs.run_dir import BestPolicy, run_config
 from jppo.runs.writer import RunWriter
 
 STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
@@ -47,7 +47,7 @@ class RunOutcome:
     error: str = ""  # why the run ended, if an action_mask without legal actions ended it
     stop_reason: str = ""  # if the status is stopped
     eval_return_mean: float | None = None  # mean return of the last evaluation; None before the first one
-    best: Best | None = None  # update and return of the best policy
+    best: BestPolicy | None = None  # update and return of the best policy
     best_policy_state: PolicyState | None = None  # NumPy leaves
     # of population-based training: (update, number of the copied run); None without it
     copies: tuple[tuple[int, int], ...] | None = None
@@ -202,7 +202,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
-            best = None if about.get("best") is None else Best(*about["best"])
+            best = None if about.get("best") is None else BestPolicy(*about["best"])
             like = None if agent is None else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
             policy_state = _read_policy(file, "policy", like)
             best_policy_state = None if best is None else _read_policy(file, "best", like)

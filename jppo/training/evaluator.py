@@ -21,7 +21,7 @@ from jppo.runs.episodes import check_legal_actions, make_host_player, make_playe
 METRICS = ("return_mean", "return_std", "length_mean")
 
 
-class Evaluated(NamedTuple):
+class EvaluationResult(NamedTuple):
     """The result of an evaluation, which may still be computed on the device."""
 
     metrics: dict[str, Any]  # by name, see METRICS
@@ -30,13 +30,13 @@ class Evaluated(NamedTuple):
 
 
 # timeout in seconds -> the result of an evaluation in another process, or None if it still runs
-PendingEvaluation = Callable[[float], Evaluated | None]
+PendingEvaluation = Callable[[float], EvaluationResult | None]
 
 # (policy, number of updates, whether a stop was requested) -> result, or None if the stop request ended the evaluation
-Evaluator = Callable[[PolicyState, int, Callable[[], bool]], Evaluated | PendingEvaluation | None]
+Evaluator = Callable[[PolicyState, int, Callable[[], bool]], EvaluationResult | PendingEvaluation | None]
 
 
-class _Stopped(Exception):
+class _StopRequest(Exception):
     """A stop was requested during an evaluation on the host."""
 
 
@@ -85,10 +85,10 @@ class DeviceEvaluator:
         self._program = jit(evaluate, out_shardings=agent.sharding.train).lower(shapes, np.int32(0)).compile()
         self.bytes = bytes_needed_beside(self._program)
 
-    def __call__(self, state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> Evaluated:
+    def __call__(self, state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> EvaluationResult:
         """Starts an evaluation."""
         metrics, policy_state, stuck = self._program(state, np.int32(update))
-        return Evaluated(metrics, policy_state, lambda: check_legal_actions(self._name, np.asarray(stuck)))
+        return EvaluationResult(metrics, policy_state, lambda: check_legal_actions(self._name, np.asarray(stuck)))
 
 
 def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
@@ -96,15 +96,15 @@ def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
     num_episodes = run.eval_episodes or EVAL_EPISODES
     play = make_host_player(agent.env, agent.policy, bool(run.eval_sampled))
 
-    def evaluate(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> Evaluated | None:
+    def evaluate(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> EvaluationResult | None:
         def check_stop() -> None:
             if stop_requested():
-                raise _Stopped
+                raise _StopRequest
 
         policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
-        with raise_on_all_processes(), contextlib.suppress(_Stopped):
+        with raise_on_all_processes(), contextlib.suppress(_StopRequest):
             summary = play(policy, num_episodes, episode_seed(seed, update), before_step=check_stop).summary()
-            result = Evaluated({name: summary[name] for name in METRICS}, policy)
+            result = EvaluationResult({name: summary[name] for name in METRICS}, policy)
         return None if allgather_ints([result is None]).any() else result
 
     return evaluate

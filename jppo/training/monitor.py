@@ -8,9 +8,9 @@ from jppo.config.run import RunConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
-from jppo.runs.run_dir import Best
+from jppo.runs.run_dir import BestPolicy
 from jppo.training.callback import Callback, CallbackEvent, RunInfo, call
-from jppo.training.evaluator import Evaluated, Evaluator, PendingEvaluation
+from jppo.training.evaluator import EvaluationResult, Evaluator, PendingEvaluation
 from jppo.training.logger import LoopResult
 
 _CONTINUE, _STOPPED, _FAILED = 0, 1, 2  # codes that the processes exchange after an evaluation or a callback
@@ -36,7 +36,7 @@ class Monitor:
         evaluate: Evaluator | None = None,
         callback: Callback | None = None,
         info: RunInfo | None = None,
-        best: Best | None = None,
+        best: BestPolicy | None = None,
         best_every: int = 0,
     ) -> None:
         """
@@ -56,7 +56,7 @@ class Monitor:
         self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
         self.target = None if evaluate is not None else run.stop_at_return
         self._eval_target = math.inf if evaluate is None or run.stop_at_return is None else run.stop_at_return
-        self._running: dict[int, Evaluated | PendingEvaluation | Exception] = {}  # by update
+        self._running: dict[int, EvaluationResult | PendingEvaluation | Exception] = {}  # by update
         self._measure = "recent return" if evaluate is None else "evaluation"
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
@@ -104,7 +104,7 @@ class Monitor:
     def is_ready(self, update: int) -> bool:
         """Returns whether the result of the evaluation after `update` updates can be read without waiting."""
         result = self._running.get(update) if self._running else None
-        return not isinstance(result, Evaluated) or all(x.is_ready() for x in result.metrics.values())
+        return not isinstance(result, EvaluationResult) or all(x.is_ready() for x in result.metrics.values())
 
     def finish(self, loop: Any) -> dict[str, Any]:
         """Handles the events after the last update of the log, and returns metrics to add to those of the update.
@@ -131,7 +131,7 @@ class Monitor:
             metrics |= self._call_back(loop, metrics)
         return metrics
 
-    def _read_evaluation(self, result: Evaluated | Exception) -> dict[str, float]:
+    def _read_evaluation(self, result: EvaluationResult | Exception) -> dict[str, float]:
         """Returns the metrics of an evaluation. Raises its error."""
         if isinstance(result, Exception):
             raise result
@@ -179,7 +179,7 @@ class Monitor:
     def _offer(self, score: float, policy_state: PolicyState) -> None:
         """Makes a policy the best one if its score is the highest; a NaN is not."""
         if score > (-math.inf if self.best is None else self.best.score):
-            self.best = Best(self._log.updates, score, self._measure)
+            self.best = BestPolicy(self._log.updates, score, self._measure)
             self._best_policy = policy_state
 
     def _call_back(self, loop: Any, metrics: dict[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.episodes import make_host_player
-from jppo.training.evaluator import METRICS, Evaluated, PendingEvaluation, episode_seed
+from jppo.training.evaluator import METRICS, EvaluationResult, PendingEvaluation, episode_seed
 
 PlayerArgs = tuple[HostEnvironment, Network | RecurrentNetwork, PyTree, bool]  # env, network, action_spec, sampled
 
@@ -62,7 +62,7 @@ class RayEvaluator:
         seed = episode_seed(self._seed, update)
         pending = self._handle.evaluate.remote(self._player_ref, policy_state, self._num_episodes, seed)
 
-        def poll(timeout: float) -> Evaluated | None:
+        def poll(timeout: float) -> EvaluationResult | None:
             if not ray.wait([pending], timeout=timeout)[0]:
                 return None
             try:
@@ -72,7 +72,7 @@ class RayEvaluator:
             if isinstance(answer, ActorError):
                 text = f"\n{answer.full}" if answer.full else f" {answer.short}"
                 raise ActorsFailed(f"the evaluation after update {update} failed with:{text}")
-            return Evaluated(answer, policy_state)
+            return EvaluationResult(answer, policy_state)
 
         return poll
 
