@@ -241,7 +241,7 @@ def _lock(path: Path) -> Any:
 
 def is_written(path: Path) -> bool:
     """Returns whether a process writes to a run directory now. Does not change the directory."""
-    import fcntl
+    import fcntl  # because filelock would create a missing file
 
     try:
         with open(path / _LOCK, "rb") as file:
