@@ -19,7 +19,7 @@ from checks import SMALL
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import jppo
-from jppo.training import run
+from jppo.training import run, video
 from jppo.training.progress import WorkerReporter
 
 
@@ -99,6 +99,7 @@ def train(
     run_dir,
     interrupted=False,
     interrupted_twice=False,
+    video_interrupted=False,
     env="CartPole-v1",
     seeds=(7, 7),
     rate=jppo.schedules.linear(3e-3, 0.0),
@@ -107,6 +108,8 @@ def train(
     if interrupted and number == 1:
         threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
     run.WorkerReporter = TwiceInterrupted if interrupted_twice else WorkerReporter
+    if video_interrupted:  # only the first process draws
+        arguments["video"], video.play_gif = True, lambda *_, **__: signal.raise_signal(signal.SIGINT)
     rate = jppo.Hyperparams(learning_rate=rate, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -188,3 +189,14 @@ def test_one_device_needs_no_shard_map():
         return 2 * x
 
     assert shard_over_devices(double, make_mesh(CONFIG, 1), None, None) is double
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, devices.OtherProcessInterrupted])
+def test_third_ctrl_c_ends_a_process_that_waits_for_the_others(monkeypatch, exception):
+    handlers, before = [], signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(devices, "_exchange", lambda *_: handlers.append(signal.getsignal(signal.SIGINT)))
+    with pytest.raises(exception), devices.interrupt_all_processes():
+        raise exception
+    assert handlers == ([signal.SIG_DFL] if exception is KeyboardInterrupt else [])
+    assert signal.getsignal(signal.SIGINT) is before

@@ -37,6 +37,7 @@ RUNS = {
     "actors interrupted twice": IN_PROCESS | {"total_steps": 10**9, "num_devices": 2, "interrupted_twice": True},
     "evaluation interrupted twice": IN_PROCESS
     | {"total_steps": STEPS, "env": "interrupting", "eval_every": 1, "eval_episodes": 96},
+    "video interrupted": {"total_steps": STEPS, "num_devices": 2, "video_interrupted": True},
     "tired": IN_PROCESS | {"total_steps": STEPS, "env": "tired"},
     "tired evaluation": IN_PROCESS | {"total_steps": STEPS, "env": "tired", "eval_every": 1, "eval_episodes": 96},
     "generous": IN_PROCESS | {"total_steps": STEPS, "env": "generous", "eval_every": 2, "stop_at_return": 600.0},
@@ -151,6 +152,14 @@ def test_second_ctrl_c_in_one_process_ends_both_at_once(processes, name):
     first, second = (outcome["error"] for outcome in outcomes(processes, name))
     assert (first, second) == ("OtherProcessInterrupted: another process was interrupted", "KeyboardInterrupt: ")
     assert not (processes[0] / name / "policy_state.npz").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_one_process_draws_a_video_ends_it_at_once(processes):
+    first, second = outcomes(processes, "video interrupted")
+    assert first == {"error": "KeyboardInterrupt: "}
+    assert second["summary"]["status"] == "finished"
+    assert (processes[0] / "video interrupted" / "policy_state.npz").is_file()
 
 
 @pytest.mark.slow

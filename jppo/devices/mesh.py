@@ -6,6 +6,8 @@ Every device runs the same program on its shard of the environments. If JAX runs
 
 import contextlib
 import functools
+import signal
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +112,7 @@ def _exchange(interrupted: bool, values: Sequence[int]) -> np.ndarray:
 def interrupt_all_processes() -> Iterator[None]:
     """Passes a KeyboardInterrupt that ends the block on to the other processes, whose next `allgather_ints` raises it.
 
-    Waits until they call it. Another Ctrl-C ends this wait.
+    Waits until they call it. Another Ctrl-C ends this process at once.
     """
     try:
         yield
@@ -118,8 +120,22 @@ def interrupt_all_processes() -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         if jax.process_count() > 1:
-            _exchange(True, [])
+            with _end_at_ctrl_c():
+                _exchange(True, [])
         raise
+
+
+@contextlib.contextmanager
+def _end_at_ctrl_c() -> Iterator[None]:
+    """Lets Ctrl-C end the process at once. Python's handler would wait, because XLA's exchange blocks on CPU."""
+    if threading.current_thread() is not threading.main_thread():  # an environment raised the KeyboardInterrupt
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager

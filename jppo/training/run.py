@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 _LINE_BYTES = {True: 600, False: 900}  # of metrics.jsonl, on the device and with actors
 
 
-@interrupt_all_processes()
 def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: RunHooks | None = None) -> Result:
     """Trains in this process and, if JAX runs in several processes, together with them.
 
@@ -57,31 +56,36 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
     """
     if settings.run_dir is not None:  # an environment may change the working directory
         settings = dataclasses.replace(settings, run_dir=settings.run_dir.absolute())
-    with raise_on_all_processes():
-        previous = read_previous_run(settings)
-        if previous is not None and hooks is None:
-            settings = fill_from_previous_run(settings, previous)
-        prepared = prepare_run(settings, adjust=None if hooks is None else hooks.adjust)
-        if settings.run_dir is not None and previous is not None and hooks is None:
-            check_same_run(settings.run_dir, previous, prepared.config_json)
-        reporter = make_reporter(progress, prepared.total_steps)
-    same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": previous is not None}
-    assert_same_settings(json.dumps(prepared.config_json | same, default=str))
-    if number := jax.process_index():
-        reporter = WorkerReporter(reporter, number)
-    if previous is not None and hooks is None and (result := _finished_result(settings, previous, prepared, reporter)):
-        if prepared.run.video and result.run_dir is not None and not (result.run_dir / "video.gif").exists():
-            reporter.message(f"this run has no video; write one with: jppo play {result.run_dir}")
-        return result
-    files = _Files(settings, prepared, previous, hooks)
-    sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
-    has_video = bool(prepared.run.video) and not number
-    if has_video:
-        from jppo.training.video import can_write_video, write_video  # drawing needs host modules
+    with interrupt_all_processes():
+        with raise_on_all_processes():
+            previous = read_previous_run(settings)
+            if previous is not None and hooks is None:
+                settings = fill_from_previous_run(settings, previous)
+            prepared = prepare_run(settings, adjust=None if hooks is None else hooks.adjust)
+            if settings.run_dir is not None and previous is not None and hooks is None:
+                check_same_run(settings.run_dir, previous, prepared.config_json)
+            reporter = make_reporter(progress, prepared.total_steps)
+        same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": previous is not None}
+        assert_same_settings(json.dumps(prepared.config_json | same, default=str))
+        if number := jax.process_index():
+            reporter = WorkerReporter(reporter, number)
+        if (
+            previous is not None
+            and hooks is None
+            and (result := _finished_result(settings, previous, prepared, reporter))
+        ):
+            if prepared.run.video and result.run_dir is not None and not (result.run_dir / "video.gif").exists():
+                reporter.message(f"this run has no video; write one with: jppo play {result.run_dir}")
+            return result
+        files = _Files(settings, prepared, previous, hooks)
+        sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
+        has_video = bool(prepared.run.video) and not number
+        if has_video:
+            from jppo.training.video import can_write_video, write_video  # drawing needs host modules
 
-        has_video = can_write_video(prepared.agent.env, _warn_with(reporter))
-    with explain_out_of_memory(f"lower {sizes}"):
-        result = _train(prepared, files, reporter)
+            has_video = can_write_video(prepared.agent.env, _warn_with(reporter))
+        with explain_out_of_memory(f"lower {sizes}"):
+            result = _train(prepared, files, reporter)
     if has_video and result.run_dir is not None and result.summary["status"] != "interrupted":
         write_video(result.agent.env, result.policy, result.run_dir, reporter.message, _warn_with(reporter))
     return result
