@@ -411,7 +411,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "jppo: --pbt-fraction 2.0 must be a number from 0 to",
         ),
         (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
-        (["plan", "os:getcwd"], "jppo: os:getcwd is not a JAX environment; plan supports JAX environments only"),
+        (
+            ["plan", "os:getcwd"],
+            "jppo: os:getcwd is not the name of a JAX environment; plan supports JAX environments only: in Python",
+        ),
         (["plan", "CartPole-v1", "--num-devices", "3"], "jppo: --num-devices 3 must divide 4"),
         (["train", "Taxi-v4", "--num-actors", "-1"], "--num-actors -1 must be a whole number"),
         (["train", "Taxi-v4", "--num-actors", "3"], "jppo: --num-envs 16 cannot be spread evenly over --num-actors 3"),

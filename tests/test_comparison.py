@@ -14,6 +14,7 @@ from run_files import finished, with_hyperparams, write_run
 from jppo.cli.main import main
 from jppo.runs import statistics
 from jppo.runs.comparison import _letters, compare
+from jppo.runs.groups import format_value
 from jppo.runs.listing import find_runs, format_age, read_run
 from jppo.runs.statistics import difference_interval
 
@@ -236,6 +237,11 @@ def test_difference_interval_covers_zero_as_often_as_documented(monkeypatch, see
 def test_difference_interval_of_constant_returns():
     assert difference_interval(np.zeros(5), np.ones(5)) == (1.0, 1.0)
     assert difference_interval(np.ones(5), np.zeros(5)) == (-1.0, -1.0)
+
+
+def test_format_value():
+    values = ((64, 64), (), ("position", "speed"), 0.1234567, "gru")
+    assert [format_value(value) for value in values] == ["64x64", "none", "position,speed", "0.123457", "gru"]
 
 
 def test_letters():

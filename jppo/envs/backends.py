@@ -70,5 +70,5 @@ def require_device(env: Any, function: str, remedy: str) -> None:
     name = env if isinstance(env, str) else getattr(env, "__name__", getattr(env, "name", type(env).__name__))
     kind = "a function" if inspect.isfunction(env) else "a Gymnasium environment"
     if isinstance(env, str) and names_module(env):  # nobody has made the environment, it may be any object
-        kind = "not a JAX environment"
+        kind, remedy = "not the name of a JAX environment", f"in Python, {remedy}"
     raise ValueError(f"{name} is {kind}; {function} supports JAX environments only: {remedy}")

@@ -69,5 +69,7 @@ def format_value(value: Any) -> str:
     """Returns the value of a setting as text for tables and labels."""
     if isinstance(value, float) and not isinstance(value, Schedule):
         return f"{value:.6g}"
-    text = ("x".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
-    return escape_controls(text)
+    if isinstance(value, list | tuple):
+        separator = "," if any(isinstance(part, str) for part in value) else "x"  # names, or sizes of layers
+        return escape_controls(separator.join(map(str, value)) or "none")
+    return escape_controls(str(value))

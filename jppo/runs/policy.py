@@ -198,12 +198,12 @@ def complete_obs(obs_spec: Any, seen: Collection[str], obs: Any) -> Any:
     Args:
       seen: names of the parts that it sees; empty for all.
     """
-    if not seen or not isinstance(obs, dict) or not set(obs) & {*seen}:
+    if not seen or not isinstance(obs, dict) or not set(obs) >= {*seen}:
         return obs
-    shown = next(name for name in seen if name in obs)
+    shown = next(iter(seen))
     leaf = _to_arrays({shown: obs_spec[shown]}, {shown: obs[shown]})[0].shape
     lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(obs_spec[shown])[0].shape))]
-    missing = set(obs_spec) - set(obs) - {*seen, ACTION_MASK}
+    missing = set(obs_spec) - set(obs) - {ACTION_MASK}
     return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), obs_spec[name]) for name in missing}
 
 
