@@ -379,6 +379,8 @@ def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions(mon
         play_gif(env, result.policy, tmp_path / "play.gif")
     played = render._device_episode(env, result.policy, 0, False, 3, list)
     assert played[1:] == ([1.0, 2.0, 3.0], False)
+    with pytest.raises(ValueError, match="in episode 0 at step 3; every mask"):
+        play_gif(jppo.make_env(EmptyFromThree()), result.policy, tmp_path / "play.gif")
 
 
 @pytest.mark.slow
@@ -465,6 +467,18 @@ def device_masked(**fields):
     env = Masked()
     vars(env).update(fields)
     return env
+
+
+class EmptyFromThree(Masked):
+    """Has no legal action from time 3 on. Illegal actions do not end the episode."""
+
+    def get_obs(self, state, *args):
+        obs = super().get_obs(state, *args)
+        return obs | {"action_mask": obs["action_mask"] & (state.time < 3)}
+
+    def step_env(self, *args):
+        obs, state, reward, _, info = super().step_env(*args)
+        return obs, state, reward, state.time < 0, info
 
 
 class DeviceTwos(Masked):

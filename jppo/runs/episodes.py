@@ -63,7 +63,7 @@ class DeviceEpisodes(NamedTuple):
     returns: Array  # [E] f32
     lengths: Array  # [E] i32
     done: Array  # [E] bool
-    stuck: Array  # [E] i32, step at which no action was legal; -1 if there was none
+    stuck: Array  # [E] i32, first step at which no action was legal; -1 if there was none
 
 
 def start_episodes(env: Environment, policy: Policy, keys: Array) -> DeviceEpisodes:
@@ -89,7 +89,8 @@ def step_episodes(
     """Takes one step in each environment. The results of finished episodes stay the same."""
     if policy.has_mask:
         empty = lacks_legal_action(policy.action_spec, episodes.obs[ACTION_MASK]) & ~episodes.done
-        episodes = episodes._replace(stuck=jnp.where(empty, episodes.step, episodes.stuck))
+        first = empty & (episodes.stuck < 0)
+        episodes = episodes._replace(stuck=jnp.where(first, episodes.step, episodes.stuck))
     keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, episodes.step + 1), 2))(episodes.keys)
     chosen = act(policy, state, episodes.obs, keys[:, 0] if sampled else None, episodes.carry)
     after = step_rows(env, keys[:, 1], episodes.env_state, chosen.env_action)
