@@ -734,7 +734,7 @@ def test_play(env):
         ("DeepSea-bsuite", [], "DeepSea-bsuite cannot be drawn; supported environments: Acrobot-v1, "),
         ("CartPole-v1", ["--output", "a.png"], "output a.png must end in .gif"),
         ("CartPole-v1", ["--output", "no/a.gif"], "there is no directory no"),
-        ("CartPole-v1", ["--max-steps", "0"], "--max-steps 0 must be at least 1"),
+        ("CartPole-v1", ["--max-steps", "0"], "--max-steps 0 must be a whole number of at least 1"),
         ("CartPole-v1", ["--max-steps", "2", "--output", "/proc/a.gif"], "output /proc/a.gif cannot be written"),
     ],
 )

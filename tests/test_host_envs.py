@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import os
 import sys
 
 import gymnasium
@@ -23,7 +24,7 @@ from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
 from jppo.ppo.distributions import Categorical
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
-from jppo.runs import episodes
+from jppo.runs import episodes, render
 from jppo.runs.policy import TrainedPolicy
 
 SEEDS = (5, 0, 7, 2, 9, 3)
@@ -308,6 +309,15 @@ def test_vectors_made_by_gymnasium():
     same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
     make = functools.partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync", vector_kwargs=same_step)
     check_by_hand(make, functools.partial(gymnasium.make, "CartPole-v1"), num_steps=60)
+
+
+def test_drawing_needs_neither_screen_nor_sound(monkeypatch):
+    names = ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER")
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    render.check_drawable(make_host_env("CartPole-v1"))
+    assert [os.environ[name] for name in names] == ["dummy", "dummy"]
 
 
 def test_rendering_uses_render_mode_rgb_array():

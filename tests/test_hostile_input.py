@@ -153,6 +153,7 @@ CASES = [
     ),
     ("jppo plot RUN --output picture.docx", "output picture.docx must end in .png"),
     ("jppo play nowhere", "nowhere is not a run directory: it has no config.json"),
+    ("jppo play RUN --max-steps 0", "--max-steps 0 must be a whole number of at least 1"),
     (
         "jppo export RUN policy.zip",
         "output policy.zip must end in .npz (for NumPy alone) or .stablehlo (for JAX, or any XLA)",
@@ -168,7 +169,7 @@ CASES = [
     # Ray
     (
         "jppo train CartPole-v1 --num-actors 2",
-        "CartPole-v1 runs on the device, without actors; use backend='ray' to train with actors",
+        "CartPole-v1 runs on the device, without actors; use backend='ray' (--backend ray) to train with actors",
     ),
     ("jppo train CartPole-v1 --backend ray --num-actors -1", "--num-actors -1 must be a whole number of at least 0"),
     ("jppo train CartPole-v1 --backend ray --actor-cpus -1", "--actor-cpus -1.0 must be a number of at least 0"),

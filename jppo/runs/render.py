@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.config.checks import check_int
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs import Environment
@@ -72,8 +73,7 @@ def play_gif(
     if isinstance(env, Environment):
         check_drawable(env)
     check_output(output, ".gif")
-    if max_steps < 1:
-        raise ValueError(f"max_steps = {max_steps} must be at least 1")
+    max_steps = check_int("max_steps", max_steps)
     if isinstance(env, HostEnvironment):
         frames, played = _host_episode(env, policy, seed, sampled, max_steps, progress)
         draw = functools.partial(_save, frames)
@@ -111,8 +111,9 @@ def check_drawable(env: Environment | HostEnvironment) -> None:
 
 
 def _choose_display() -> None:
-    """Sets the environment variables with which SDL and MuJoCo draw without a screen."""
+    """Sets the environment variables with which SDL and MuJoCo need neither screen nor sound."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     choose_mujoco_gl()
 
 
@@ -186,8 +187,7 @@ def _draw_classic_control(
     env: Environment, states: list[PyTree], progress: Callable[[str], None], output: Path
 ) -> None:
     """Draws with Gymnasium's renderer, because gymnax's makes a new environment for each frame."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # needs neither screen nor sound
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    _choose_display()
     import gymnasium
     from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
 

@@ -196,7 +196,8 @@ def _spread_over_actors(
         config, ray = spread_envs(config, ray, processes * cores, fixed, processes, env.num_agents)
         return config, dataclasses.replace(ray, max_restarts=0) if settings.run.deterministic else ray
     if ray != RayConfig():
-        raise ValueError(f"{env.name} runs on the device, without actors; use backend='ray' to train with actors")
+        remedy = "use backend='ray' (--backend ray) to train with actors"
+        raise ValueError(f"{env.name} runs on the device, without actors; {remedy}")
     return config, ray
 
 
