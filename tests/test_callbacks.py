@@ -212,6 +212,14 @@ def replaced(change):
             replaced(lambda state: state.replace(train=state.train.replace(hyperparams=CONSTANT.replace(gamma=2.0)))),
             r"gamma = 2 is outside \[0, 1\]",
         ),
+        (
+            replaced(
+                lambda state: state.replace(
+                    train=state.train.replace(hyperparams=CONSTANT.replace(gamma=jppo.schedules.linear(0.9, 0.99)))
+                )
+            ),
+            "hyperparams.gamma is missing, but .* numbers and schedules cannot replace each other; pass a number to",
+        ),
         (lambda event: False, "the callback returned a bool, but it must return None; use event.stop"),
         (replaced(lambda state: state.train), r"event.state.train.policy.* is missing, but the run needs float32"),
         (lambda event: event.log("loss/total", 1.0), "the metric 'loss/total' is one of jppo's; choose another name"),
