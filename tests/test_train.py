@@ -370,6 +370,20 @@ def test_ctrl_c_while_an_aborted_run_is_deleted_leaves_no_directory(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_second_ctrl_c_before_the_first_line_of_metrics_keeps_the_checkpoints(tmp_path):
+    def interrupt(event):
+        if event.update == 3:
+            raise KeyboardInterrupt
+
+    arguments = {"config": CONFIG, "total_steps": 4 * BATCH, "log_every": 1000, "checkpoint_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        jppo.train(Probe(), **arguments, callback=interrupt, callback_every=1, run_dir=tmp_path / "run")
+    assert (tmp_path / "run/metrics.jsonl").stat().st_size == 0
+    resumed = jppo.train(Probe(), **arguments, callback=lambda event: None, callback_every=1, run_dir=tmp_path / "run")
+    assert resumed.summary["status"] == "finished"
+    assert resumed.metrics["update"].tolist() == [4]
+
+
 def test_the_limit_of_a_container_bounds_the_free_memory(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.stat").write_text("anon 300000\nfile 500000\nshmem 100000\n")

@@ -187,12 +187,12 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
     Raises:
       ValueError: all checkpoints are damaged, or they have another format.
     """
-    while paths := _list_checkpoints(run_dir / FOLDER):
+    while paths := list_checkpoints(run_dir / FOLDER):
         for path in reversed(paths):
             try:
                 return read_checkpoint(path)
             except _Damaged as error:
-                if _list_checkpoints(run_dir / FOLDER) != paths:
+                if list_checkpoints(run_dir / FOLDER) != paths:
                     break  # a training run replaced it meanwhile, so read the new ones
                 following = "; the checkpoint before it is used" if path != paths[0] else ""
                 message(f"{path} is damaged ({error}){following}")
@@ -293,7 +293,7 @@ def _crc32(leaf: Any) -> int | None:
     return zlib.crc32(leaf.tobytes()) if isinstance(leaf, np.ndarray) else None
 
 
-def _list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the directories of complete checkpoints, oldest first."""
     paths = (path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal())
     return sorted(paths, key=lambda path: int(path.name))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.ppo.types import PolicyState
+from jppo.runs.checkpoints import FOLDER, list_checkpoints
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
 from jppo.runs.run_dir import BEST, POLICY, BestPolicy, rows_until, save_policy
 
@@ -44,7 +45,7 @@ class RunWriter:
         wandb_module = _import_wandb() if wandb else None
         self._new_parents = [parent for parent in path.parents if not parent.exists()]
         self.path, self._config, self._resume, self._message = path, config, resume, message
-        self._has_updates = False
+        self._has_lines = False
         self._lost_rows = False  # whether lines of metrics.jsonl could not be written
         self._lost_best = False  # whether the best policy could not be written
         self._events: _TensorBoard | None = None
@@ -87,7 +88,7 @@ class RunWriter:
 
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """Appends one line per update to metrics.jsonl; TensorBoard and W&B get the means over the rows."""
-        self._has_updates = True
+        self._has_lines = True
         try:
             self._append("".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode())
         except OSError as error:
@@ -158,10 +159,10 @@ class RunWriter:
         return failed
 
     def abort(self) -> None:
-        """Closes the files without a policy or summary. Deletes the directory of a new run without any update."""
+        """Closes the files without a policy or summary. Deletes the directory of a new run that has saved no update."""
         with contextlib.suppress(Exception):  # the caller raises the original error
             self._close()
-            if not self._resume and not self._has_updates:
+            if not (self._resume or self._has_lines or list_checkpoints(self.path / FOLDER)):
                 shutil.rmtree(self.path)
                 for parent in self._new_parents:
                     parent.rmdir()  # raises if it contains another run
