@@ -96,7 +96,7 @@ class EnvRunner:
         rollout = steps.rollout(**{name: np.asarray(values) for name, values in rollout.items()})
         stats = jax.tree.map(np.asarray, stats)
         seconds["rollout"] = time.perf_counter() - start
-        return Fragment(rollout, stats, seconds, np.asarray(self._streams))
+        return Fragment(rollout=rollout, stats=stats, seconds=seconds, streams=np.asarray(self._streams))
 
     def close(self) -> None:
         """Closes the environments."""
@@ -166,7 +166,8 @@ def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
     values = dict.fromkeys(("log_prob", "value", "next_value"), steps.final_value)
     none = jax.tree.map(np.asarray, empty_moments())
     stats = EpisodeStats(returns=none, lengths=none, discounted=none)
-    return Fragment(steps.rollout(**values), stats, {}, np.empty((num_envs, *spec.key_data.shape), np.uint32))
+    streams = np.empty((num_envs, *spec.key_data.shape), np.uint32)
+    return Fragment(rollout=steps.rollout(**values), stats=stats, seconds={}, streams=streams)
 
 
 class _Steps:

@@ -99,7 +99,15 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
         )
 
     obs_spec = obs_spec_of(env.name, env.observation_space, obs)
-    return Environment(env.name, reset, step, obs_spec, action_spec, env, EpisodeParams(limit, pool))
+    return Environment(
+        name=env.name,
+        reset=reset,
+        step=step,
+        obs_spec=obs_spec,
+        action_spec=action_spec,
+        source=env,
+        params=EpisodeParams(limit, pool),
+    )
 
 
 def _plain_reset(reset: Reset) -> Reset:

@@ -88,7 +88,7 @@ class HostEnvs:
             done = terminated | truncated
             if np.count_nonzero(done):  # four times faster than any()
                 obs, final = self._reset_done(obs, infos, done)
-        return HostStep(obs, reward, terminated, truncated, final)
+        return HostStep(obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final)
 
     @property
     def active(self) -> np.ndarray:
@@ -156,7 +156,16 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
     finally:
         vector.close()
     agents = vector.num_agents if isinstance(vector, AgentRows) else 1
-    return HostEnvironment(name, env, obs_space, action_space, obs_spec, action_spec, masked, agents)
+    return HostEnvironment(
+        name=name,
+        source=env,
+        obs_space=obs_space,
+        action_space=action_space,
+        obs_spec=obs_spec,
+        action_spec=action_spec,
+        has_info_mask=masked,
+        num_agents=agents,
+    )
 
 
 def is_host_env(env: Any) -> bool:

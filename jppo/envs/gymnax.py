@@ -143,7 +143,15 @@ def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environm
     except BrokenContractError as error:
         raise BrokenContractError(f"{name}: {error.args[0]}", error.args[1], error.check) from None
     obs_spec = obs_spec_of(name, source.observation_space(params), jax.eval_shape(seen, obs))
-    return Environment(name, reset, step, obs_spec, action_spec, source, params)
+    return Environment(
+        name=name,
+        reset=reset,
+        step=step,
+        obs_spec=obs_spec,
+        action_spec=action_spec,
+        source=source,
+        params=params,
+    )
 
 
 def _as_bits(tree: PyTree) -> PyTree:

@@ -102,7 +102,13 @@ def _difference(first: SettingScore, second: SettingScore) -> Difference:
         interval = low, high = difference_interval(first.returns, second.returns)
         relation = "higher than" if low > 0 else "lower than" if high < 0 else "not shown to differ from"
         verdict = f"{second.name} is {relation} {first.name}"
-    return Difference(first.name, second.name, second.score - first.score, interval, verdict)
+    return Difference(
+        first=first.name,
+        second=second.name,
+        difference=second.score - first.score,
+        interval=interval,
+        verdict=verdict,
+    )
 
 
 def _letters(number: int) -> str:

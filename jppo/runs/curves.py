@@ -49,7 +49,8 @@ def read_groups(run_dirs: Sequence[Path]) -> list[GroupMetrics]:
         for path, metrics in zip(group.paths, runs, strict=True):
             if missing := [name for name in _REQUIRED if name not in metrics]:
                 raise ValueError(f"{path}/metrics.jsonl is damaged: it has no {', '.join(missing)}")
-        groups.append(GroupMetrics(group.env, group.label, list(map(str, group.paths)), runs))
+        names = list(map(str, group.paths))
+        groups.append(GroupMetrics(env=group.env, settings=group.label, names=names, runs=runs))
     return groups
 
 
@@ -69,7 +70,7 @@ def make_curve(group: GroupMetrics, metric: str = RETURN, x: str = "steps") -> C
     spread = values.std(axis=0)
     if len(runs) == 1 and metric == RETURN and "episode/return_std" in runs[0]:
         spread = smooth(runs[0], column, "episode/return_std", grid)
-    return Curve(len(runs), unit * grid, values.mean(axis=0), spread)
+    return Curve(num_runs=len(runs), x=unit * grid, mean=values.mean(axis=0), spread=spread)
 
 
 def _with_values(name: str, metrics: Metrics, metric: str) -> Metrics:

@@ -36,7 +36,8 @@ def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
     groups: dict[str, RunGroup] = {}
     for path, config, setting in zip(run_dirs, configs, settings, strict=True):
         changed = {name: setting[name] for name in differing if name in setting}
-        group = groups.setdefault(repr(sorted(setting.items())), RunGroup(setting["env"], changed, [], []))
+        new = RunGroup(env=setting["env"], settings=changed, paths=[], seeds=[])
+        group = groups.setdefault(repr(sorted(setting.items())), new)
         group.paths.append(path)
         group.seeds.append(config["seed"])
     return list(groups.values())

@@ -56,7 +56,12 @@ class RunLog:
                 min_episodes=min_episodes(config),
                 evaluate=(lambda *_: self.evaluation) if settings.run.eval_every else None,
                 callback=settings.callback,
-                info=RunInfo(group.env_name, spec.seed, MappingProxyType(spec.settings), spec.number),
+                info=RunInfo(
+                    env=group.env_name,
+                    seed=spec.seed,
+                    settings=MappingProxyType(spec.settings),
+                    number=spec.number,
+                ),
                 best_every=group.best_every,
             )
 

@@ -48,7 +48,7 @@ class Result(NamedTuple):
           ValueError: an unknown metric, or a metric without a value.
         """
         env = self.summary["env"]
-        group = GroupMetrics(env, "", ["the run"], [self.metrics])
+        group = GroupMetrics(env=env, settings="", names=["the run"], runs=[self.metrics])
         return Picture(draw_metrics([group], metrics, x), "png", f"{env}: {', '.join(metrics)} over {x}")
 
     @property

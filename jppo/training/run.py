@@ -125,7 +125,14 @@ def _finished_result(
     log.info(f"{run_dir} is already finished; nothing is left to train")
     policy_state = jax.device_put(jax.device_get(policy_state), jax.local_devices()[0])
     policy = TrainedPolicy(agent.policy, policy_state, agent.env)
-    return Result(log.history.arrays(), policy, summary | {"run_dir": str(run_dir)}, state, agent, run_dir)
+    return Result(
+        metrics=log.history.arrays(),
+        policy=policy,
+        summary=summary | {"run_dir": str(run_dir)},
+        state=state,
+        agent=agent,
+        run_dir=run_dir,
+    )
 
 
 class _Files:
@@ -328,4 +335,6 @@ def _save_result(
     if writer is not None and (failed_writes := writer.close(policy_state, summary)):
         summary["failed_writes"] = failed_writes
     path = None if writer is None else writer.path
-    return Result(log.history.arrays(), policy, summary, loop.state, agent, path)
+    return Result(
+        metrics=log.history.arrays(), policy=policy, summary=summary, state=loop.state, agent=agent, run_dir=path
+    )

@@ -145,11 +145,20 @@ def _play(env: Any, seed: int, actions: PyTree, observations: Observations, mask
             with report_exceptions(name, f"step {t} with action {action}{legal}"):
                 obs, reward, terminated, truncated = read_step(env.step(_env_action(action)))
             resets, final = len(calls), observations.see(obs)
-            seen = final
+            seen, digest = final
             if terminated or truncated:
                 obs = _reset(env)
-                seen = observations.see(obs)
-            step = TraceStep(*seen, final[0], reward, terminated, truncated, resets, _counters(env))
+                seen, digest = observations.see(obs)
+            step = TraceStep(
+                obs=seen,
+                digest=digest,
+                final=final[0],
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+                resets=resets,
+                counters=_counters(env),
+            )
             trace_steps.append(step)
     return stack_trace(*start, counters, trace_steps)
 

@@ -57,6 +57,15 @@ def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations
             final = obs.copy()
             for i, last in after.final_obs.items():
                 final[i] = observations.see(last)[0]
-            ends = (after.reward.copy(), after.terminated.copy(), after.truncated.copy())
-            trace_steps.append(TraceStep(obs, digest, final, *ends, no_resets, {}))
+            step = TraceStep(
+                obs=obs,
+                digest=digest,
+                final=final,
+                reward=after.reward.copy(),
+                terminated=after.terminated.copy(),
+                truncated=after.truncated.copy(),
+                resets=no_resets,
+                counters={},
+            )
+            trace_steps.append(step)
     return stack_trace(*start, {}, trace_steps)

@@ -105,7 +105,15 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
 
     shapes = jax.eval_shape(reset, jax.random.key(0))[0]
     obs_spec = jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape[1:]), str(leaf.dtype)), shapes)
-    return Environment(name, reset, step, obs_spec, action_spec, source, num_agents=len(agents))
+    return Environment(
+        name=name,
+        reset=reset,
+        step=step,
+        obs_spec=obs_spec,
+        action_spec=action_spec,
+        source=source,
+        num_agents=len(agents),
+    )
 
 
 def _observer(source: Any, agents: list[str], masks: bool) -> Any:
