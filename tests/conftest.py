@@ -25,7 +25,7 @@ import pytest
 from checks import QUICK
 from lenient import leniently
 
-from jppo.devices import jit as compiling
+from jppo.devices import jit as jit_module
 from jppo.training import settings as run_settings
 
 assert PLATFORM != "cpu" or len(jax.devices()) == 8
@@ -39,14 +39,14 @@ optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # computes f
 # Runs use one device unless a test sets another number: collectives of eight devices on two cores are slow.
 run_settings.max_usable_devices = lambda config: 1
 
-AS_SHIPPED = compiling._CPU_OPTIONS  # processes that tests start use these
-compiling._CPU_OPTIONS = QUICK
+AS_SHIPPED = jit_module._CPU_OPTIONS  # processes that tests start use these
+jit_module._CPU_OPTIONS = QUICK
 
 
 @pytest.fixture
 def as_shipped(monkeypatch):
     """Compiles with the options of users, which is faster for long runs."""
-    monkeypatch.setattr(compiling, "_CPU_OPTIONS", AS_SHIPPED)
+    monkeypatch.setattr(jit_module, "_CPU_OPTIONS", AS_SHIPPED)
 
 
 def pytest_unconfigure():

@@ -1,3 +1,5 @@
+"""Tests the network of `benchmarks/fused_mlp.py`, a Pallas kernel, against jppo's."""
+
 import functools
 import sys
 from pathlib import Path

@@ -26,7 +26,7 @@ from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import config_of, load_policy_state, read_config, read_metrics
 from jppo.training import device_loop
-from jppo.training import run as running
+from jppo.training import run as run_module
 from jppo.training import settings as run_settings
 from jppo.training.progress import NullReporter
 
@@ -239,12 +239,12 @@ def test_second_ctrl_c_during_cleanup_leaves_no_run(tmp_path, monkeypatch):
     def fail(*args):
         raise KeyboardInterrupt
 
-    def close(checkpoints, closing=running.Checkpoints.close):
+    def close(checkpoints, closing=run_module.Checkpoints.close):
         closing(checkpoints)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "make_loop", fail)
-    monkeypatch.setattr(running.Checkpoints, "close", close)
+    monkeypatch.setattr(run_module, "make_loop", fail)
+    monkeypatch.setattr(run_module.Checkpoints, "close", close)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(ObsActionReward(), total_steps=BATCH, config=CONFIG, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -290,7 +290,7 @@ def test_failure_before_the_first_update_leaves_no_files(tmp_path, monkeypatch, 
         raise error
 
     recorder = Recorder()
-    monkeypatch.setattr(running, "DeviceLoop", fail)
+    monkeypatch.setattr(run_module, "DeviceLoop", fail)
     with pytest.raises(type(error)):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -311,7 +311,7 @@ def test_interrupt_during_compilation_leaves_no_files(tmp_path, monkeypatch, int
             closed.append(1)
 
     recorder = Recorder()
-    monkeypatch.setattr(running, "DeviceLoop", Loop)
+    monkeypatch.setattr(run_module, "DeviceLoop", Loop)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run", progress=recorder)
     assert list(tmp_path.iterdir()) == []
@@ -323,7 +323,7 @@ def test_out_of_memory_error_names_the_sizes(tmp_path, monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
 
-    monkeypatch.setattr(running, "DeviceLoop", fail)
+    monkeypatch.setattr(run_module, "DeviceLoop", fail)
     with pytest.raises(ValueError, match="not have enough memory; lower num_envs = 8 or num_steps = 4"):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -363,7 +363,7 @@ def test_ctrl_c_while_an_aborted_run_is_deleted_leaves_no_directory(tmp_path, mo
         monkeypatch.undo()
         interrupt()
 
-    monkeypatch.setattr(running, "make_loop", interrupt)
+    monkeypatch.setattr(run_module, "make_loop", interrupt)
     monkeypatch.setattr(writer.shutil, "rmtree", interrupt_once)
     with pytest.raises(KeyboardInterrupt):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "runs" / "run")

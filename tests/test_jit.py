@@ -1,3 +1,5 @@
+"""Tests `jppo.jit`: the compilation cache and the settings of the compiler."""
+
 import os
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jppo.devices import jit as compiling
+from jppo.devices import jit as jit_module
 
 OPTIONS = (
     "jax_compilation_cache_dir",
@@ -29,7 +31,7 @@ def no_cache(monkeypatch):
     """Removes the compilation cache from JAX's config."""
     before = {option: getattr(jax.config, option) for option in OPTIONS}
     jax.config.update(OPTIONS[0], None)
-    monkeypatch.delenv(compiling.CACHE, raising=False)
+    monkeypatch.delenv(jit_module.CACHE, raising=False)
     yield monkeypatch
     for option, value in before.items():
         jax.config.update(option, value)
@@ -37,16 +39,16 @@ def no_cache(monkeypatch):
 
 def cache_folder() -> str | None:
     """Returns the folder of the compilation cache of a new process."""
-    compiling._enable_cache.__wrapped__()
+    jit_module._enable_cache.__wrapped__()
     return jax.config.jax_compilation_cache_dir
 
 
-@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME", compiling.CACHE])
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME", jit_module.CACHE])
 def test_the_cache_is_in_a_private_folder_of_the_user(no_cache, tmp_path, variable):
     no_cache.delenv("XDG_CACHE_HOME", raising=False)
     no_cache.setenv(variable, str(tmp_path))
     folder = Path(cache_folder())
-    below = {"XDG_CACHE_HOME": "jppo", "HOME": ".cache/jppo", compiling.CACHE: "."}[variable]
+    below = {"XDG_CACHE_HOME": "jppo", "HOME": ".cache/jppo", jit_module.CACHE: "."}[variable]
     assert folder.parent == tmp_path / below
     assert folder.name.startswith(f"jax-{jax.__version__}-")
     assert folder.stat().st_mode & 0o777 == 0o700, "other users must not be able to write programs"
@@ -55,7 +57,7 @@ def test_the_cache_is_in_a_private_folder_of_the_user(no_cache, tmp_path, variab
 @pytest.mark.parametrize("off", ["off", "OFF", "0", "none"])
 def test_the_cache_can_be_switched_off(no_cache, tmp_path, off):
     no_cache.setenv("HOME", str(tmp_path))
-    no_cache.setenv(compiling.CACHE, off)
+    no_cache.setenv(jit_module.CACHE, off)
     assert cache_folder() is None
     assert not list(tmp_path.iterdir())
 
@@ -67,14 +69,14 @@ def test_a_cache_that_the_user_configured_is_kept(no_cache, tmp_path):
 
 def test_without_a_writable_folder_there_is_no_cache(no_cache, tmp_path):
     (tmp_path / "file").touch()
-    no_cache.setenv(compiling.CACHE, str(tmp_path / "file" / "below"))
+    no_cache.setenv(jit_module.CACHE, str(tmp_path / "file" / "below"))
     assert cache_folder() is None
 
 
 @pytest.mark.slow
 def test_a_second_process_does_not_compile(tmp_path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
-    env |= {"JAX_PLATFORMS": "cpu", compiling.CACHE: str(tmp_path)}
+    env |= {"JAX_PLATFORMS": "cpu", jit_module.CACHE: str(tmp_path)}
     said = [
         subprocess.run([sys.executable, "-c", TRAIN], env=env, capture_output=True, text=True, check=True)
         for _ in range(2)
@@ -89,7 +91,7 @@ def test_a_second_process_does_not_compile(tmp_path):
 def test_arrays_of_any_size_are_put_on_the_device_unchanged(size):
     device = jax.devices()[3]
     tree = {"many": np.arange(size, dtype=np.float32), "few": (np.ones((2, 3), np.float16), np.array(True), ())}
-    there = compiling.make_device_put(jax.sharding.SingleDeviceSharding(device))(tree)
+    there = jit_module.make_device_put(jax.sharding.SingleDeviceSharding(device))(tree)
     assert jax.tree.structure(there) == jax.tree.structure(tree)
     for given, expected in zip(jax.tree.leaves(there), jax.tree.leaves(tree), strict=True):
         assert (given.dtype, given.devices()) == (expected.dtype, {device})

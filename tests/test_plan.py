@@ -8,7 +8,7 @@ from checks import SMALL, compiled_programs
 from probes import Counting
 
 import jppo
-from jppo.benchmark import plan as planning
+from jppo.benchmark import plan as plan_module
 from jppo.config.presets import PRESETS
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.training.device_loop import compile_chunk
@@ -18,7 +18,7 @@ CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 
 def plan(free, config=CONFIG, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "bytes_free", lambda devices: free)
+        patch.setattr(plan_module, "bytes_free", lambda devices: free)
         return jppo.plan(Counting(), config=config, **{"num_devices": 1} | options)
 
 
