@@ -269,17 +269,17 @@ class RunArguments:
     ray: Annotated[RayConfig, Inline] = dataclasses.field(default_factory=RayConfig)
 
     @classmethod
-    def with_defaults(cls, given: PreParse) -> Self:
+    def with_defaults(cls, pre_parsed: PreParse) -> Self:
         """Returns the command with the default values of the preset."""
-        preset = given.chosen_preset
+        preset = pre_parsed.chosen_preset
         return cls(env=tyro.MISSING, config=preset.config, hyperparams=preset.hyperparams)
 
-    def adjusted(self, given: PreParse) -> Self:
+    def adjusted(self, pre_parsed: PreParse) -> Self:
         """Returns the command with num_envs = num_actors*envs_per_actor if only --envs-per-actor is set."""
         if self.scale_envs is not None:
-            check_scale_envs(self.scale_envs, *given.explicit_sizes)
+            check_scale_envs(self.scale_envs, *pre_parsed.explicit_sizes)
             return self
-        if self.ray.envs_per_actor is None or "num_envs" in given.explicit_sizes:
+        if self.ray.envs_per_actor is None or "num_envs" in pre_parsed.explicit_sizes:
             return self
         config, ray = spread_envs(self.config, self.ray, num_cores(), fixed=False)
         return dataclasses.replace(self, config=config, ray=ray)

@@ -203,10 +203,10 @@ def parse_command(argv: list[str]) -> Any:
         raise ValueError(f"the command must come before the option {name}; `jppo --help` lists the commands")
     if name not in COMMANDS:
         raise ValueError(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
-    command, given, options = COMMANDS[name], pre_parse(words), dict[str, Any]()
+    command, pre_parsed, options = COMMANDS[name], pre_parse(words), dict[str, Any]()
     check_options(name, command, words)
     if hasattr(command, "with_defaults"):
-        options["default"] = command.with_defaults(given)
+        options["default"] = command.with_defaults(pre_parsed)
     config, printed = (tyro.conf.OmitArgPrefixes,), io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -215,7 +215,7 @@ def parse_command(argv: list[str]) -> Any:
         if end.code:
             raise ValueError(first_error(printed.getvalue(), name)) from None
         raise  # --help
-    return parsed.adjusted(given) if hasattr(parsed, "adjusted") else parsed
+    return parsed.adjusted(pre_parsed) if hasattr(parsed, "adjusted") else parsed
 
 
 def _help_text() -> str:

@@ -31,13 +31,13 @@ class Plan:
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
 
     @classmethod
-    def with_defaults(cls, given: PreParse) -> "Plan":
+    def with_defaults(cls, pre_parsed: PreParse) -> "Plan":
         """Returns the command with the default values of the preset."""
-        return cls(env=tyro.MISSING, config=given.chosen_preset.config)
+        return cls(env=tyro.MISSING, config=pre_parsed.chosen_preset.config)
 
-    def adjusted(self, given: PreParse) -> "Plan":
+    def adjusted(self, pre_parsed: PreParse) -> "Plan":
         """Returns the command. Raises ValueError for --scale-envs together with --num-envs or --num-minibatches."""
-        check_scale_envs(self.scale_envs, *given.explicit_sizes if self.scale_envs is not None else ())
+        check_scale_envs(self.scale_envs, *pre_parsed.explicit_sizes if self.scale_envs is not None else ())
         return self
 
     def run(self) -> int:

@@ -111,14 +111,14 @@ class Sweep:
     settings: Annotated[Settings, Inline] = dataclasses.field(default_factory=Settings)  # type: ignore[valid-type]
     words: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # the command line
 
-    def adjusted(self, given: PreParse) -> "Sweep":
+    def adjusted(self, pre_parsed: PreParse) -> "Sweep":
         """Returns the command. Raises ValueError for a setting without a value or an option that needs --pbt."""
         if not self.pbt and (self.pbt_every, self.pbt_fraction) != (None, PBTConfig.fraction):
             raise ValueError("--pbt-every and --pbt-fraction need --pbt")
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
                 raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
-        return dataclasses.replace(self, words=given.words)
+        return dataclasses.replace(self, words=pre_parsed.words)
 
     def run(self) -> int:
         from jppo.runs.files import jsonable

@@ -58,17 +58,19 @@ class Train(RunArguments):
     """The same seed gives the same policy, bit for bit. Slower on GPUs. A failed actor ends the run."""
 
     @classmethod
-    def with_defaults(cls, given: PreParse) -> "Train":
+    def with_defaults(cls, pre_parsed: PreParse) -> "Train":
         """Returns the command with the default values of the preset, or of the run that is resumed."""
-        command = dataclasses.replace(super().with_defaults(given), total_steps=given.chosen_preset.total_steps)
-        if given.run_dir is None or not (given.run_dir / "config.json").exists():
+        command = dataclasses.replace(
+            super().with_defaults(pre_parsed), total_steps=pre_parsed.chosen_preset.total_steps
+        )
+        if pre_parsed.run_dir is None or not (pre_parsed.run_dir / "config.json").exists():
             return command
-        return command._with_previous_run(given.run_dir, given.preset)
+        return command._with_previous_run(pre_parsed.run_dir, pre_parsed.preset)
 
-    def adjusted(self, given: PreParse) -> Self:
+    def adjusted(self, pre_parsed: PreParse) -> Self:
         """Also leaves out --eval-sampled of a previous run if --eval-every 0 ends its evaluations."""
-        command = super().adjusted(given)
-        is_set = {"--eval-sampled", "--eval_sampled"} & {*given.words}
+        command = super().adjusted(pre_parsed)
+        is_set = {"--eval-sampled", "--eval_sampled"} & {*pre_parsed.words}
         return command if command.eval_every or is_set else dataclasses.replace(command, eval_sampled=False)
 
     def _with_previous_run(self, run_dir: Path, preset: str) -> "Train":

@@ -173,15 +173,15 @@ def fit_state(old: PyTree, new: PyTree) -> PyTree:
     fitted, used = [], set[int]()
     for name in wanted | found:
         needed = _describe(wanted[name]) if name in wanted else "no such value"
-        given = _describe(found[name]) if name in found else "missing"
-        is_number = needed in _SCALARS.get(given, ())
-        if given != needed and not is_number:
+        received = _describe(found[name]) if name in found else "missing"
+        is_number = needed in _SCALARS.get(received, ())
+        if received != needed and not is_number:
             remedy = "a callback may change the values of the state, but not its structure, shapes and dtypes"
             if ".hyperparams." in name and not (name in wanted and name in found):
                 remedy = (
                     "numbers and schedules cannot replace each other; pass a number to jppo.train if a callback sets it"
                 )
-            raise ValueError(f"event.state{name} is {given}, but the run needs {needed}; {remedy}")
+            raise ValueError(f"event.state{name} is {received}, but the run needs {needed}; {remedy}")
         like, leaf = wanted[name], found[name]
         leaf = jnp.asarray(leaf, like.dtype) if is_number else leaf
         is_new = leaf is not like or id(leaf) in used
