@@ -109,11 +109,15 @@ def train(
         threading.Thread(target=interrupt_once_logged, args=(run_dir / "metrics.jsonl",)).start()
     run.WorkerReporter = TwiceInterrupted if interrupted_twice else WorkerReporter
     if video_interrupted:  # only the first process draws
-        arguments["video"], video.play_gif = True, lambda *_, **__: signal.raise_signal(signal.SIGINT)
+        arguments["video"], video.play_gif = True, interrupted_drawing
     rate = jppo.Hyperparams(learning_rate=rate, gamma=0.9)
     config = SMALL(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=4, normalize_obs=True, normalize_reward=True)
     arguments |= {"config": config, "hyperparams": rate, "seed": seeds[number], "run_dir": run_dir}
     return jppo.train(ENVS[env], **arguments)
+
+
+def interrupted_drawing(*_, **__):
+    raise KeyboardInterrupt
 
 
 def interrupt_twice():
