@@ -110,9 +110,9 @@ def _exchange(interrupted: bool, values: Sequence[int]) -> np.ndarray:
 
 @contextlib.contextmanager
 def interrupt_all_processes() -> Iterator[None]:
-    """Passes a KeyboardInterrupt that ends the block on to the other processes, whose next `allgather_ints` raises it.
+    """If a KeyboardInterrupt ends the block in one process, the next `allgather_ints` of the others raises one, too.
 
-    Waits until they call it. Another Ctrl-C ends this process at once.
+    This process waits until they call it. Another Ctrl-C ends it at once.
     """
     try:
         yield
