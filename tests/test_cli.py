@@ -1148,6 +1148,19 @@ def test_a_resumed_run_without_evaluations_has_no_settings_of_them(tmp_path):
     assert cli.parse_command([*words, "--eval-every", "0", "--eval-sampled"]).eval_sampled
 
 
+def test_resuming_needs_no_environment_unless_it_is_a_module(tmp_path):
+    config = run_config("CartPole-v1", "device", 0, 500, jppo.PPOConfig(), jppo.Hyperparams())
+    path = tmp_path / "config.json"
+    for option in ("--resume", "--run-dir"):
+        path.write_text(json.dumps(config))
+        assert cli.parse_command(["train", option, str(tmp_path)]).env == "CartPole-v1"
+        path.write_text(json.dumps(config | {"env": "probes:Missing"}))
+        with pytest.raises(ValueError, match=r"^Missing from jppo train: ENV; "):
+            cli.parse_command(["train", option, str(tmp_path)])
+    with pytest.raises(ValueError, match=r"typo is not a run directory: it has no config\.json"):
+        cli.parse_command(["train", "--resume", str(tmp_path / "typo")])
+
+
 @pytest.mark.slow
 def test_a_resumed_run_has_the_previous_number_of_devices(tmp_path):
     path = tmp_path / "run"

@@ -241,7 +241,7 @@ def test_difference_interval_of_constant_returns():
 
 def test_format_value():
     values = ((64, 64), (), ("position", "speed"), 0.1234567, "gru")
-    assert [format_value(value) for value in values] == ["64x64", "none", "position,speed", "0.123457", "gru"]
+    assert [format_value(value) for value in values] == ["64x64", "()", "position,speed", "0.123457", "gru"]
 
 
 def test_letters():

@@ -288,6 +288,9 @@ def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
         np.testing.assert_array_equal(policy.act(obs, np.zeros((2, 5), int))[0], recurrent.act(obs)[0])
         with pytest.raises(ValueError, match=r"^episode_start has shape \(3,\); for 2 observations it must be \(2,\)"):
             policy.act(obs, np.zeros((2, 5)), np.zeros(3, bool))
+        for start in ("yes", np.ones(2), [0, 1]):
+            with pytest.raises(ValueError, match=r"^episode_start must be bool; it is "):
+                policy.act(obs, np.zeros((2, 5)), start)
 
 
 @pytest.mark.parametrize("platforms", ["cpu", (), ("cpu", "quantum")])

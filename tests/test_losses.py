@@ -252,6 +252,10 @@ def module(init=returning(((), ())), **functions):
         ({"loss": returning((None, {}))}, "the loss is not a real number, but NoneType"),
         ({"loss": lambda apply, batch, *rest: (apply(batch.next_obs)[1].mean(), {})}, "batch.next_obs is empty; set"),
         (
+            {"loss": lambda apply, batch, *rest: (apply({"x": batch.obs})[1].mean(), {})},
+            r"the network got observations with the tree structure .*'x'.*; it needs PyTreeDef\(\*\)",
+        ),
+        (
             {"loss": lambda apply, batch, *rest: ((batch.next_obs - batch.obs).mean(), {})},
             "batch.next_obs is empty; set",
         ),

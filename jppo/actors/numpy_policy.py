@@ -205,7 +205,9 @@ class NumpyPolicy:
                 raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {wanted}")
             leaves = found
         if episode_start is not None:
-            start = np.asarray(episode_start, bool)
+            start = np.asarray(episode_start)
+            if start.dtype != bool:
+                raise ValueError(f"episode_start must be bool; it is {start.dtype}")
             if start.shape not in ((), (size,)):
                 raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
             start = np.broadcast_to(start, (size,))[:, None]

@@ -221,6 +221,7 @@ class PreParse:
     env: str  # the first word that names an environment with its own preset, or ""
     preset: str
     run_dir: Path | None  # of --run-dir or --resume
+    resumes: bool  # whether --resume is set
     explicit_sizes: tuple[str, ...]  # which of num_envs and num_minibatches are set
     words: tuple[str, ...]  # all of them
 
@@ -244,6 +245,7 @@ def pre_parse(argv: list[str]) -> PreParse:
         env=next((word for word in words if preset_for(word) != "default"), ""),
         preset=known.preset or "auto",
         run_dir=Path(run_dir) if run_dir else None,
+        resumes=bool(known.resume),
         explicit_sizes=tuple(name for name in SCALED if getattr(known, name) is not None),
         words=tuple(argv),
     )

@@ -29,7 +29,7 @@ class Train(RunArguments):
     run_dir: OptionalPath = None
     """Directory of the run (default: runs/<env>/<time>-<seed>). If it contains a run, that run is resumed with its own settings."""  # noqa: E501
     resume: OptionalPath = None
-    """Directory of a run to resume. Like --run-dir, but the run must exist."""
+    """Directory of a run to resume. Like --run-dir, but the run must exist. ENV may be left out, unless it is a module:name."""  # noqa: E501
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints. The end of a run always writes one."""
     max_checkpoints: int = 2
@@ -59,11 +59,14 @@ class Train(RunArguments):
 
     @classmethod
     def with_defaults(cls, pre_parsed: PreParse) -> "Train":
-        """Returns the command with the default values of the preset, or of the run that is resumed."""
+        """Returns the command with the default values of the preset, or of the run that is resumed.
+
+        Raises ValueError if the directory of --resume contains no run.
+        """
         command = dataclasses.replace(
             super().with_defaults(pre_parsed), total_steps=pre_parsed.chosen_preset.total_steps
         )
-        if pre_parsed.run_dir is None or not (pre_parsed.run_dir / "config.json").exists():
+        if pre_parsed.run_dir is None or not (pre_parsed.resumes or (pre_parsed.run_dir / "config.json").exists()):
             return command
         return command._with_previous_run(pre_parsed.run_dir, pre_parsed.preset)
 
@@ -75,12 +78,14 @@ class Train(RunArguments):
 
     def _with_previous_run(self, run_dir: Path, preset: str) -> "Train":
         """Returns the command with the default values of a previous run."""
+        from jppo.runs.load import needs_env
         from jppo.runs.run_dir import read_config
         from jppo.training.settings import RunSettings, fill_from_previous_run
 
         previous = read_config(run_dir)
         settings = fill_from_previous_run(RunSettings(env=None, preset=preset, run_dir=run_dir), previous)
         values: dict[str, Any] = {
+            "env": None if needs_env(run_dir) else previous["env"],
             "config": settings.config,
             "hyperparams": settings.hyperparams,
             "total_steps": settings.total_steps,

@@ -118,23 +118,28 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
             distribution = limit_categories(distribution, action_spec)
         return jax.tree.map(_to_float32, distribution), value.astype(jnp.float32)
 
-    def step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
+    @jax.jit  # so that the same shapes are traced once
+    def step(state: PolicyState, obs: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
         outputs = _apply_network(network, state.params, features_of(state, obs), carry)
         return *finish(*outputs[:2], obs), outputs[2]
 
+    def checked_step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
+        _check_structure(obs_spec, obs)
+        return step(state, obs, carry)
+
     def unroll(state: PolicyState, obs: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
+        _check_structure(obs_spec, obs)
         features = jax.vmap(functools.partial(features_of, state))(obs)
         distribution, value, carry = _unroll_network(network, state.params, features, carry, reset)
         return *finish(distribution, value, merge_dims(obs)), carry
 
     init = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
-    step = jax.jit(step)  # so that the same shapes are traced once
     return Policy(
         prepare=functools.partial(prepare_obs, obs_spec),
         init=lambda key, obs: init(key, prepare_obs(obs_spec, obs), *_initial_carry(network, obs)),
         initial_carry=network.initial_carry if is_recurrent(network) else lambda batch_size: (),
-        step=step,
-        unroll=unroll if is_recurrent(network) else functools.partial(_unroll_feed_forward, step),
+        step=checked_step,
+        unroll=unroll if is_recurrent(network) else functools.partial(_unroll_feed_forward, checked_step),
         network=network,
         obs_spec=obs_spec,
         action_spec=action_spec,
@@ -184,6 +189,13 @@ def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
     """Returns the network's features for raw observations [B, *obs]: float32; one-hot for discrete spaces; images of
     uint8 divided by 255. The leaf `action_mask` is not part of them."""
     return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs))
+
+
+def _check_structure(obs_spec: PyTree, obs: PyTree) -> None:
+    """Raises ValueError unless observations have the tree structure of their specs."""
+    expected, structure = jax.tree.structure(obs_spec), jax.tree.structure(obs)
+    if structure != expected:
+        raise ValueError(f"the network got observations with the tree structure {structure}; it needs {expected}")
 
 
 def _to_float32(x: Array) -> Array:

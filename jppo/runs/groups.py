@@ -72,5 +72,5 @@ def format_value(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
         separator = "," if any(isinstance(part, str) for part in value) else "x"  # names, or sizes of layers
-        return escape_controls(separator.join(map(str, value)) or "none")
+        return escape_controls(separator.join(map(str, value)) or "()")
     return escape_controls(str(value))

@@ -177,9 +177,11 @@ def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | boo
 def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
     """Returns the rows in which an episode starts, [B] bool with B = size: all rows without a state.
 
-    Raises ValueError if the argument of a caller has another shape.
+    Raises ValueError if the argument of a caller is not bool or has another shape.
     """
-    start = np.asarray(False if episode_start is None else episode_start, bool)
+    start = np.asarray(False if episode_start is None else episode_start)
+    if start.dtype != bool:
+        raise ValueError(f"episode_start must be bool; it is {start.dtype}")
     if start.shape not in ((), (size,)):
         raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
     return np.broadcast_to(start | (state is None), (size,))
