@@ -193,7 +193,8 @@ def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
 
 def _check_structure(obs_spec: PyTree, obs: PyTree) -> None:
     """Raises ValueError unless observations have the tree structure of their specs."""
-    expected, structure = jax.tree.structure(obs_spec), jax.tree.structure(obs)
+    expected: Any = jax.tree.structure(obs_spec)
+    structure = jax.tree.structure(obs)
     if structure != expected:
         raise ValueError(f"the network got observations with the tree structure {structure}; it needs {expected}")
 
