@@ -17,7 +17,7 @@ from jppo.cli.main import main
 from jppo.envs import make_env
 from jppo.envs.checks import check_gymnasium as host_checks
 from jppo.envs.checks import check_gymnax as device_checks
-from jppo.envs.checks.report import FAIL, PASS, Check, Report, print_report
+from jppo.envs.checks.report import FAIL, PASS, Check, CheckReport, print_report
 from jppo.envs.checks.trajectory import draw_actions
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import ActionSpec
@@ -262,7 +262,7 @@ def test_a_raising_environment_shows_its_traceback(capsys):
 
 def test_a_narrow_terminal_shows_lines_instead_of_a_table(monkeypatch):
     checks = (Check("seeds", PASS, "seeds differ"), Check("finite", FAIL, "NaN [x]", "fix"))
-    report = Report(env="E", backend="ray", seed=0, steps=4, num_envs=2, checks=checks)
+    report = CheckReport(env="E", backend="ray", seed=0, steps=4, num_envs=2, checks=checks)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

@@ -204,7 +204,7 @@ def test_sessions_of_ray(tmp_path, monkeypatch):
 def test_low_memory_and_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "host_bytes_free", lambda: 2.0**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 2**20))
-    assert findings_of(diagnosis.check_memory())["memory"].problem == "only 1 MiB of memory are free"
+    assert findings_of(diagnosis.check_free_memory())["memory"].problem == "only 1 MiB of memory are free"
     assert findings_of(diagnosis.check_disk(tmp_path))["disk"].problem == f"only 1 MiB are free in {tmp_path}"
 
 

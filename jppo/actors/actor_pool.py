@@ -80,7 +80,7 @@ class ActorPool:
                 message(f"num_actors = {share} exceeds {num_cores()} CPU cores; use one actor per core")
             self._spec = _put(spec)
             for number in range(process * share, (process + 1) * share):
-                self._slots.append(_Slot(number, number * envs + np.arange(envs, dtype=np.int32)))
+                self._slots.append(_Slot(number=number, env_index=number * envs + np.arange(envs, dtype=np.int32)))
             for slot in self._slots:
                 self._spawn(slot)
         except BaseException:

@@ -51,14 +51,14 @@ class Finding(NamedTuple):
 
 def diagnose() -> Iterator[Finding]:
     """Yields the findings of all checks."""
-    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
-    yield Finding("jppo", f"{jppo.__version__}, {Path(jppo.__file__).parent}")
+    yield Finding(name="Python", text=f"{platform.python_version()}, {sys.executable}")
+    yield Finding(name="jppo", text=f"{jppo.__version__}, {Path(jppo.__file__).parent}")
     yield from check_packages()
     yield from check_jax()
     yield check_gymnax()
     yield check_ray()
     yield check_sessions(Path(tempfile.gettempdir()) / "ray")
-    yield check_memory()
+    yield check_free_memory()
     for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
         yield check_disk(folder)
     for extra, packages in EXTRAS.items():
@@ -72,12 +72,14 @@ def check_packages() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         folder = Path(jppo.__file__).parents[1]
         problem = "jppo is not installed, so the versions of its packages cannot be checked"
-        yield Finding("packages", "unknown", problem, f"pip install -e {shlex.quote(str(folder))}")
+        yield Finding(
+            name="packages", text="unknown", problem=problem, fix=f"pip install -e {shlex.quote(str(folder))}"
+        )
         return
     needed = {one.name: one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate()}
     versions = {name: find_version(name) for name in (*needed, "numpy")}  # numpy is a dependency of JAX
     shown = sorted(f"{name} {number}" for name, number in versions.items() if name not in _OWN_CHECK)
-    yield Finding("packages", ", ".join(shown))
+    yield Finding(name="packages", text=", ".join(shown))
     for name, requirement in needed.items():
         if versions[name] == "missing":
             problem = f"{name} is not installed; jppo needs it"
@@ -85,11 +87,18 @@ def check_packages() -> Iterator[Finding]:
             problem = f"jppo needs {requirement}; version {versions[name]} is installed"
         else:
             continue
-        yield Finding("package", f"{name} {versions[name]}", problem, f"pip install '{requirement}'")
+        yield Finding(
+            name="package", text=f"{name} {versions[name]}", problem=problem, fix=f"pip install '{requirement}'"
+        )
     for name in (*versions, *(name for packages in EXTRAS.values() for name in packages)):
         if (other := find_hiding_file(name)) is not None:
             problem = f"{other} hides the installed package {name}"
-            yield Finding("package", name, problem, f"mv {shlex.quote(str(other))} {shlex.quote(f'{other}.bak')}")
+            yield Finding(
+                name="package",
+                text=name,
+                problem=problem,
+                fix=f"mv {shlex.quote(str(other))} {shlex.quote(f'{other}.bak')}",
+            )
 
 
 def find_hiding_file(package: str) -> Path | None:
@@ -111,14 +120,19 @@ def check_jax() -> Iterator[Finding]:
     """Yields the findings on JAX, its devices and its cache of compiled programs."""
     versions = f"{find_version('jax')}, jaxlib {find_version('jaxlib')}"
     if find_version("jax") == "missing":  # check_packages reports it
-        yield Finding("jax", versions)
+        yield Finding(name="jax", text=versions)
         return
     try:
         import jax
     except Exception as error:  # a damaged installation raises any type
-        yield Finding("jax", versions, f"JAX cannot be imported: {error}", "pip install --force-reinstall jax jaxlib")
+        yield Finding(
+            name="jax",
+            text=versions,
+            problem=f"JAX cannot be imported: {error}",
+            fix="pip install --force-reinstall jax jaxlib",
+        )
         return
-    yield Finding("jax", versions)
+    yield Finding(name="jax", text=versions)
     gpus = count_gpus()
     platforms = os.environ.get("JAX_PLATFORMS", "")
     try:
@@ -126,17 +140,19 @@ def check_jax() -> Iterator[Finding]:
     except (RuntimeError, AssertionError) as error:
         if platforms:
             problem = f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here"
-            yield Finding("devices", "none", problem, "unset JAX_PLATFORMS")
+            yield Finding(name="devices", text="none", problem=problem, fix="unset JAX_PLATFORMS")
         else:
-            yield Finding("devices", "none", f"JAX has no device: {error}", "export JAX_PLATFORMS=cpu")
+            yield Finding(
+                name="devices", text="none", problem=f"JAX has no device: {error}", fix="export JAX_PLATFORMS=cpu"
+            )
         return
     kinds = {device.device_kind: sum(d.device_kind == device.device_kind for d in devices) for device in devices}
     text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if gpus and devices[0].platform == "cpu" and not platforms:
         problem = f"this machine has {gpus} NVIDIA GPU{'s' * (gpus > 1)}, but jaxlib has no support for GPUs"
-        yield Finding("devices", text, problem, "pip install -U 'jax[cuda13]'")
+        yield Finding(name="devices", text=text, problem=problem, fix="pip install -U 'jax[cuda13]'")
     else:
-        yield Finding("devices", text + (f" (JAX_PLATFORMS={platforms})" if platforms else ""))
+        yield Finding(name="devices", text=text + (f" (JAX_PLATFORMS={platforms})" if platforms else ""))
     yield check_cache()
 
 
@@ -147,12 +163,12 @@ def check_cache() -> Finding:
 
     path = cache_path()
     if path is None:
-        return Finding("cache", f"off ({CACHE}={os.environ.get(CACHE, '')})")
+        return Finding(name="cache", text=f"off ({CACHE}={os.environ.get(CACHE, '')})")
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK) or not existing.is_dir():
         problem = f"the cache of compiled programs cannot be written: {existing}"
-        return Finding("cache", str(path), problem, f"export {CACHE}=/another/folder")
-    return Finding("cache", f"{path}, {show_bytes(measure(path))}, writable")
+        return Finding(name="cache", text=str(path), problem=problem, fix=f"export {CACHE}=/another/folder")
+    return Finding(name="cache", text=f"{path}, {show_bytes(measure(path))}, writable")
 
 
 def check_gymnax() -> Finding:
@@ -160,31 +176,43 @@ def check_gymnax() -> Finding:
     installed = find_version("gymnax")
     if find_version("stable-gymnax") != "missing":
         problem = "stable-gymnax has overwritten the files of gymnax, and its interface is an older one"
-        return Finding("gymnax", installed, problem, f"pip uninstall -y stable-gymnax && {_REINSTALL_GYMNAX}")
-    return Finding("gymnax", installed)
+        return Finding(
+            name="gymnax", text=installed, problem=problem, fix=f"pip uninstall -y stable-gymnax && {_REINSTALL_GYMNAX}"
+        )
+    return Finding(name="gymnax", text=installed)
 
 
 def check_ray() -> Finding:
     """Returns the version of Ray and its resources on this machine or at RAY_ADDRESS."""
     installed = find_version("ray")
     if installed == "missing":  # check_packages reports it
-        return Finding("Ray", installed)
+        return Finding(name="Ray", text=installed)
     try:
         from jppo.actors.ray_cluster import check_reachable
     except Exception as error:  # a damaged installation raises any type
-        return Finding("Ray", installed, f"Ray cannot be imported: {error}", "pip install --force-reinstall ray")
+        return Finding(
+            name="Ray",
+            text=installed,
+            problem=f"Ray cannot be imported: {error}",
+            fix="pip install --force-reinstall ray",
+        )
     address = os.environ.get("RAY_ADDRESS", "")
     try:
         check_reachable(address)
     except OSError as error:
         problem = f"no Ray cluster answers at RAY_ADDRESS={address} ({error})"
-        return Finding("Ray", installed, problem, "unset RAY_ADDRESS")
+        return Finding(name="Ray", text=installed, problem=problem, fix="unset RAY_ADDRESS")
     shared = Path("/dev/shm")
     if shared.exists() and (free := shutil.disk_usage(shared).free) < _LOW_BYTES:
         problem = f"/dev/shm has {free / 2**20:.0f} MiB free; Ray stores large objects in it"
-        return Finding("Ray", installed, problem, "mount -o remount,size=4G /dev/shm  # in Docker: --shm-size=4g")
+        return Finding(
+            name="Ray",
+            text=installed,
+            problem=problem,
+            fix="mount -o remount,size=4G /dev/shm  # in Docker: --shm-size=4g",
+        )
     where = f"cluster at {address}" if address else f"{num_cores()} CPUs on this machine"
-    return Finding("Ray", f"{installed}, {where}")
+    return Finding(name="Ray", text=f"{installed}, {where}")
 
 
 def check_sessions(folder: Path) -> Finding:
@@ -197,9 +225,11 @@ def check_sessions(folder: Path) -> Finding:
     count = f"{len(running)} running" + (f" ({', '.join(running)}; `ray stop` ends them)" if running else "")
     text = f"{count}, files of {len(old)} old ones in {folder}: {show_bytes(size)}"
     if size < _OLD_SESSIONS_BYTES:
-        return Finding("Ray sessions", text)
+        return Finding(name="Ray sessions", text=text)
     fix = f"find {folder} -maxdepth 1 -name 'session_2*' -mtime +1 -exec rm -r {{}} +"
-    return Finding("Ray sessions", text, f"old sessions of Ray use {show_bytes(size)} in {folder}", fix)
+    return Finding(
+        name="Ray sessions", text=text, problem=f"old sessions of Ray use {show_bytes(size)} in {folder}", fix=fix
+    )
 
 
 def find_sessions(processes: Path = Path("/proc")) -> list[str]:
@@ -216,14 +246,14 @@ def find_sessions(processes: Path = Path("/proc")) -> list[str]:
     return sorted(set(found))
 
 
-def check_memory() -> Finding:
+def check_free_memory() -> Finding:
     """Returns the free memory of the machine or the container."""
     from jppo.devices.memory import host_bytes_free, show_bytes
 
     free = host_bytes_free()
     problem = f"only {show_bytes(free)} of memory are free" if free < _LOW_BYTES else ""
     fix = "ps -eo pid,rss,args --sort=-rss | head  # shows the largest processes" if problem else ""
-    return Finding("memory", f"{show_bytes(free)} free", problem, fix)
+    return Finding(name="memory", text=f"{show_bytes(free)} free", problem=problem, fix=fix)
 
 
 def check_disk(folder: Path) -> Finding:
@@ -233,16 +263,16 @@ def check_disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     problem = f"only {show_bytes(free)} are free in {folder}" if free < _LOW_BYTES else ""
     fix = f"du -xh -d 2 {folder} | sort -h | tail  # shows the largest folders" if problem else ""
-    return Finding("disk", f"{show_bytes(free)} free in {folder}", problem, fix)
+    return Finding(name="disk", text=f"{show_bytes(free)} free in {folder}", problem=problem, fix=fix)
 
 
 def check_extra(extra: str, packages: tuple[str, ...]) -> Finding:
     """Returns the versions of the packages of an extra, or the command that installs it. Extras are optional."""
     versions = {name: find_version(name) for name in packages}
     if "missing" in versions.values():
-        return Finding("extra", f"{extra:<11}missing: pip install 'jppo[{extra}]'")
+        return Finding(name="extra", text=f"{extra:<11}missing: pip install 'jppo[{extra}]'")
     return Finding(
-        "extra", f"{extra:<11}installed: {', '.join(f'{name} {number}' for name, number in versions.items())}"
+        name="extra", text=f"{extra:<11}installed: {', '.join(f'{name} {number}' for name, number in versions.items())}"
     )
 
 

@@ -32,46 +32,46 @@ _ATARI_57 = (
 
 PRESETS = {
     "default": Preset(
-        PPOConfig(num_envs=64, num_steps=128),
-        Hyperparams(learning_rate=linear(1e-3, 0.0)),
-        1_000_000,
-        "jppo: large batches, for environments without their own preset",
+        config=PPOConfig(num_envs=64, num_steps=128),
+        hyperparams=Hyperparams(learning_rate=linear(1e-3, 0.0)),
+        total_steps=1_000_000,
+        source="jppo: large batches, for environments without their own preset",
     ),
     "cleanrl-classic": Preset(
-        PPOConfig(num_envs=4, num_steps=128),
-        Hyperparams(),
-        500_000,
-        "CleanRL ppo.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/#ppopy",
-        ("CartPole-v1", "Acrobot-v1"),
+        config=PPOConfig(num_envs=4, num_steps=128),
+        hyperparams=Hyperparams(),
+        total_steps=500_000,
+        source="CleanRL ppo.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/#ppopy",
+        envs=("CartPole-v1", "Acrobot-v1"),
     ),
     "mountaincar": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=16,
             num_steps=16,
             num_minibatches=4,
             normalize_obs=True,
             clip_value=False,
         ),
-        Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
-        1_000_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalized, rewards not)",
-        ("MountainCar-v0",),
+        hyperparams=Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
+        total_steps=1_000_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalized, rewards not)",
+        envs=("MountainCar-v0",),
     ),
     "pendulum": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=4,
             num_steps=1024,
             num_epochs=10,
             num_minibatches=64,
             clip_value=False,
         ),
-        Hyperparams(learning_rate=1e-3, gamma=0.9, ent_coef=0.0),
-        100_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, Pendulum-v1 (without its state-dependent exploration)",
-        ("Pendulum-v1",),
+        hyperparams=Hyperparams(learning_rate=1e-3, gamma=0.9, ent_coef=0.0),
+        total_steps=100_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, Pendulum-v1 (without its state-dependent exploration)",
+        envs=("Pendulum-v1",),
     ),
     "mujoco": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=8,
             num_steps=256,
             num_epochs=10,
@@ -79,11 +79,11 @@ PRESETS = {
             normalize_obs=True,
             normalize_reward=True,
         ),
-        Hyperparams(learning_rate=linear(3e-4, 0.0), ent_coef=0.0),
-        1_000_000,
-        "CleanRL ppo_continuous_action.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/"
+        hyperparams=Hyperparams(learning_rate=linear(3e-4, 0.0), ent_coef=0.0),
+        total_steps=1_000_000,
+        source="CleanRL ppo_continuous_action.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/"
         "#ppo_continuous_actionpy (there 1 environment of 2,048 steps)",
-        tuple(
+        envs=tuple(
             f"{name}-v5"
             for name in (
                 *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum"),
@@ -92,7 +92,7 @@ PRESETS = {
         ),
     ),
     "atari": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=8,
             num_steps=128,
             network="cnn",
@@ -101,21 +101,22 @@ PRESETS = {
             shared_torso=True,
             clip_reward=True,
         ),
-        Hyperparams(clip_eps=0.1, vf_clip_eps=0.1),
-        10_000_000,
-        "CleanRL ppo_atari.py (Huang et al. 2022), https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_ataripy (there lost "
-        "lives end episodes, the first action of an episode is FIRE, and actions are not sticky)",
-        ("ALE/*", *_ATARI_57),
+        hyperparams=Hyperparams(clip_eps=0.1, vf_clip_eps=0.1),
+        total_steps=10_000_000,
+        source="CleanRL ppo_atari.py (Huang et al. 2022), "
+        "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_ataripy (there lost lives end episodes, the first "
+        "action of an episode is FIRE, and actions are not sticky)",
+        envs=("ALE/*", *_ATARI_57),
     ),
     "lunarlander": Preset(
-        PPOConfig(num_envs=16, num_steps=1024, num_minibatches=256, clip_value=False),
-        Hyperparams(learning_rate=3e-4, gamma=0.999, gae_lambda=0.98),
-        1_000_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, LunarLander-v2",
-        ("LunarLander-v3", "LunarLanderContinuous-v3"),
+        config=PPOConfig(num_envs=16, num_steps=1024, num_minibatches=256, clip_value=False),
+        hyperparams=Hyperparams(learning_rate=3e-4, gamma=0.999, gae_lambda=0.98),
+        total_steps=1_000_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, LunarLander-v2",
+        envs=("LunarLander-v3", "LunarLanderContinuous-v3"),
     ),
     "bipedalwalker": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=32,
             num_steps=2048,
             num_epochs=10,
@@ -124,13 +125,13 @@ PRESETS = {
             normalize_reward=True,
             clip_value=False,
         ),
-        Hyperparams(learning_rate=3e-4, gamma=0.999, clip_eps=0.18, ent_coef=0.0),
-        5_000_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, BipedalWalker-v3",
-        ("BipedalWalker-v3",),
+        hyperparams=Hyperparams(learning_rate=3e-4, gamma=0.999, clip_eps=0.18, ent_coef=0.0),
+        total_steps=5_000_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, BipedalWalker-v3",
+        envs=("BipedalWalker-v3",),
     ),
     "minigrid": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=8,
             num_steps=128,
             num_epochs=10,
@@ -139,20 +140,20 @@ PRESETS = {
             normalize_reward=True,
             clip_value=False,
         ),
-        Hyperparams(learning_rate=2.5e-4, ent_coef=0.0),
-        100_000,
-        "rl-baselines3-zoo hyperparams/ppo.yml, MiniGrid-DoorKey-5x5-v0",
-        ("MiniGrid-*",),
+        hyperparams=Hyperparams(learning_rate=2.5e-4, ent_coef=0.0),
+        total_steps=100_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, MiniGrid-DoorKey-5x5-v0",
+        envs=("MiniGrid-*",),
     ),
     "mpe": Preset(
-        PPOConfig(num_envs=48, num_steps=128),
-        Hyperparams(),
-        30_000_000,
-        "JaxMARL baselines/IPPO/config/ippo_ff_mpe.yaml (Rutherford et al. 2024): 16 environments of 3 agents",
-        ("jaxmarl:MPE_*", "pettingzoo:mpe/*"),
+        config=PPOConfig(num_envs=48, num_steps=128),
+        hyperparams=Hyperparams(),
+        total_steps=30_000_000,
+        source="JaxMARL baselines/IPPO/config/ippo_ff_mpe.yaml (Rutherford et al. 2024): 16 environments of 3 agents",
+        envs=("jaxmarl:MPE_*", "pettingzoo:mpe/*"),
     ),
     "smax": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=640,
             num_steps=128,
             hidden_sizes=(128, 128),
@@ -160,47 +161,48 @@ PRESETS = {
             recurrent="gru",
             recurrent_size=128,
         ),
-        Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
-        50_000_000,
-        "JaxMARL baselines/IPPO/config/ippo_rnn_smax.yaml (Rutherford et al. 2024): 128 environments of 5 agents",
-        ("jaxmarl:HeuristicEnemySMAX", "jaxmarl:SMAX"),
+        hyperparams=Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
+        total_steps=50_000_000,
+        source="JaxMARL baselines/IPPO/config/ippo_rnn_smax.yaml (Rutherford et al. 2024): 128 environments of "
+        "5 agents",
+        envs=("jaxmarl:HeuristicEnemySMAX", "jaxmarl:SMAX"),
     ),
     "pettingzoo": Preset(
-        PPOConfig(num_envs=240, num_steps=128, num_minibatches=8, normalize_obs=True, clip_value=False),
-        Hyperparams(learning_rate=linear(1e-3, 0.0)),
-        2_000_000,
-        "jppo: 240 rows are whole environments of 2, 3, 4, 5, 6, 8, 10 or 12 agents",
-        ("sisl/*", "butterfly/*"),
+        config=PPOConfig(num_envs=240, num_steps=128, num_minibatches=8, normalize_obs=True, clip_value=False),
+        hyperparams=Hyperparams(learning_rate=linear(1e-3, 0.0)),
+        total_steps=2_000_000,
+        source="jppo: 240 rows are whole environments of 2, 3, 4, 5, 6, 8, 10 or 12 agents",
+        envs=("sisl/*", "butterfly/*"),
     ),
     "taxi": Preset(
-        PPOConfig(num_envs=16, num_steps=128, normalize_reward=True, clip_value=False),
-        Hyperparams(learning_rate=1e-3),
-        200_000,
-        "jppo: for Taxi with its action mask",
-        ("Taxi-v4",),
+        config=PPOConfig(num_envs=16, num_steps=128, normalize_reward=True, clip_value=False),
+        hyperparams=Hyperparams(learning_rate=1e-3),
+        total_steps=200_000,
+        source="jppo: for Taxi with its action mask",
+        envs=("Taxi-v4",),
     ),
     "gymnax-minatar": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=64,
             num_steps=128,
             num_minibatches=8,
             hidden_sizes=(256, 256),
             activation="relu",
         ),
-        Hyperparams(learning_rate=5e-4, gamma=0.999),
-        10_000_000,
-        "gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; without its warm-up)",
-        ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
+        hyperparams=Hyperparams(learning_rate=5e-4, gamma=0.999),
+        total_steps=10_000_000,
+        source="gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; without its warm-up)",
+        envs=("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
     ),
     "craftax": Preset(
-        PPOConfig(num_envs=1024, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512, 512)),
-        Hyperparams(learning_rate=linear(2e-4, 0.0), gae_lambda=0.8, max_grad_norm=1.0),
-        1_000_000_000,
-        "Craftax_Baselines ppo.py (Matthews et al. 2024), https://github.com/MichaelTMatthews/Craftax_Baselines",
-        ("craftax:Craftax-Classic-Symbolic-v1", "craftax:Craftax-Symbolic-v1"),
+        config=PPOConfig(num_envs=1024, num_steps=64, num_minibatches=8, hidden_sizes=(512, 512, 512)),
+        hyperparams=Hyperparams(learning_rate=linear(2e-4, 0.0), gae_lambda=0.8, max_grad_norm=1.0),
+        total_steps=1_000_000_000,
+        source="Craftax_Baselines ppo.py (Matthews et al. 2024), https://github.com/MichaelTMatthews/Craftax_Baselines",
+        envs=("craftax:Craftax-Classic-Symbolic-v1", "craftax:Craftax-Symbolic-v1"),
     ),
     "playground": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=2048,
             num_steps=480,
             num_epochs=16,
@@ -210,14 +212,14 @@ PRESETS = {
             normalize_reward=True,
             clip_value=False,
         ),
-        Hyperparams(learning_rate=1e-3, gamma=0.995, clip_eps=0.3),
-        60_000_000,
-        "mujoco_playground/config/dm_control_suite_params.py (Zakka et al. 2025; there rollouts of 16 x 30 steps, "
-        "other networks, a fixed scale of rewards, and no limit of the gradient)",
-        ("playground:*",),
+        hyperparams=Hyperparams(learning_rate=1e-3, gamma=0.995, clip_eps=0.3),
+        total_steps=60_000_000,
+        source="mujoco_playground/config/dm_control_suite_params.py (Zakka et al. 2025; there rollouts of 16 x "
+        "30 steps, other networks, a fixed scale of rewards, and no limit of the gradient)",
+        envs=("playground:*",),
     ),
     "brax": Preset(
-        PPOConfig(
+        config=PPOConfig(
             num_envs=2048,
             num_steps=10,
             num_minibatches=32,
@@ -225,31 +227,31 @@ PRESETS = {
             normalize_obs=True,
             normalize_reward=True,
         ),
-        Hyperparams(learning_rate=3e-4, ent_coef=0.0),
-        50_000_000,
-        "PureJaxRL ppo_continuous_action.py (Lu et al. 2022), https://github.com/luchris429/purejaxrl",
-        ("brax:*",),
+        hyperparams=Hyperparams(learning_rate=3e-4, ent_coef=0.0),
+        total_steps=50_000_000,
+        source="PureJaxRL ppo_continuous_action.py (Lu et al. 2022), https://github.com/luchris429/purejaxrl",
+        envs=("brax:*",),
     ),
     "jumanji": Preset(
-        PPOConfig(num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(256, 256), normalize_obs=True),
-        Hyperparams(learning_rate=linear(5e-4, 0.0)),
-        10_000_000,
-        "jppo: one MLP for all games of Jumanji, which publishes settings of A2C with a network for each game",
-        ("jumanji:*",),
+        config=PPOConfig(num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(256, 256), normalize_obs=True),
+        hyperparams=Hyperparams(learning_rate=linear(5e-4, 0.0)),
+        total_steps=10_000_000,
+        source="jppo: one MLP for all games of Jumanji, which publishes settings of A2C with a network for each game",
+        envs=("jumanji:*",),
     ),
     "xminigrid": Preset(
-        PPOConfig(num_envs=8192, num_steps=16, num_epochs=1, num_minibatches=16, recurrent="gru"),
-        Hyperparams(learning_rate=linear(1e-3, 0.0)),
-        10_000_000,
-        "XLand-MiniGrid training/train_single_task.py (Nikulin et al. 2023; there a GRU of 1,024 units)",
-        ("xminigrid:*",),
+        config=PPOConfig(num_envs=8192, num_steps=16, num_epochs=1, num_minibatches=16, recurrent="gru"),
+        hyperparams=Hyperparams(learning_rate=linear(1e-3, 0.0)),
+        total_steps=10_000_000,
+        source="XLand-MiniGrid training/train_single_task.py (Nikulin et al. 2023; there a GRU of 1,024 units)",
+        envs=("xminigrid:*",),
     ),
     "navix": Preset(
-        PPOConfig(num_envs=16, num_steps=128, num_epochs=1, num_minibatches=8),
-        Hyperparams(),
-        1_000_000,
-        "navix/agents/ppo.py (Pignatelli et al. 2024)",
-        ("navix:*",),
+        config=PPOConfig(num_envs=16, num_steps=128, num_epochs=1, num_minibatches=8),
+        hyperparams=Hyperparams(),
+        total_steps=1_000_000,
+        source="navix/agents/ppo.py (Pignatelli et al. 2024)",
+        envs=("navix:*",),
     ),
 }
 

@@ -27,16 +27,16 @@ def action_spec_of(name: str, space: Any) -> PyTree:
     if kind == "MultiDiscrete":
         nvec = np.asarray(space.nvec)
         starts = np.broadcast_to(getattr(space, "start", 0), nvec.shape)
-        return ActionSpec(shape, jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
+        return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
     if kind == "MultiBinary":
-        return ActionSpec(shape, jax_dtype(space.dtype), nvec=_ints(np.full(shape, 2)))
+        return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(np.full(shape, 2)))
     if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
             f"{name}: action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
             "floats, or a Dict or Tuple of them"
         )
     low, high = (np.broadcast_to(bound, shape) for bound in (space.low, space.high))
-    return ActionSpec(shape, jax_dtype(space.dtype), low=_inside(low, np.inf), high=_inside(high, -np.inf))
+    return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), low=_inside(low, np.inf), high=_inside(high, -np.inf))
 
 
 def jax_dtype(dtype: Any) -> str:

@@ -24,13 +24,13 @@ def obs_spec_of(name: str, space: Any) -> PyTree:
     if kind == "Tuple":
         return tuple(obs_spec_of(name, part) for part in space.spaces)
     if kind == "Discrete":
-        return ObsSpec((), jax_dtype(space.dtype), int(space.n), int(space.start))
+        return ObsSpec(shape=(), dtype=jax_dtype(space.dtype), num_categories=int(space.n), start=int(space.start))
     if kind not in ("Box", "MultiBinary", "MultiDiscrete") or 0 in space.shape:
         raise ValueError(
             f"{name}: observation space {space} is not supported; Box, Discrete, MultiDiscrete, MultiBinary, and "
             "Dict and Tuple of them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
         )
-    return ObsSpec(tuple(space.shape), jax_dtype(space.dtype))
+    return ObsSpec(shape=tuple(space.shape), dtype=jax_dtype(space.dtype))
 
 
 def dtypes_of(space: Any) -> PyTree:

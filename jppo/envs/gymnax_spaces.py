@@ -28,7 +28,7 @@ def obs_spec_of(name: str, space: Any, obs: PyTree) -> PyTree:
         remedy = "declare the space of the observations that reset and step return"
         raise BrokenContractError(f"{name}: {error}", remedy, check="spaces") from None
     if type(space).__name__ == "Discrete":
-        return ObsSpec(tuple(obs.shape), str(obs.dtype), int(space.n))
+        return ObsSpec(shape=tuple(obs.shape), dtype=str(obs.dtype), num_categories=int(space.n))
     if any(not leaf.size for leaf in jax.tree.leaves(obs)):
         raise ValueError(f"{name}: an observation is empty: {jax.tree.map(describe_leaf, obs)}")
-    return jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape), str(leaf.dtype)), obs)
+    return jax.tree.map(lambda leaf: ObsSpec(shape=tuple(leaf.shape), dtype=str(leaf.dtype)), obs)

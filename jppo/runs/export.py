@@ -123,7 +123,7 @@ class ExportedPolicy:
     def __init__(self, exported: export.Exported) -> None:
         self.exported = exported
         (obs, _, *memory), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-        self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(leaf.shape[1:], str(leaf.dtype)), obs)
+        self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(shape=leaf.shape[1:], dtype=str(leaf.dtype)), obs)
         self._state_shapes = memory[0] if memory else None
         outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
         self._actor_obs = tuple(outputs.get("actor_obs", ()))  # files of jppo 0.2 lack it

@@ -4,16 +4,16 @@ from typing import Any
 
 from jppo.config.checks import check_int, check_seed
 from jppo.envs.backends import choose_backend
-from jppo.envs.checks.report import Check, Report, collect_checks, make_report, print_report
+from jppo.envs.checks.report import Check, CheckReport, collect_checks, make_report, print_report
 
-__all__ = ["Check", "Report", "check_env", "print_report"]
+__all__ = ["Check", "CheckReport", "check_env", "print_report"]
 
 _MAX_STEPS = 1_000_000
 
 
 def check_env(
     env: Any, *, params: Any = None, backend: str = "auto", steps: int = 1024, seed: int = 0, num_envs: int = 8
-) -> Report:
+) -> CheckReport:
     """Steps an environment with random actions and reports its faults; docs/check_env.md lists the checks.
 
     Args:

@@ -109,12 +109,14 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
     trace = _play_all(envs, seed, actions, observations, masks)
     again = _play_all([*envs[1:], envs[0]], seed, actions, observations, masks)
     starts = _reset_often(envs[0], seed, observations)
-    yield Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
-    yield Check("contract", PASS, "reset returns two values and step five, with the right types")
+    yield Check(
+        name="runs", status=PASS, seen=f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes"
+    )
+    yield Check(name="contract", status=PASS, seen="reset returns two values and step five, with the right types")
     how = "in another instance, after other episodes" if len(envs) > 1 else "in the same instance, after other episodes"
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, how)
     yield masks.judge()
-    yield Check("autoreset", SKIPPED, "applies only to vector environments")
+    yield Check(name="autoreset", status=SKIPPED, seen="applies only to vector environments")
     yield _measure_speed(envs[0], actions_at(actions, slice(None), 0), masks)
 
 

@@ -80,17 +80,26 @@ def _judge_tracing(source: Any, params: Any) -> Iterator[Check]:
     action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
     with report_exceptions("jit", "tracing reset and step"):
         _, state, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action)
-    yield Check("jit", PASS, "reset and step can be traced")
+    yield Check(name="jit", status=PASS, seen="reset and step can be traced")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if flag.dtype != bool or flag.shape:
             raise BrokenContractError(f"{name} is {describe_leaf(flag)}, not bool[]", "return a scalar bool")
     if not (jnp.issubdtype(reward.dtype, jnp.floating) or jnp.issubdtype(reward.dtype, jnp.integer)):
         raise BrokenContractError(f"reward is {describe_leaf(reward)}, not a number", "return a scalar float")
     if reward.shape:
-        yield Check("contract", WARN, f"reward is {describe_leaf(reward)}, not a scalar", "return a scalar")
+        yield Check(
+            name="contract",
+            status=WARN,
+            seen=f"reward is {describe_leaf(reward)}, not a scalar",
+            advice="return a scalar",
+        )
     else:
-        yield Check("contract", PASS, "reset returns two values and step six, with the right types")
-    yield Check("carry", PASS, f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step")
+        yield Check(name="contract", status=PASS, seen="reset returns two values and step six, with the right types")
+    yield Check(
+        name="carry",
+        status=PASS,
+        seen=f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step",
+    )
 
 
 def _judge_functions(env: Environment) -> Iterator[Check]:
@@ -100,12 +109,16 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     with report_exceptions("jit", "tracing reset and step"):
         obs, state = jax.eval_shape(env.reset, key)
         after = jax.eval_shape(env.step, key, state, action)
-    yield Check("jit", PASS, "reset and step can be traced")
+    yield Check(name="jit", status=PASS, seen="reset and step can be traced")
     check_same("observations", obs, "step", after.obs)
     check_same("observations", obs, "step (final_obs)", after.final_obs)
-    yield Check("contract", PASS, "observations of reset and step have the same shapes and dtypes")
+    yield Check(name="contract", status=PASS, seen="observations of reset and step have the same shapes and dtypes")
     check_same("state", state, "step", after.state, check="carry")
-    yield Check("carry", PASS, f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step")
+    yield Check(
+        name="carry",
+        status=PASS,
+        seen=f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step",
+    )
 
 
 def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
@@ -132,9 +145,9 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
         found[limit.name] = limit
         if limit.status == PASS and found["final_obs"].status == SKIPPED:
             seen = f"correct with max_steps_in_episode = {_LIMIT}; no episode ends without it"
-            found["final_obs"] = Check("final_obs", PASS, seen)
+            found["final_obs"] = Check(name="final_obs", status=PASS, seen=seen)
     if found["determinism"].status == FAIL:
-        yield Check("vmap", PASS, "runs under vmap and scan")
+        yield Check(name="vmap", status=PASS, seen="runs under vmap and scan")
     else:
         yield _judge_single(episodes, single)
     yield from found.values()
@@ -193,7 +206,9 @@ def _observations(env: Environment, episodes: _Episodes) -> tuple[Observations, 
     try:
         Observations(declared, casts=False).see(jax.tree.map(lambda x: x[0, 0], episodes.obs))
     except MisfitError as error:
-        misfit = Check("spaces", FAIL, str(error), "declare the space of the observations that you return")
+        misfit = Check(
+            name="spaces", status=FAIL, seen=str(error), advice="declare the space of the observations that you return"
+        )
         return Observations(actual, casts=False), misfit
     return Observations(declared, casts=False), None
 
@@ -219,8 +234,10 @@ def _judge_single(episodes: _Episodes, single: _Episodes) -> Check:
         same = jax.tree.map(lambda x, all_: _is_close(x, all_[0, : len(x)]).all(), alone, batched)
         if not all(jax.tree.leaves(same)):
             seen = f"{name} of an environment differs with and without vmap"
-            return Check("vmap", FAIL, seen, "look for callbacks and for reductions over the batch axis")
-    return Check("vmap", PASS, "an environment gives the same results with and without vmap")
+            return Check(
+                name="vmap", status=FAIL, seen=seen, advice="look for callbacks and for reductions over the batch axis"
+            )
+    return Check(name="vmap", status=PASS, seen="an environment gives the same results with and without vmap")
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -250,7 +267,12 @@ def _judge_limit(
         limited = _trace(observations, jax.device_get(play))
     except Exception as error:  # the environment may not support this value
         seen = f"it raises {type(error).__name__} with max_steps_in_episode = {_LIMIT}"
-        return Check("time_limit", SKIPPED, seen, "ignore this if the environment does not support other limits")
+        return Check(
+            name="time_limit",
+            status=SKIPPED,
+            seen=seen,
+            advice="ignore this if the environment does not support other limits",
+        )
     return _judge_limited(limited, free)
 
 
@@ -263,12 +285,19 @@ def _judge_limited(limited: Trace, free: Trace) -> Check | None:
     if limited.terminated[-1][reached].any():
         seen = f"with {setting}, step {_LIMIT} is terminated; without a limit it is not"
         advice = "remove the time from the condition of termination; gymnax's step sets truncated"
-        return Check("time_limit", FAIL, seen, advice)
+        return Check(name="time_limit", status=FAIL, seen=seen, advice=advice)
     if not limited.truncated[-1][reached].any():
         seen = f"{setting} does not end episodes"
-        return Check("time_limit", WARN, seen, "count the steps in state.time, or remove the parameter")
+        return Check(
+            name="time_limit", status=WARN, seen=seen, advice="count the steps in state.time, or remove the parameter"
+        )
     same = _is_close(limited.obs[:_LIMIT], free.obs[:_LIMIT]).all((0, 2))
     if (reached & same & ~_is_close(limited.final[-1], free.obs[_LIMIT]).all(-1)).any():
         seen = f"with {setting}, the final observation differs from the observation without a limit"
-        return Check("final_obs", FAIL, seen, "return the observation that the step led to as final_observation")
-    return Check("time_limit", PASS, f"with {setting}, step {_LIMIT} is truncated and not terminated")
+        return Check(
+            name="final_obs",
+            status=FAIL,
+            seen=seen,
+            advice="return the observation that the step led to as final_observation",
+        )
+    return Check(name="time_limit", status=PASS, seen=f"with {setting}, step {_LIMIT} is truncated and not terminated")

@@ -36,11 +36,15 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
         obs, digest = observations.see(many.reset(), (_RESETS * host.num_agents,))
         many.close()
     starts = Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
-    yield Check("runs", PASS, f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
-    yield Check("contract", PASS, "the values are those of Gymnasium's vector environments")
+    yield Check(
+        name="runs", status=PASS, seen=f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes"
+    )
+    yield Check(name="contract", status=PASS, seen="the values are those of Gymnasium's vector environments")
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, "in new instances")
     yield masks.judge()
-    yield Check("autoreset", PASS, f"all {int(trace.done.sum()):,} ended episodes have final observations")
+    yield Check(
+        name="autoreset", status=PASS, seen=f"all {int(trace.done.sum()):,} ended episodes have final observations"
+    )
     yield rules.judge_speed(trace.reward.size, seconds, f"{num_envs} environments in one process")
 
 

@@ -43,7 +43,9 @@ class Masks:
         self._masks, self._legal = self._masks + empty.size, self._legal + int(legal.sum())
         if empty.any():
             after = f" in the state after {self._masks - 1:,} others" if not lead else ""
-            self._fault = Check("masks", FAIL, f"action_mask marks no legal action{after}", EMPTY_MASK)
+            self._fault = Check(
+                name="masks", status=FAIL, seen=f"action_mask marks no legal action{after}", advice=EMPTY_MASK
+            )
         elif (others := mask[(mask != 0) & (mask != 1)]).size:
             self._note(FAIL, f"action_mask contains {others.flat[0]}")
         elif mask.dtype.kind not in "biu":
@@ -51,11 +53,13 @@ class Masks:
 
     def _note(self, status: str, seen: str) -> None:
         if self._fault is None or (self._fault.status == WARN and status == FAIL):
-            self._fault = Check("masks", status, seen, _REMEDY)
+            self._fault = Check(name="masks", status=status, seen=seen, advice=_REMEDY)
 
     def judge(self) -> Check:
         """Returns the result of the check."""
         if not self.exist:
-            return Check("masks", SKIPPED, "applies only to observations with the leaf action_mask")
+            return Check(name="masks", status=SKIPPED, seen="applies only to observations with the leaf action_mask")
         average = f"{self._legal / max(self._masks, 1):.1f} of {self._spec.num_logits}"
-        return self._fault or Check("masks", PASS, f"{self._masks:,} masks; on average, {average} entries are legal")
+        return self._fault or Check(
+            name="masks", status=PASS, seen=f"{self._masks:,} masks; on average, {average} entries are legal"
+        )

@@ -30,7 +30,7 @@ class Check(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """The results of all checks of an environment."""
 
     env: str
@@ -74,7 +74,9 @@ def report_exceptions(name: str, action: str) -> Iterator[None]:
         seen = f"{action} raised {describe_error(error)}"
         frames = error.__traceback__ and error.__traceback__.tb_next  # without this function
         text = "".join(traceback.format_exception(type(error), error, frames))
-        raise FailedCheckError(Check(name, FAIL, seen, "see the traceback below the table", text)) from error
+        raise FailedCheckError(
+            Check(name=name, status=FAIL, seen=seen, advice="see the traceback below the table", traceback=text)
+        ) from error
 
 
 @contextlib.contextmanager
@@ -95,7 +97,7 @@ def report_refusals() -> Iterator[None]:
             if "observation" in text
             else "contract"
         )
-        raise FailedCheckError(Check(name, FAIL, text, "see docs/extending.md")) from error
+        raise FailedCheckError(Check(name=name, status=FAIL, seen=text, advice="see docs/extending.md")) from error
 
 
 def collect_checks(checks: Iterable[Check]) -> list[Check]:
@@ -109,19 +111,29 @@ def collect_checks(checks: Iterable[Check]) -> list[Check]:
     except BrokenContractError as error:
         found.append(Check(error.check, FAIL, *error.args))
     except MisfitError as error:
-        found.append(Check("spaces", FAIL, str(error), "declare the space of the observations that you return"))
+        found.append(
+            Check(
+                name="spaces",
+                status=FAIL,
+                seen=str(error),
+                advice="declare the space of the observations that you return",
+            )
+        )
     return found
 
 
-def make_report(names: tuple[str, ...], found: list[Check], **fields: Any) -> Report:
+def make_report(names: tuple[str, ...], found: list[Check], **fields: Any) -> CheckReport:
     """Returns a report in the order of the names. Missing checks are marked as skipped, because another one failed."""
     failed = next((check.name for check in found if check.status == FAIL), "")
     by_name = {check.name: check for check in found}
-    checks = (by_name.get(name, Check(name, SKIPPED, f"not checked, because {failed} failed")) for name in names)
-    return Report(checks=tuple(checks), **fields)
+    checks = (
+        by_name.get(name, Check(name=name, status=SKIPPED, seen=f"not checked, because {failed} failed"))
+        for name in names
+    )
+    return CheckReport(checks=tuple(checks), **fields)
 
 
-def print_report(report: Report, stream: TextIO | None = None) -> None:
+def print_report(report: CheckReport, stream: TextIO | None = None) -> None:
     """Prints a table, or lines on a narrow terminal, and the tracebacks of exceptions below it."""
     sizes = f"{report.num_envs} x {report.steps:,} steps, seed {report.seed}"
     title = f"{report.env} ({report.backend}), {sizes}"

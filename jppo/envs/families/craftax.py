@@ -50,7 +50,9 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         obs, state, reward, done, _ = source.step(key, state, action, params)
         return seen(obs), state, reward, done, False
 
-    env = EpisodicEnv(name, reset, step, source.action_space(params), render=_renderer(name))
+    env = EpisodicEnv(
+        name=name, reset=reset, step=step, action_space=source.action_space(params), render=_renderer(name)
+    )
     return with_limit_and_reset(env, limit, pool)
 
 

@@ -104,7 +104,7 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
         )
 
     shapes = jax.eval_shape(reset, jax.random.key(0))[0]
-    obs_spec = jax.tree.map(lambda leaf: ObsSpec(tuple(leaf.shape[1:]), str(leaf.dtype)), shapes)
+    obs_spec = jax.tree.map(lambda leaf: ObsSpec(shape=tuple(leaf.shape[1:]), dtype=str(leaf.dtype)), shapes)
     return Environment(
         name=name,
         reset=reset,

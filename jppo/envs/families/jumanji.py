@@ -67,7 +67,9 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         return observe(timestep.observation), state, jnp.sum(timestep.reward), terminated, truncated
 
     space = spaces.Discrete(math.prod(sizes)) if is_joint else action_space
-    return with_limit_and_reset(EpisodicEnv(name, reset, step, space, render=_renderer(source)), limit, pool)
+    return with_limit_and_reset(
+        EpisodicEnv(name=name, reset=reset, step=step, action_space=space, render=_renderer(source)), limit, pool
+    )
 
 
 def _action_space(spec: Any, mask: Any) -> spaces.Space:

@@ -56,5 +56,7 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         state = timestep.state.replace(cache=RenderingCache.init(jnp.asarray(timestep.state.grid)))
         return np.asarray(observations.rgb(state)).repeat(4, axis=0).repeat(4, axis=1)
 
-    env = EpisodicEnv(name, reset, step, spaces.Discrete(len(source.action_set)), render=render)
+    env = EpisodicEnv(
+        name=name, reset=reset, step=step, action_space=spaces.Discrete(len(source.action_set)), render=render
+    )
     return with_limit_and_reset(env, source.max_steps, pool)

@@ -44,4 +44,4 @@ def episodic_env(
         return observe(state.obs), state, reward, state.done.astype(bool), False
 
     action_space = spaces.Box(-1.0, 1.0, (source.action_size,))
-    return EpisodicEnv(name, reset, step, action_space, render=render)
+    return EpisodicEnv(name=name, reset=reset, step=step, action_space=action_space, render=render)

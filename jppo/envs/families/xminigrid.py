@@ -50,5 +50,7 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
     def render(timestep: PyTree) -> Any:
         return draw(np.asarray(timestep.state.grid), timestep.state.agent, params.view_size)
 
-    env = EpisodicEnv(name, reset, step, spaces.Discrete(source.num_actions(params)), render=render)
+    env = EpisodicEnv(
+        name=name, reset=reset, step=step, action_space=spaces.Discrete(source.num_actions(params)), render=render
+    )
     return with_limit_and_reset(env, limit, pool)
