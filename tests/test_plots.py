@@ -8,6 +8,7 @@ from run_files import with_hyperparams, write_run
 
 from jppo.runs import plots
 from jppo.runs.curves import make_curve, read_groups
+from jppo.runs.files import write_atomically
 from jppo.runs.plots import draw_metrics, plot
 
 
@@ -173,3 +174,16 @@ def test_invalid_output_paths_are_refused(tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
         plot([write_run(tmp_path / "run", [1.0])], tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "run"}
+
+
+def test_an_interrupted_write_keeps_the_previous_file(tmp_path):
+    def parts():
+        yield b"new"
+        raise KeyboardInterrupt
+
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, parts())
+    assert [file.name for file in tmp_path.iterdir()] == ["picture.png"]
+    assert path.read_bytes() == b"old"

@@ -28,7 +28,7 @@ def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
         with open(temporary, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:  # also Ctrl-C
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise

@@ -1,6 +1,7 @@
 """Renders an episode as a GIF."""
 
 import functools
+import io
 import itertools
 import os
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
 from jppo.ppo.types import Array, PyTree
 from jppo.runs.episodes import DeviceEpisodes, check_legal_actions, make_host_player, start_episodes, step_episodes
+from jppo.runs.files import write_atomically
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import check_output
 
@@ -235,4 +237,6 @@ def _as_image(frame: np.ndarray) -> Any:
 
 def _save(images: list[Any], output: Path) -> None:
     """Writes a GIF with 25 frames per second."""
-    images[0].save(output, save_all=True, append_images=images[1:], duration=40, loop=0)
+    file = io.BytesIO()
+    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=40, loop=0)
+    write_atomically(output, file.getvalue())

@@ -258,6 +258,6 @@ def write_output(path: Path, data: bytes, ending: str) -> None:
     """Writes an output file. Raises ValueError if its name has another ending, or if it cannot be written."""
     check_output(path, ending)
     try:
-        path.write_bytes(data)
+        write_atomically(path, data)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
