@@ -643,6 +643,11 @@ def test_damaged_and_foreign_programs_are_refused(simple, tmp_path, damage, mess
         jppo.load_exported(path)
 
 
+def test_npz_files_are_no_programs(exported):
+    with pytest.raises(ValueError, match=r"as a \.stablehlo file; load an \.npz file with jppo\.numpy_policy\.load$"):
+        jppo.load_exported(exported)
+
+
 def test_an_empty_batch_is_accepted(simple, exported):
     nothing = np.zeros((0, 4), np.float32)
     for acting in (simple, numpy_policy.load(exported)):

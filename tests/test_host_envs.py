@@ -385,6 +385,7 @@ REFUSED = {
     "Text": (shown(spaces.Text(3), "abc"), "Shown: observation space Text.* is not supported; Box, Discrete, "),
     "a part": (shown(spaces.Dict(a=BOX, b=spaces.Text(3)), {}), "observation space Text.* is not supported"),
     "empty": (shown(spaces.Box(0, 1, (0,)), np.zeros(0, np.float32)), "observation space .* is not supported"),
+    "no parts": (shown(spaces.Dict(), {}), r"Shown: observation space Dict\(\) has no arrays"),
     "actions": (acting(spaces.Text(3)), "action space Text.* is not supported; use Discrete, MultiDiscrete"),
     "whole actions": (acting(spaces.Box(0, 3, (2,), np.int64)), "action space .*int64.* is not supported"),
     "another shape": (shown(BOX, np.zeros(3, np.float32)), "Shown: .*observation"),

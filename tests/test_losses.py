@@ -292,6 +292,16 @@ def test_invalid_results_of_losses_and_advantages_are_explained(options, message
     assert "\n" not in str(error.value)
 
 
+def test_losses_evaluate_recurrent_networks_on_all_rows():
+    def loss(apply, batch, hyperparams, config, key):
+        return apply(batch.obs[:8])[1].mean(), {}
+
+    config = jppo.PPOConfig(num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(4,), recurrent="gru")
+    agent = jppo.make_anakin(Probe(), config, loss=loss)
+    with pytest.raises(ValueError, match=r"shape \(8, .*; a recurrent network needs all 16 rows"):
+        jax.eval_shape(agent.step, jax.eval_shape(agent.init, jax.random.key(0)))
+
+
 def test_advantages_may_be_numpy_arrays():
     zeros, config = np.zeros((8, 4)), jppo.PPOConfig(num_envs=4, num_steps=8, hidden_sizes=(4,))
     agent = jppo.make_anakin(Probe(), config, advantages=lambda *_: (zeros, zeros))

@@ -147,6 +147,8 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
             vector = _with_mask(name, vector)
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
+        if not jax.tree.leaves(obs_spec):
+            raise ValueError(f"{name}: observation space {obs_space} has no arrays, so the network would see nothing")
         check_mask_spec(obs_spec, action_spec)
         if probe is not None and isinstance(vector, SyncVectorEnv):
             with np.errstate(all="ignore"):  # the environment may have made NumPy strict

@@ -119,6 +119,12 @@ def _make_apply(spec: LearnerSpec, policy_state: PolicyState, minibatch: Minibat
     carry, reset = minibatch.carry, minibatch.reset
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
+        for shape in map(jnp.shape, jax.tree.leaves(obs)):
+            if shape[:1] != (reset.size,):
+                raise ValueError(
+                    f"the network got observations of shape {shape}; a recurrent network needs all "
+                    f"{reset.size} rows of the batch, in their order"
+                )
         sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), obs)
         return spec.policy.unroll(policy_state, sequences, carry, reset)[:2]
 

@@ -94,7 +94,8 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     mark = re.search(re.escape(_MARK) + rb"(\d{1,9})\Z", content[-len(_MARK) - 9 :])
     if mark is None:
-        raise ValueError(f"{path} is incomplete or was not written by jppo as a .stablehlo file")
+        remedy = "; load an .npz file with jppo.numpy_policy.load" if content[:2] == b"PK" else ""
+        raise ValueError(f"{path} is incomplete or was not written by jppo as a .stablehlo file{remedy}")
     if int(mark[1]) != _VERSION:
         raise ValueError(
             f"{path} has version {int(mark[1])} of the format; jppo {__version__} reads {_VERSION}: load "
