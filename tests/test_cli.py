@@ -1159,6 +1159,8 @@ def test_resuming_needs_no_environment_unless_it_is_a_module(tmp_path):
             cli.parse_command(["train", option, str(tmp_path)])
     with pytest.raises(ValueError, match=r"typo is not a run directory: it has no config\.json"):
         cli.parse_command(["train", "--resume", str(tmp_path / "typo")])
+    with pytest.raises(SystemExit):
+        cli.parse_command(["train", "--resume", str(tmp_path / "typo"), "--help"])
 
 
 @pytest.mark.slow

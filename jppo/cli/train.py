@@ -66,7 +66,8 @@ class Train(RunArguments):
         command = dataclasses.replace(
             super().with_defaults(pre_parsed), total_steps=pre_parsed.chosen_preset.total_steps
         )
-        if pre_parsed.run_dir is None or not (pre_parsed.resumes or (pre_parsed.run_dir / "config.json").exists()):
+        must_exist = pre_parsed.resumes and not {"-h", "--help"} & {*pre_parsed.words}
+        if pre_parsed.run_dir is None or not (must_exist or (pre_parsed.run_dir / "config.json").exists()):
             return command
         return command._with_previous_run(pre_parsed.run_dir, pre_parsed.preset)
 

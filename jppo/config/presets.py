@@ -233,7 +233,14 @@ PRESETS = {
         envs=("brax:*",),
     ),
     "jumanji": Preset(
-        config=PPOConfig(num_envs=256, num_steps=64, num_minibatches=8, hidden_sizes=(256, 256), normalize_obs=True),
+        config=PPOConfig(
+            num_envs=256,
+            num_steps=64,
+            num_minibatches=8,
+            hidden_sizes=(256, 256),
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
         hyperparams=Hyperparams(learning_rate=linear(5e-4, 0.0)),
         total_steps=10_000_000,
         source="jppo: one MLP for all games of Jumanji, which publishes settings of A2C with a network for each game",
