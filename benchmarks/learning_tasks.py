@@ -36,6 +36,7 @@ TASKS = {
     "Asterix-MinAtar": Task(10_000_000, "15", _BLINES),
     "Breakout-MinAtar": Task(10_000_000, "28", _BLINES),
     "Freeway-MinAtar": Task(10_000_000, "58", _BLINES),
+    "Seaquest-MinAtar": Task(10_000_000),
     "SpaceInvaders-MinAtar": Task(10_000_000, "131", _BLINES),
     "HalfCheetah-v5/ray": Task(1_000_000, "1443 ± 46", _CLEANRL_V4, 1443.0, 5),
     "Hopper-v5/ray": Task(1_000_000, "2383 ± 272", _CLEANRL_V4, 2111.0, 5),

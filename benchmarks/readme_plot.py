@@ -96,7 +96,7 @@ def read_rows(name: str) -> list[dict[str, Any]]:
 
 def jax_speeds() -> dict[str, dict[str, float]]:
     """Returns the speeds of libraries on the device, per workload."""
-    rows = read_rows("versus_jax_peers_intel")
+    rows = read_rows("versus_jax_peers_0.3.0")
     names = {row["workload"]: f"{row['env']}\n{row['num_envs']} envs" for row in rows}
     return {names[row["workload"]]: {lib: row["steps_per_second"][lib] for lib in list(COLORS)[:4]} for row in rows}
 
