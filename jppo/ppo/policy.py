@@ -118,7 +118,7 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
             distribution = limit_categories(distribution, action_spec)
         return jax.tree.map(_to_float32, distribution), value.astype(jnp.float32)
 
-    @jax.jit  # so that the same shapes are traced once
+    @jax.jit  # so that the same shapes are traced once; the function's name is part of the compiled program
     def step(state: PolicyState, obs: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
         outputs = _apply_network(network, state.params, features_of(state, obs), carry)
         return *finish(*outputs[:2], obs), outputs[2]
