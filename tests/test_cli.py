@@ -286,8 +286,8 @@ def test_total_steps_may_be_written_in_several_ways(train_arguments, written, st
 
 
 def test_the_default_run_directory_has_environment_time_and_seed(train_arguments):
-    assert train_arguments("CartPole-v1", "--run-dir", "a/b")["run_dir"] == Path("a/b")
-    assert train_arguments("CartPole-v1", "--seed", "4")["run_dir"].match("runs/CartPole-v1/*-4")
+    assert train_arguments("CartPole-v1", "--run-dir", "a/b")["run"].run_dir == Path("a/b")
+    assert train_arguments("CartPole-v1", "--seed", "4")["run"].run_dir.match("runs/CartPole-v1/*-4")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,14 @@ def test_overrides_replace_single_values_of_run_and_ray():
     assert take_ray(None, {"gamma": 0.5}) == (None, {"gamma": 0.5})
 
 
+def test_sweeps_and_trials_save_nothing_to_a_run_directory():
+    with pytest.raises(ValueError, match=r"run\.run_dir = 'x' has no effect in jppo\.sweep, .*; pass sweep_dir$"):
+        jppo.sweep("CartPole-v1", run_dir="x")
+    for name, value in {"run_dir": "x", "progress": "auto"}.items():
+        with pytest.raises(ValueError, match=rf"run\.{name} = .* has no effect in jppo\.tune\..*; leave it out$"):
+            jppo.tune.population("CartPole-v1", **{name: value})
+
+
 @pytest.mark.slow
 def test_train_and_sweep_accept_overrides():
     env, sizes = lenient_env("CartPole-v1"), {"num_envs": 4, "num_steps": 16, "hidden_sizes": [8]}

@@ -207,7 +207,7 @@ def test_values_in_closures_and_defaults_of_functions_identify_a_run():
         return callback if outer else functools.partial(callback, limit=limit)
 
     def name(callback, log):
-        settings = RunSettings(env=Cued(), config=CONFIG, total_steps=STEPS, callback=callback)
+        settings = RunSettings(env=Cued(), config=CONFIG, total_steps=STEPS, run=jppo.RunConfig(callback=callback))
         (group,) = make_groups(settings, seeds=[0], values={})
         before = run_fingerprint(group, group.runs[0])
         log.append(1)  # by the callback, during training

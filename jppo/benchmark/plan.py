@@ -1,12 +1,11 @@
 """`jppo.plan`: memory and compile time of a run, from the compiled program."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from jppo.benchmark.memory import count_parameters, memory_by_purpose
+from jppo.benchmark.memory import count_parameters, largest_num_envs, memory_by_purpose
 from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
@@ -104,7 +103,7 @@ def plan(
         larger = make_anakin(agent.env, sizes.replace(num_envs=num_envs), num_devices=devices, **parts)
         return bytes_needed(compile_chunk(larger, prepared.hyperparams))
 
-    largest = _largest_num_envs(sizes, devices, needed, free, measure)
+    largest = largest_num_envs(sizes, devices, needed, free, measure)
     if needed > free:
         remedy = f"the largest num_envs that fits is {largest}" if largest else "lower num_steps as well"
         raise ValueError(
@@ -123,27 +122,3 @@ def plan(
         compile_seconds=compile_seconds,
         largest_num_envs=largest,
     )
-
-
-def _largest_num_envs(config: PPOConfig, devices: int, needed: int, free: int, measure: Any) -> int:
-    """Returns the largest num_envs that fits, or 0 if none does.
-
-    Estimates it from the memory of two sizes, then compiles the estimate, and lowers it until it fits.
-
-    Args:
-      needed: memory of `config` in bytes, on each device.
-      measure: returns the memory for a num_envs.
-    """
-    if needed <= free:
-        unit, limit = config.num_envs, (2**31 - 1) // config.num_steps
-        per_env = max(1, measure(2 * unit) - needed) / unit if 2 * unit <= limit else needed / unit
-        count = int(min(limit, unit + (free - needed) / per_env)) // unit
-    else:
-        unit = devices * config.num_minibatches // math.gcd(devices * config.num_steps, config.num_minibatches)
-        count = int(config.num_envs * free / needed) // unit
-    while count > 0:
-        size = needed if count * unit == config.num_envs else measure(count * unit)
-        if size <= free:
-            return count * unit
-        count = min(count - 1, int(count * free / size))
-    return 0

@@ -84,7 +84,8 @@ class Train(RunArguments):
         from jppo.training.settings import RunSettings, fill_from_previous_run
 
         previous = read_config(run_dir)
-        settings = fill_from_previous_run(RunSettings(env=None, preset=preset, run_dir=run_dir), previous)
+        settings = RunSettings(env=None, preset=preset, run=RunConfig(run_dir=run_dir))
+        settings = fill_from_previous_run(settings, previous)
         values: dict[str, Any] = {
             "env": None if needs_env(run_dir) else previous["env"],
             "config": settings.config,
@@ -113,8 +114,8 @@ class Train(RunArguments):
             result = train(
                 **self.arguments(),
                 total_steps=self.total_steps,
-                run_dir=self._choose_run_dir() or default_run_dir(self.env, self.seed),
                 run=RunConfig(
+                    run_dir=self._choose_run_dir() or default_run_dir(self.env, self.seed),
                     resume=self.resume is not None,
                     checkpoint_seconds=self.checkpoint_seconds,
                     max_checkpoints=self.max_checkpoints,
@@ -127,8 +128,8 @@ class Train(RunArguments):
                     force=self.force,
                     wandb=self.wandb,
                     deterministic=self.deterministic,
+                    progress=make_reporter("none" if self.quiet else "auto", self.total_steps, stream),
                 ),
-                progress=make_reporter("none" if self.quiet else "auto", self.total_steps, stream),
             )
         except (TrainingDiverged, ActorsFailed) as error:
             print(f"jppo: {error}", file=DisplayStream(sys.stderr))

@@ -9,7 +9,7 @@ from jppo.config.checks import find_similar
 from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
-from jppo.config.run import EVENT_FIELDS, SAVED_FIELDS, RunConfig
+from jppo.config.run import EVENT_FIELDS, SAVED_FIELDS, SWEEP_FIELDS, RunConfig
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
@@ -19,11 +19,9 @@ _HINTS = {
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
     SCALE_ENVS: "pass it beside config, or use PPOConfig(...).scale_envs(K)",
 } | REMOVED_FIELDS
-_HINTS |= dict.fromkeys(SAVED_FIELDS, "only jppo.train supports it")
-_HINTS |= dict.fromkeys(
-    (*EVENT_FIELDS, "callback"),
-    "only jppo.train, jppo.sweep and jppo.tune support it",
-)
+_HINTS |= dict.fromkeys((*SAVED_FIELDS, "run_dir"), "only jppo.train supports it")
+_HINTS |= {"progress": "only jppo.train and jppo.sweep support it"}
+_HINTS |= dict.fromkeys(EVENT_FIELDS, "only jppo.train, jppo.sweep and jppo.tune support it")
 _HINTS |= dict.fromkeys(
     (field.name for field in dataclasses.fields(RayConfig)),
     "only jppo.train, jppo.bench and jppo.tune.trainable have this argument",
@@ -116,17 +114,19 @@ def take_ray(
 def take_events(
     run: RunConfig | Mapping[str, Any], overrides: Mapping[str, Any], function: str
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Returns the same as `take_run` for a function that supports only evaluations, callbacks and `stop_at_return`.
+    """Returns the same as `take_run` for jppo.sweep or a function of jppo.tune, which support only some of the fields.
 
     Raises:
       ValueError: another setting has a value, or evaluations are described but not requested.
     """
     record, others = take_run(run, overrides)
+    is_sweep = function == "jppo.sweep"
+    supported = SWEEP_FIELDS if is_sweep else EVENT_FIELDS
     for name, default in vars(RunConfig()).items():
-        if name not in EVENT_FIELDS and (value := getattr(record, name)) != default:
+        if name not in supported and (value := getattr(record, name)) != default:
+            remedy = "pass sweep_dir" if is_sweep and name == "run_dir" else "leave it out"
             raise ValueError(
-                f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(EVENT_FIELDS)}; "
-                "leave it out"
+                f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(supported)}; {remedy}"
             )
     record.check_evaluations()
     return record, others

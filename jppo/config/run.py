@@ -1,8 +1,14 @@
-"""Settings of a run that do not change its updates: files, logging, evaluation and early stopping."""
+"""Settings of a run that do not change its updates: files, logging, evaluation, callbacks and early stopping."""
 
+import contextlib
 import dataclasses
+import inspect
 import math
 import numbers
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from jppo.config.checks import check_bool, check_int, check_non_negative, to_float
 
@@ -11,15 +17,20 @@ MAX_STEPS = 100_000  # default maximum length of an evaluated episode
 MAX_FRAMES = 2000  # default maximum length of an episode of a GIF; memory holds all frames, up to 0.25 MB each
 EVALUATION_DETAILS = ("eval_episodes", "eval_sampled")
 EVALUATION_FIELDS = ("eval_every", *EVALUATION_DETAILS, "stop_at_return")
-EVENT_FIELDS = (*EVALUATION_FIELDS, "callback_every")
+EVENT_FIELDS = (*EVALUATION_FIELDS, "callback", "callback_every")
+SWEEP_FIELDS = (*EVENT_FIELDS, "progress")
 SAVED_FIELDS = (*EVALUATION_FIELDS, "video")
 """Fields that config.json contains if they are set, so that a resumed run uses them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How a run is saved, logged, evaluated and ended."""
+    """How a run is saved, shown, logged, evaluated and ended."""
 
+    run_dir: str | Path | None = None
+    """Directory for config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json. If it
+    contains a run, that run is resumed from its newest checkpoint: missing arguments come from the previous run, and
+    the others must be equal to the previous run's. Default: nothing is saved."""
     resume: bool = False
     """Require that the run directory already contains a run, and resume it."""
     checkpoint_seconds: float = 60.0
@@ -43,14 +54,23 @@ class RunConfig:
     stop_at_return: float | None = None
     """End the run when the mean return reaches this value: the mean of an evaluation if eval_every is set, otherwise of
     about the last 100 episodes. Default: no such end."""
+    callback: Callable[[Any], Any] | None = None
+    """A function of a `jppo.CallbackEvent`, which may change the state, stop the run or log numbers, see
+    docs/callbacks.md. An exception in it ends the run; the run so far is saved."""
     callback_every: int = 1
     """Number of updates between two calls of the callback."""
     video: bool | None = None
     """Write an episode of the final policy to video.gif in the run directory. Default: False."""
+    progress: Any = "none"
+    """"auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
+    `jppo.Reporter`."""
 
     def __post_init__(self) -> None:
+        if self.run_dir is not None and not isinstance(self.run_dir, str | os.PathLike):
+            raise ValueError(f"run_dir = {self.run_dir!r} must be a path")
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
         check_int("max_checkpoints", self.max_checkpoints)
+        _check_callback(self.callback)
         check_int("callback_every", self.callback_every)
         check_int("log_every", 1 if self.log_every is None else self.log_every)
         check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
@@ -71,3 +91,18 @@ class RunConfig:
                 raise ValueError(
                     f"{name} = {value} without evaluations has no effect; set eval_every or leave out {name}"
                 )
+
+
+def _check_callback(callback: Any) -> None:
+    """Raises ValueError if the callback is not None or a function, and TypeError if it does not take one argument."""
+    if callback is None:
+        return
+    if not callable(callback):
+        raise ValueError(f"callback = {callback!r} must be a function of a jppo.CallbackEvent")
+    with contextlib.suppress(ValueError):  # some builtins have no signature
+        signature = inspect.signature(callback)
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            name = getattr(callback, "__name__", type(callback).__name__)
+            raise TypeError(f"callback = {name} must accept one argument, the jppo.CallbackEvent: {error}") from None

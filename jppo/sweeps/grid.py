@@ -77,7 +77,7 @@ class ProgramGroup(NamedTuple):
     def has_events(self) -> bool:
         """Whether something happens between updates: an evaluation, a callback or the end of a run at a return."""
         run = self.settings.run
-        return bool(run.eval_every) or run.stop_at_return is not None or self.settings.callback is not None
+        return bool(run.eval_every) or run.stop_at_return is not None or run.callback is not None
 
     @property
     def best_every(self) -> int:
@@ -128,7 +128,8 @@ def make_groups(
     for env in envs:
         require_device(env, "sweep", "pass an environment of that kind, or use jppo.tune.trainable instead")
     groups: list[ProgramGroup] = []
-    parts = {name: _represent(getattr(settings, name)) for name in (*_PARTS, "callback")}
+    parts = {name: _represent(getattr(settings, name)) for name in _PARTS}
+    parts["callback"] = _represent(settings.run.callback)
     names, index = [], itertools.count()
     for env in envs:
         for structure in _combinations(values, CONFIG_NAMES):
@@ -191,12 +192,12 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
 
 def _describe_events(group: ProgramGroup) -> dict[str, Any]:
     """Returns the settings of evaluations, of the callback and of the return at which runs stop; {} without them."""
-    settings, run = group.settings, group.settings.run
+    run = group.settings.run
     fields: dict[str, Any] = {} if run.stop_at_return is None else {"stop_at_return": float(run.stop_at_return)}
     if run.eval_every:
         episodes = run.eval_episodes or EVAL_EPISODES
         fields |= {"eval_every": run.eval_every, "eval_episodes": episodes, "eval_sampled": bool(run.eval_sampled)}
-    if settings.callback is not None:
+    if run.callback is not None:
         fields |= {"callback": group.parts["callback"], "callback_every": run.callback_every}
     return {"events": fields} if group.has_events else {}
 

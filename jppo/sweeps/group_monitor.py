@@ -35,7 +35,6 @@ class GroupMonitor(Monitor):
             log,
             settings.run,
             evaluate=None if population.evaluate is None else self._start_evaluation,
-            callback=settings.callback,
             best_every=group.best_every,
         )
         self.target = None  # each run has its own target in the program

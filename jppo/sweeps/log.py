@@ -55,7 +55,6 @@ class RunLog:
                 settings.run,
                 min_episodes=min_episodes(config),
                 evaluate=(lambda *_: self.evaluation) if settings.run.eval_every else None,
-                callback=settings.callback,
                 info=RunInfo(
                     env=group.env_name,
                     seed=spec.seed,

@@ -22,7 +22,6 @@ from jppo.sweeps.pbt import check_pbt
 from jppo.sweeps.pbt_trainer import PBTTrainer
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
-from jppo.training.callback import Callback
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.progress import Reporter, make_reporter, short_path
 from jppo.training.settings import RunSettings
@@ -46,8 +45,6 @@ def sweep(
     num_devices: int | None = None,
     sweep_dir: str | Path | None = None,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    callback: Callback | None = None,
-    progress: str | Callable[[int], Reporter] = "none",
     **settings: Any,
 ) -> SweepResult:
     """Trains every combination of settings with every seed on the device.
@@ -69,12 +66,10 @@ def sweep(
       num_devices: number of devices that share the runs. Default: all devices of this process.
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
         that it already contains are not trained again.
-      run: evaluations, callbacks and the return at which each run stops: eval_every, eval_episodes, eval_sampled,
-        stop_at_return and callback_every of `jppo.RunConfig`.
-      callback: is called for each run as by `jppo.train`; `event.run` contains its seed and settings. An exception
-        ends the sweep.
-      progress: "auto" or "none", see `jppo.train`; or a function that gets the number of environment steps of all runs
-        and returns a reporter.
+      run: evaluations, the callback, the return at which each run stops, and the progress display: eval_every,
+        eval_episodes, eval_sampled, stop_at_return, callback, callback_every and progress of `jppo.RunConfig`. The
+        callback is called for each run; `event.run` contains its seed and settings. An exception in it ends the sweep.
+        `progress` may also be a function that gets the number of environment steps of all runs and returns a reporter.
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
         combination of PPOConfig fields is a separate program. Or the fields of `run`, each one value.
 
@@ -105,7 +100,6 @@ def sweep(
             loss=loss,
             advantages=advantages,
             run=run,
-            callback=callback,
         ),
         seeds=check_seeds(seeds),
         values=values,
@@ -117,7 +111,7 @@ def sweep(
     if pbt is not None:
         check_pbt(pbt, groups, values)
     store = SweepStore(sweep_dir, groups, values)
-    error = _train_missing_runs(groups, store, progress)
+    error = _train_missing_runs(groups, store, run.progress)
     result = store.result()
     if error is not None:
         error.result = result  # type: ignore[attr-defined]

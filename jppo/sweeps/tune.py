@@ -26,7 +26,6 @@ from jppo.sweeps.grid import check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.log import RunLog, SweepProgress
 from jppo.sweeps.tune_trial import METRIC, train_trial
-from jppo.training.callback import Callback, check_callback
 from jppo.training.progress import PrintReporter
 from jppo.training.settings import RunSettings, check_preset
 
@@ -49,7 +48,6 @@ def trainable(
     resources: Resources = Resources(),
     checkpoint_updates: int = 100,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    callback: Callback | None = None,
     **overrides: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is one run.
@@ -67,11 +65,10 @@ def trainable(
         addition to `resources`. Default: the trial steps Gymnasium environments itself.
       resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
-      run: eval_every, eval_episodes, eval_sampled, stop_at_return and callback_every of `jppo.RunConfig`. A report
-        contains the metrics eval/* of the newest evaluation, NaN before the first one.
-      callback: as for `jppo.train`. An exception in the callback fails the trial. A report contains the
-        newest value of each number that the callback logged. The updates before its first call are reported after it,
-        with NaN.
+      run: eval_every, eval_episodes, eval_sampled, stop_at_return, callback and callback_every of `jppo.RunConfig`. A
+        report contains the metrics eval/* of the newest evaluation, NaN before the first one, and the newest value of
+        each number that the callback logged. The updates before the callback's first call are reported after it, with
+        NaN. An exception in the callback fails the trial.
       **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams`, `ray` and `run`, as for `jppo.train`.
 
     Raises:
@@ -89,7 +86,6 @@ def trainable(
     if preset != "auto":
         check_preset(preset)
     check_int("checkpoint_updates", checkpoint_updates, 0)
-    check_callback(callback)
     if ray is not None and ray.num_actors is None:
         raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")
     settings = RunSettings(
@@ -108,7 +104,6 @@ def trainable(
         num_devices=num_devices,
         ray=ray,
         run=run,
-        callback=callback,
     )
     pickled = ray_core.cloudpickle.dumps(settings)  # unpickling may import gymnax, which starts JAX
 
@@ -138,7 +133,6 @@ def population(
     advantages: Advantages | None = None,
     resources: Resources = Resources(),
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    callback: Callback | None = None,
     **settings: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is a population of runs in one compiled program.
@@ -152,14 +146,13 @@ def population(
       seeds, settings: each trial trains every combination, see `jppo.sweep`. The search space names fields of
         `jppo.Hyperparams` and `jppo.PPOConfig`; its values replace those of `settings`.
       env, total_steps, config, hyperparams, preset, network, optimizer, loss, advantages, resources: see `trainable`.
-      run, callback: see `jppo.sweep`. An exception in the callback fails the trial.
+      run: see `jppo.sweep`. An exception in the callback fails the trial.
 
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
     """
     check_overrides(population, settings)
     run, settings = take_events(run, settings, "jppo.tune.population")
-    check_callback(callback)
     network, settings = take_network(network, settings)
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
@@ -175,7 +168,6 @@ def population(
         loss=loss,
         advantages=advantages,
         run=run,
-        callback=callback,
     )
     pickled = ray_core.cloudpickle.dumps((run_settings, check_seeds(seeds), settings))
 

@@ -44,13 +44,11 @@ def train_trial(settings: RunSettings, space: dict[str, Any], checkpoint_updates
         if (checkpoint := tune.get_checkpoint()) is not None:
             with checkpoint.as_directory() as saved:
                 shutil.copytree(saved, run_dir)
-        first_call = 1 if settings.callback is None else settings.run.callback_every
+        first_call = 1 if settings.run.callback is None else settings.run.callback_every
         hooks = TrialHooks(space, run_dir, checkpoint_updates, bool(settings.run.eval_every), first_call)
-        settings = dataclasses.replace(
-            settings, run_dir=run_dir, run=dataclasses.replace(settings.run, max_checkpoints=1)
-        )
+        run = dataclasses.replace(settings.run, run_dir=run_dir, max_checkpoints=1, progress=PrintReporter())
         try:
-            train_with_settings(settings, PrintReporter(), hooks)
+            train_with_settings(dataclasses.replace(settings, run=run), hooks)
         except TrainingDiverged as error:
             hooks.report()
             raise FloatingPointError(str(error)) from None  # Ray cannot pickle the result of a run

@@ -1,7 +1,5 @@
 """The argument of a user's callback, `jppo.train(callback=...)`."""
 
-import contextlib
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -104,22 +102,6 @@ class CallbackEvent:
 
 _FLOAT_BITS = 1023  # of integers that a float can represent
 Callback = Callable[[CallbackEvent], None]
-
-
-def check_callback(callback: Any) -> None:
-    """Raises ValueError if the callback is not None or a function of one argument."""
-    if callback is None:
-        return
-    if not callable(callback):
-        raise ValueError(f"callback = {callback!r} must be a function of a jppo.CallbackEvent")
-    with contextlib.suppress(ValueError):  # some builtins have no signature
-        signature = inspect.signature(callback)
-        try:
-            signature.bind(None)
-        except TypeError as error:
-            raise TypeError(
-                f"callback = {_name(callback)} must accept one argument, the jppo.CallbackEvent: {error}"
-            ) from None
 
 
 def call(callback: Callback, event: CallbackEvent) -> PyTree | None:

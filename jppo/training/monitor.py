@@ -9,7 +9,7 @@ from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
-from jppo.training.callback import Callback, CallbackEvent, RunInfo, call
+from jppo.training.callback import CallbackEvent, RunInfo, call
 from jppo.training.evaluator import EvaluationResult, Evaluator, PendingEvaluation
 from jppo.training.logger import LoopResult
 
@@ -34,7 +34,6 @@ class Monitor:
         *,
         min_episodes: int = 0,
         evaluate: Evaluator | None = None,
-        callback: Callback | None = None,
         info: RunInfo | None = None,
         best: BestPolicy | None = None,
         best_every: int = 0,
@@ -49,9 +48,9 @@ class Monitor:
           best_every: without evaluations, number of updates between two candidates for the best policy; 0: only
             `save_best` adds candidates.
         """
-        self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, callback
+        self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, run.callback
         self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
-        self._callback_every = run.callback_every if callback is not None else 0
+        self._callback_every = run.callback_every if run.callback is not None else 0
         self._best_every = 0 if self._eval_every else best_every
         self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
         self.target = None if evaluate is not None else run.stop_at_return

@@ -48,14 +48,15 @@ if TYPE_CHECKING:
 _LINE_BYTES = {True: 600, False: 900}  # of metrics.jsonl, on the device and with actors
 
 
-def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: RunHooks | None = None) -> Result:
+def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) -> Result:
     """Trains in this process and, if JAX runs in several processes, together with them.
 
     Args:
       hooks: adjust and follow the run; `settings` then does not take missing arguments from a previous run.
     """
     if settings.run_dir is not None:  # an environment may change the working directory
-        settings = dataclasses.replace(settings, run_dir=settings.run_dir.absolute())
+        run = dataclasses.replace(settings.run, run_dir=settings.run_dir.absolute())
+        settings = dataclasses.replace(settings, run=run)
     with interrupt_all_processes():
         with raise_on_all_processes():
             previous = read_previous_run(settings)
@@ -64,7 +65,7 @@ def train_with_settings(settings: RunSettings, progress: str | Reporter, hooks: 
             prepared = prepare_run(settings, adjust=None if hooks is None else hooks.adjust)
             if settings.run_dir is not None and previous is not None and hooks is None:
                 check_same_run(settings.run_dir, previous, prepared.config_json)
-            reporter = make_reporter(progress, prepared.total_steps)
+            reporter = make_reporter(settings.run.progress, prepared.total_steps)
         same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": previous is not None}
         assert_same_settings(json.dumps(prepared.config_json | same, default=str))
         if number := jax.process_index():
@@ -277,7 +278,6 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
         run,
         min_episodes=min_episodes(agent.config),
         evaluate=evaluate,
-        callback=prepared.callback,
         info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
         best=best,
     )

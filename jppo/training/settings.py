@@ -25,7 +25,6 @@ from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
 from jppo.runs import run_dir as runs
-from jppo.training.callback import Callback, check_callback
 
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
@@ -55,9 +54,12 @@ class RunSettings:
     backend: str = "auto"
     num_devices: int | None = None
     ray: RayConfig | None = None
-    run_dir: Path | None = None
     run: RunConfig = RunConfig()
-    callback: Callback | None = None
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, or None if nothing is saved."""
+        return None if self.run.run_dir is None else Path(self.run.run_dir)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,6 @@ class PreparedRun:
     total_steps: int
     preset: str
     run: RunConfig  # with log_every filled in
-    callback: Callback | None
     config_json: dict[str, Any]  # content of config.json
 
 
@@ -102,7 +103,6 @@ def prepare_run(
     if adjust is not None:
         config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
-    check_callback(settings.callback)
     fixed = settings.config is not None or bool({"num_envs", SCALE_ENVS} & set(overrides))
     fixed = fixed or num_envs != config.num_envs
     config, ray = _spread_over_actors(settings, config, env, backend, fixed, num_actor_cores or num_cores())
@@ -125,7 +125,7 @@ def prepare_run(
     if (log_every := settings.run.log_every or 1) > 1:
         optional["log_every"] = log_every
     optional |= {name: value for name in SAVED_FIELDS if (value := getattr(settings.run, name)) is not None}
-    if settings.callback is not None:
+    if settings.run.callback is not None:
         optional["callback_every"] = settings.run.callback_every
     if SCALE_ENVS in overrides:
         optional[SCALE_ENVS] = overrides[SCALE_ENVS]
@@ -137,7 +137,6 @@ def prepare_run(
         total_steps=total_steps,
         preset=preset_name,
         run=dataclasses.replace(settings.run, log_every=log_every),
-        callback=settings.callback,
         config_json=runs.run_config(env.name, backend, seed, total_steps, config, hyperparams, **optional),
     )
 
@@ -146,7 +145,7 @@ def _check_periods(settings: RunSettings, num_updates: int) -> None:
     """Raises ValueError if a callback or an evaluation would never happen."""
     settings.run.check_evaluations()
     periods = {"eval_every": settings.run.eval_every or 0}
-    if settings.callback is not None:
+    if settings.run.callback is not None:
         periods["callback_every"] = settings.run.callback_every
     for name, every in periods.items():
         if every > num_updates:

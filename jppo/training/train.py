@@ -1,7 +1,6 @@
 """`train`, the main function of the library."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jppo.config.overrides import check_overrides, take_ray, take_run
@@ -12,8 +11,6 @@ from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.training.callback import Callback
-from jppo.training.progress import Reporter
 from jppo.training.result import Result
 from jppo.training.run import train_with_settings
 from jppo.training.settings import RunSettings
@@ -34,10 +31,7 @@ def train(
     backend: str = "auto",
     num_devices: int | None = None,
     ray: RayConfig | Mapping[str, Any] | None = None,
-    run_dir: str | Path | None = None,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    progress: str | Reporter = "none",
-    callback: Callback | None = None,
     **overrides: Any,
 ) -> Result:
     """Trains PPO on the device, or with Ray actors that step Gymnasium environments on CPUs.
@@ -59,18 +53,11 @@ def train(
       num_devices: devices that share the environments. Default: all devices that the number of environments allows.
         The number changes the training time and the rounding of floating-point numbers.
       ray: settings of the Ray actors, a `jppo.RayConfig` or a mapping of its fields.
-      run_dir: directory for config.json, metrics.jsonl, TensorBoard events, checkpoints, the policy and summary.json.
-        If it contains a run, that run is resumed from its newest checkpoint: missing arguments come from the previous
-        run, and the others must be equal to the previous run's. Default: nothing is saved.
-      run: settings of checkpoints, logging, evaluation, callbacks and early stopping, a `jppo.RunConfig` or a mapping
-        of its fields.
-      progress: "auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
-        `jppo.Reporter`.
-      callback: a function of a `jppo.CallbackEvent`, which may change the state, stop the run or log numbers
-        (docs/callbacks.md). An exception in it ends the run; the run so far is saved.
+      run: the run directory, checkpoints, progress display, logging, evaluation, callback and early stopping, a
+        `jppo.RunConfig` or a mapping of its fields.
       **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams`, `jppo.RayConfig` and `jppo.RunConfig`, for example
-        `num_envs=8, learning_rate=1e-3, num_actors=2, eval_every=10`. They replace single values of the preset, or of
-        `config`, `hyperparams`, `ray` and `run`.
+        `num_envs=8, learning_rate=1e-3, num_actors=2, run_dir="runs/first", progress="auto", eval_every=10`. They
+        replace single values of the preset, or of `config`, `hyperparams`, `ray` and `run`.
 
     Ctrl-C or SIGTERM ends the run early and returns the result so far (summary["status"] is "interrupted"). A second
     Ctrl-C, or one before the first update, raises KeyboardInterrupt.
@@ -102,8 +89,6 @@ def train(
         backend=backend,
         num_devices=num_devices,
         ray=ray,
-        run_dir=None if run_dir is None else Path(run_dir),
         run=run,
-        callback=callback,
     )
-    return train_with_settings(settings, progress)
+    return train_with_settings(settings)
