@@ -214,6 +214,25 @@ def test_arrays_of_another_shape_raise_instead_of_broadcasting(loss):
         loss(jnp.ones(4), jnp.ones((4, 1)))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "arguments"),
+    [
+        ("loss", lambda batch: (0.0, {}), "apply, batch, hyperparams, config, key"),
+        ("advantages", lambda rollout: None, "apply, rollout, hyperparams, config"),
+        ("LossModule.init", lambda: ((), ()), "key, obs"),
+        ("LossModule.apply", lambda batch: (0.0, {}), "params, state, apply, batch, hyperparams, config, key"),
+        ("LossModule.reward", lambda rollout: rollout.reward, "params, state, rollout, axis_name"),
+    ],
+)
+def test_functions_with_wrong_arguments_raise(name, value, arguments):
+    options = {name: value}
+    if name.startswith("LossModule."):
+        options = {"loss": module()._replace(**{name.removeprefix("LossModule."): value})}
+    message = rf"^{name} = <lambda> must accept the arguments \({arguments}\): "
+    with pytest.raises(TypeError, match=message):
+        jppo.make_anakin(Probe(), **options)
+
+
 def returning(value):
     return lambda *args: value
 

@@ -1,6 +1,8 @@
 """Checks of arguments that several modules share."""
 
+import contextlib
 import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Iterable
@@ -51,10 +53,25 @@ def check_bool(name: str, value: Any) -> None:
         raise ValueError(f"{name} = {value!r} must be True or False")
 
 
-def check_function(name: str, value: Any) -> None:
-    """Raises ValueError if the value cannot be called."""
+def check_function(name: str, value: Any, arguments: str) -> None:
+    """Checks a user's function.
+
+    Args:
+      arguments: names of its positional arguments, "obs, key".
+
+    Raises:
+      ValueError: the value cannot be called.
+      TypeError: it cannot be called with these arguments.
+    """
     if not callable(value):
-        raise ValueError(f"{name} = {value!r} must be a function")
+        raise ValueError(f"{name} = {value!r} must be a function of ({arguments})")
+    with contextlib.suppress(ValueError):  # some builtins have no signature
+        signature = inspect.signature(value)
+        try:
+            signature.bind(*arguments.split(", "))
+        except TypeError as error:
+            shown = getattr(value, "__name__", type(value).__name__)
+            raise TypeError(f"{name} = {shown} must accept the arguments ({arguments}): {error}") from None
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:

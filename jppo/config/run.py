@@ -1,8 +1,6 @@
 """Settings of a run that do not change its updates: files, logging, evaluation, callbacks and early stopping."""
 
-import contextlib
 import dataclasses
-import inspect
 import math
 import numbers
 import os
@@ -10,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_bool, check_int, check_non_negative, to_float
+from jppo.config.checks import check_bool, check_function, check_int, check_non_negative, to_float
 
 EVAL_EPISODES = 16  # default
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
@@ -70,7 +68,8 @@ class RunConfig:
             raise ValueError(f"run_dir = {self.run_dir!r} must be a path")
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
         check_int("max_checkpoints", self.max_checkpoints)
-        _check_callback(self.callback)
+        if self.callback is not None:
+            check_function("callback", self.callback, "event")
         check_int("callback_every", self.callback_every)
         check_int("log_every", 1 if self.log_every is None else self.log_every)
         check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
@@ -91,18 +90,3 @@ class RunConfig:
                 raise ValueError(
                     f"{name} = {value} without evaluations has no effect; set eval_every or leave out {name}"
                 )
-
-
-def _check_callback(callback: Any) -> None:
-    """Raises ValueError if the callback is not None or a function, and TypeError if it does not take one argument."""
-    if callback is None:
-        return
-    if not callable(callback):
-        raise ValueError(f"callback = {callback!r} must be a function of a jppo.CallbackEvent")
-    with contextlib.suppress(ValueError):  # some builtins have no signature
-        signature = inspect.signature(callback)
-        try:
-            signature.bind(None)
-        except TypeError as error:
-            name = getattr(callback, "__name__", type(callback).__name__)
-            raise TypeError(f"callback = {name} must accept one argument, the jppo.CallbackEvent: {error}") from None

@@ -52,13 +52,16 @@ def build_learner(
       ValueError: an invalid network, optimizer, loss or advantages, or a number of devices that is not available or
         does not fit.
     """
+    arguments = "apply, batch, hyperparams, config, key"
     if isinstance(loss, LossModule):
-        check_function("LossModule.init", loss.init)
-        check_function("LossModule.apply", loss.apply)
+        check_function("LossModule.init", loss.init, "key, obs")
+        check_function("LossModule.apply", loss.apply, f"params, state, {arguments}")
+        if loss.reward is not None:
+            check_function("LossModule.reward", loss.reward, "params, state, rollout, axis_name")
     elif loss is not None:
-        check_function("loss", loss)
+        check_function("loss", loss, arguments)
     if advantages is not None:
-        check_function("advantages", advantages)
+        check_function("advantages", advantages, "apply, rollout, hyperparams, config")
     if network is not None and (config.actor_obs or config.critic_obs):
         raise ValueError(
             "actor_obs and critic_obs describe jppo's own network; leave them out and select the observation leaves in "
