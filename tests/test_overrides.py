@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 
 import pytest
 from lenient import lenient_env
@@ -102,8 +103,27 @@ def test_unknown_arguments_raise_with_a_hint(name, message):
 
 def test_arguments_of_actors_are_no_arguments_of_sweeps():
     for function in (jppo.sweep, jppo.tune.population):
-        with pytest.raises(TypeError, match=r"has no argument 'num_actors'; only jppo\.train, .* have this argument$"):
+        with pytest.raises(
+            TypeError, match=r"no argument 'num_actors'; it is a field of jppo\.RayConfig, for jppo\.tr"
+        ):
             function("CartPole-v1", num_actors=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "functions"),
+    [
+        ("run_dir", "jppo.train"),
+        ("resume", "jppo.train"),
+        ("progress", "jppo.train and jppo.sweep"),
+        ("callback", "jppo.train, jppo.sweep and jppo.tune"),
+    ],
+)
+def test_arguments_of_runs_are_no_arguments_of_bench(name, functions):
+    place = f"it is a field of jppo.RunConfig, for {functions} only"
+    with pytest.raises(TypeError, match=re.escape(f"bench() has no argument {name!r}; {place}")):
+        jppo.bench("CartPole-v1", **{name: "x"})
+    with pytest.raises(ValueError, match=re.escape(f"config has no field {name!r}; {place}")):
+        resolve_settings(PRESET, {name: "x"}, None, {})
 
 
 def test_every_field_of_the_records_is_an_argument_of_train():

@@ -9,7 +9,7 @@ from jppo.config.checks import find_similar
 from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
-from jppo.config.run import EVENT_FIELDS, SAVED_FIELDS, SWEEP_FIELDS, RunConfig
+from jppo.config.run import EVENT_FIELDS, SWEEP_FIELDS, RunConfig
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
@@ -19,12 +19,15 @@ _HINTS = {
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
     SCALE_ENVS: "pass it beside config, or use PPOConfig(...).scale_envs(K)",
 } | REMOVED_FIELDS
-_HINTS |= dict.fromkeys((*SAVED_FIELDS, "run_dir"), "only jppo.train supports it")
-_HINTS |= {"progress": "only jppo.train and jppo.sweep support it"}
-_HINTS |= dict.fromkeys(EVENT_FIELDS, "only jppo.train, jppo.sweep and jppo.tune support it")
+for _names, _functions in {
+    tuple(field.name for field in dataclasses.fields(RunConfig)): "jppo.train",
+    SWEEP_FIELDS: "jppo.train and jppo.sweep",
+    EVENT_FIELDS: "jppo.train, jppo.sweep and jppo.tune",
+}.items():
+    _HINTS |= dict.fromkeys(_names, f"it is a field of jppo.RunConfig, for {_functions} only")
 _HINTS |= dict.fromkeys(
     (field.name for field in dataclasses.fields(RayConfig)),
-    "only jppo.train, jppo.bench and jppo.tune.trainable have this argument",
+    "it is a field of jppo.RayConfig, for jppo.train, jppo.bench and jppo.tune.trainable only",
 )
 R = TypeVar("R")
 

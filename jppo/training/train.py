@@ -53,8 +53,11 @@ def train(
       num_devices: devices that share the environments. Default: all devices that the number of environments allows.
         The number changes the training time and the rounding of floating-point numbers.
       ray: settings of the Ray actors, a `jppo.RayConfig` or a mapping of its fields.
-      run: the run directory, checkpoints, progress display, logging, evaluation, callback and early stopping, a
-        `jppo.RunConfig` or a mapping of its fields.
+      run: a `jppo.RunConfig` or a mapping of its fields. `run_dir` is the directory in which the run is saved; if it
+        contains a run, that run is resumed (docs/checkpoints.md). `progress` is "auto" for a progress bar (or lines if
+        the output is not a terminal), "none", or a `jppo.Reporter`. `callback` is a function of a `jppo.CallbackEvent`
+        that jppo calls every `callback_every` updates (docs/callbacks.md). Other fields set checkpoints, logging,
+        evaluations and early stopping.
       **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams`, `jppo.RayConfig` and `jppo.RunConfig`, for example
         `num_envs=8, learning_rate=1e-3, num_actors=2, run_dir="runs/first", progress="auto", eval_every=10`. They
         replace single values of the preset, or of `config`, `hyperparams`, `ray` and `run`.
