@@ -301,5 +301,9 @@ def test_an_output_that_cannot_be_written_is_an_error(monkeypatch):
     assert out == "", "the path must be checked before the measurement"
     Path("b.png").mkdir()
     code, out, err = call("bench", "CartPole-v1", "--output", "b.png")
-    assert (code, err) == (2, "jppo: b.png cannot be written: Is a directory\n")
+    assert (code, err) == (2, "jppo: output b.png cannot be written: it is a directory\n")
+    assert out == "", "the path must be checked before the measurement"
+    name = "c" * 252 + ".png"
+    code, out, err = call("bench", "CartPole-v1", "--output", name)
+    assert (code, err) == (2, f"jppo: {name} cannot be written: File name too long\n")
     assert "82%" in out, "the measurement must be printed"

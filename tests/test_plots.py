@@ -176,6 +176,13 @@ def test_invalid_output_paths_are_refused(tmp_path, name, message):
     assert {path.name for path in tmp_path.iterdir()} == {"file", "run"}
 
 
+def test_an_output_may_be_a_symbolic_link(tmp_path):
+    (tmp_path / "link.png").symlink_to("picture.png")
+    write_atomically(tmp_path / "link.png", b"new")
+    assert (tmp_path / "link.png").is_symlink()
+    assert (tmp_path / "picture.png").read_bytes() == b"new"
+
+
 def test_an_interrupted_write_keeps_the_previous_file(tmp_path):
     def parts():
         yield b"new"

@@ -14,7 +14,7 @@ from jppo.config.schedules import Schedule, to_json
 
 
 def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
-    """Writes a whole file or nothing: writes a temporary file beside it, then renames it.
+    """Writes a whole file or nothing: writes a temporary file beside it, then renames it. A symbolic link is followed.
 
     Args:
       data: the content, whole or in parts; a str is encoded as UTF-8.
@@ -22,6 +22,7 @@ def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
     Raises:
       OSError: the file cannot be written. The previous file, if any, is unchanged.
     """
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         data = data.encode() if isinstance(data, str) else data

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import platform
 import struct
 import time
@@ -250,8 +251,10 @@ def check_output(path: Path, *endings: str) -> None:
     """
     if path.suffix.lower() not in [ending.split()[0] for ending in endings]:
         raise ValueError(f"output {path} must end in {' or '.join(endings)}")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
+    if os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
+        raise ValueError(f"output {path} cannot be written: it is a directory")
 
 
 def write_output(path: Path, data: bytes, ending: str) -> None:
