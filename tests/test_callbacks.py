@@ -220,7 +220,7 @@ def replaced(change):
             ),
             "hyperparams.gamma is missing, but .* numbers and schedules cannot replace each other; pass a number to",
         ),
-        (lambda event: False, "the callback returned a bool, but it must return None; use event.stop"),
+        (lambda event: False, "the callback returned a value of type bool, but it must return None; use event.stop"),
         (replaced(lambda state: state.train), r"event.state.train.policy.* is missing, but the run needs float32"),
         (lambda event: event.log("loss/total", 1.0), "the metric 'loss/total' is one of jppo's; choose another name"),
         (lambda event: event.log("my/x", "high"), "the metric 'my/x' must be a number, not 'high'"),

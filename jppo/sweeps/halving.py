@@ -164,7 +164,9 @@ def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Populat
         group.runs[0].hyperparams,
         group.settings.run,
     )
-    count = f"{runs} runs" if population.size >= runs else f"{population.size} of {runs} runs at a time"
+    count = (
+        f"{runs} run{'s' * (runs > 1)}" if population.size >= runs else f"{population.size} of {runs} runs at a time"
+    )
     reporter.message(
         f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
         f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"

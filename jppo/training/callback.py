@@ -116,8 +116,8 @@ def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
         event._read_state = None
     if returned is not None:
         raise ValueError(
-            f"the callback returned a {type(returned).__name__}, but it must return None; use event.stop() to end the "
-            "run and event.state = ... to change the state"
+            f"the callback returned a value of type {type(returned).__name__}, but it must return None; use "
+            "event.stop() to end the run and event.state = ... to change the state"
         )
     if event._state is None:
         return None
