@@ -316,6 +316,12 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["compare", "run", "--env=x"], "--env; the run directories name the environment; `jppo compare --help`"),
         (["doctor", "--env", "x"], "unknown option --env; this command has no environment; `jppo doctor --help`"),
         (["eval", "run", "--env-id", "x"], "unknown option --env-id; did you mean --env? `jppo eval --help`"),
+        (
+            ["eval", "--run-dir", "run"],
+            "--run-dir; the run directory is an argument without an option: jppo eval RUN_DIR;",
+        ),
+        (["sweep", "CartPole-v1", "--run-dir", "x"], "unknown option --run-dir; did you mean --sweep-dir? `jppo sweep"),
+        (["bench", "CartPole-v1", "--run-dir", "x"], "unknown option --run-dir; `jppo bench --help` lists all options"),
         (["train", "CartPole-v1", "--gpu"], "unknown option --gpu; JAX uses a GPU if its GPU build is installed"),
         (["train", "CartPole-v1", "--workers", "2"], "unknown option --workers; did you mean --num-actors?"),
         (["bench", "CartPole-v1", "--n-envs", "2"], "--n-envs; did you mean --num-envs? `jppo bench --help` lists"),

@@ -83,6 +83,8 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
             hint = f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "
         if option in _ENV_NAMES and "env" not in known:
             hint = f"{_env_hint(name, command)}; "
+        if option == "run_dir":
+            hint = _run_dir_hint(name, command, known)
         raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
 
 
@@ -92,6 +94,14 @@ def _env_hint(name: str, command: Any) -> str:
     if fields & {"env", "envs"}:
         return f"the environment is an argument without an option: jppo {name} CartPole-v1"
     return "the run directories name the environment" if "run_dirs" in fields else "this command has no environment"
+
+
+def _run_dir_hint(name: str, command: Any, known: list[str]) -> str:
+    """Returns how a command without the option --run-dir gets or saves runs, or ''."""
+    if "sweep_dir" in known:
+        return "did you mean --sweep-dir? "
+    arguments = {field.name for field in dataclasses.fields(command)} & {"run_dir", "run_dirs"}
+    return f"the run directory is an argument without an option: jppo {name} RUN_DIR; " if arguments else ""
 
 
 def first_error(printed: str, name: str) -> str:
