@@ -51,6 +51,7 @@ TASKS = {
     "jumanji:Snake-v1": Task(10_000_000, seeds=5),
     "jumanji:Game2048-v1": Task(10_000_000, seeds=5),
     "xminigrid:MiniGrid-Empty-8x8": Task(10_000_000, seeds=5),
+    "xminigrid:MiniGrid-DoorKey-5x5": Task(10_000_000, seeds=5),
     "xminigrid:MiniGrid-DoorKey-8x8": Task(10_000_000, seeds=5),
 }
 
