@@ -1,4 +1,4 @@
-"""Settings by name: fields of the four records of settings that replace those of a preset or a record."""
+"""Settings passed by name: fields of PPOConfig, Hyperparams, RayConfig and RunConfig that replace single values."""
 
 import dataclasses
 import inspect
@@ -120,7 +120,7 @@ def take_events(
     """Returns the same as `take_run` for jppo.sweep or a function of jppo.tune, which support only some of the fields.
 
     Raises:
-      ValueError: another setting has a value, or evaluations are described but not requested.
+      ValueError: an unsupported field is set, or a field of evaluations is set without `eval_every`.
     """
     record, others = take_run(run, overrides)
     is_sweep = function == "jppo.sweep"
@@ -136,7 +136,7 @@ def take_events(
 
 
 def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) -> None:
-    """Raises TypeError if a keyword argument of a function is unknown, with the right name or the right place.
+    """Raises TypeError with a hint if a keyword argument of a function is unknown.
 
     Args:
       function: a function whose last parameter collects fields of PPOConfig and Hyperparams, and those of RunConfig and

@@ -59,7 +59,7 @@ def spread_envs(
 
     Args:
       cores: default number of actors.
-      fixed: config.num_envs must not change.
+      fixed: whether config.num_envs must not change.
       hosts: number of hosts over which the actors are spread evenly.
       agents: number of agents of an environment, which stay together. Each counts as one of num_envs.
 
@@ -105,7 +105,11 @@ def not_divisible_by_agents(name: str, number: int, agents: int) -> str:
 
 
 def _default_actors(config: PPOConfig, ray: RayConfig, cores: int, fixed: bool, hosts: int, agents: int) -> int:
-    """Returns num_envs/envs_per_actor if both are given, otherwise the largest fitting number of cores."""
+    """Returns the default number of actors.
+
+    It is num_envs/envs_per_actor if both are set. Otherwise it is the largest number, at most one per core, over which
+    num_envs can be spread evenly.
+    """
     if ray.envs_per_actor is not None:
         if fixed and config.num_envs % (ray.envs_per_actor * hosts) == 0:
             return config.num_envs // ray.envs_per_actor

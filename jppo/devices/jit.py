@@ -22,11 +22,12 @@ _CACHED_SECONDS = 0.2  # programs that compile faster are not cached
 
 
 def jit(fun: Callable, **kwargs: Any) -> Any:
-    """Compiles a function like `jax.jit`, with jppo's compiler options. For outermost functions only.
+    """Compiles a function like `jax.jit`, with jppo's compiler options.
 
-    By default, XLA does not use the full width of AVX-512 on CPUs (docs/performance.md). Later processes load the
-    compiled programs from a cache in the user's home. The environment variable `JPPO_COMPILATION_CACHE` names another
-    directory or "off". If JAX already has a compilation cache, that one is used.
+    Use it only for a function that no other jitted function calls. On CPUs, the options let XLA use the full width of
+    AVX-512 (docs/performance.md). Later processes load the compiled program from a cache in the user's home. Set the
+    environment variable `JPPO_COMPILATION_CACHE` to another directory, or to "off". If JAX already has a compilation
+    cache, jppo uses that one.
     """
     _enable_cache()
     options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
@@ -34,9 +35,9 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
 
 
 def materialize_on_cpu(x: Any) -> Any:
-    """Returns the same pytree. On CPU, it forces XLA to write it to memory, for example a transpose.
+    """Returns the pytree unchanged. On a CPU, XLA must write its arrays to memory, such as the result of a transpose.
 
-    Otherwise, XLA may fuse the operation into a slow strided read on one thread (docs/performance.md).
+    Without this, XLA may replace the transpose by slow strided reads on one thread (docs/performance.md).
     """
     return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
 
@@ -45,7 +46,7 @@ def make_device_put(sharding: Any = None) -> Callable[[Any], Any]:
     """Returns a function that copies a pytree of NumPy arrays to the device.
 
     Small pytrees take one compiled call, which needs a third of `jax.device_put`'s time but makes one more copy
-    (docs/performance.md). `jax_debug_nans` checks this call.
+    (docs/performance.md). With `jax_debug_nans`, JAX also checks this call for NaN.
     """
 
     @functools.partial(jax.jit, out_shardings=sharding)

@@ -44,7 +44,7 @@ def trainable(
     advantages: Advantages | None = None,
     backend: str = "auto",
     num_devices: int = 1,
-    ray: RayConfig | None = None,
+    ray: RayConfig | Mapping[str, Any] | None = None,
     resources: Resources = Resources(),
     checkpoint_updates: int = 100,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
@@ -61,8 +61,8 @@ def trainable(
     Args:
       env, total_steps, seed, config, hyperparams, preset, network, optimizer, loss, advantages, backend, num_devices:
         as for `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
-      ray: settings of the Ray actors; `num_actors` must be a number. Each actor reserves actor_cpus and actor_gpus in
-        addition to `resources`. Default: the trial steps Gymnasium environments itself.
+      ray: settings of the Ray actors, as for `jppo.train`; `num_actors` must be a number. Each actor reserves
+        actor_cpus and actor_gpus in addition to `resources`. Default: the trial steps Gymnasium environments itself.
       resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
       run: eval_every, eval_episodes, eval_sampled, stop_at_return, callback and callback_every of `jppo.RunConfig`. A

@@ -109,7 +109,8 @@ def collect_checks(checks: Iterable[Check]) -> list[Check]:
     except FailedCheckError as error:
         found.append(error.args[0])
     except BrokenContractError as error:
-        found.append(Check(error.check, FAIL, *error.args))
+        problem, remedy = error.args
+        found.append(Check(name=error.check, status=FAIL, seen=problem, advice=remedy))
     except MisfitError as error:
         found.append(
             Check(
