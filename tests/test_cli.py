@@ -330,6 +330,8 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "unknown option --frobnicate; `jppo sweep --help` lists all options",
         ),
         (["train", "CartPole-v1", "Pendulum-v1"], "unexpected argument Pendulum-v1"),
+        (["train", "CartPole-v1", "--run-dir", "x" * 256], "jppo: File name too long: xxx"),
+        (["eval", "x" * 256], "jppo: File name too long: xxx"),
         (["train", "CartPol-v1"], "jppo: unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         (["train", "../x"], "jppo: unknown environment '../x'; `jppo envs` lists all names"),
         (["train", ""], "jppo: unknown environment ''"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import io
 import os
@@ -140,9 +141,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        if error.filename is not None:  # an error of a file, not of the output
+        if (
+            error.filename is not None and error.errno != errno.ENAMETOOLONG
+        ):  # of a file, not of an argument or the output
             raise
-        return _report_lost_output(error)
+        return _report_os_error(error)
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -180,8 +183,14 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"jppo: warning: {escape_controls(' '.join(str(message).split()))}", file=sys.stderr)
 
 
-def _report_lost_output(error: OSError) -> int:
-    """Returns the exit code of a command whose output cannot be written; 0 if the reader has closed the pipe."""
+def _report_os_error(error: OSError) -> int:
+    """Prints that a path is too long or that the output cannot be written, and returns the exit code.
+
+    The exit code is 0 if the reader of the output has closed the pipe.
+    """
+    if error.errno == errno.ENAMETOOLONG:
+        print(f"jppo: {error.strerror}: {escape_controls(str(error.filename))}", file=sys.stderr)
+        return EXIT_USAGE
     from jppo.training.progress import silence
 
     silence(sys.stdout)
