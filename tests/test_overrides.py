@@ -126,6 +126,13 @@ def test_arguments_of_runs_are_no_arguments_of_bench(name, functions):
         resolve_settings(PRESET, {name: "x"}, None, {})
 
 
+def test_directories_must_be_paths():
+    with pytest.raises(ValueError, match=r"^run_dir = 3 must be a path$"):
+        jppo.train("CartPole-v1", run_dir=3)
+    with pytest.raises(ValueError, match=r"^sweep_dir = 3 must be a path$"):
+        jppo.sweep("CartPole-v1", sweep_dir=3)
+
+
 def test_every_field_of_the_records_is_an_argument_of_train():
     records = (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig, jppo.RunConfig)
     names = [field.name for record in records for field in dataclasses.fields(record)]

@@ -5,6 +5,7 @@ import difflib
 import inspect
 import math
 import numbers
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,6 +52,12 @@ def check_bool(name: str, value: Any) -> None:
     """Raises ValueError if the value is not True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} = {value!r} must be True or False")
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises ValueError if the value is neither None nor a path."""
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{name} = {value!r} must be a path")
 
 
 def check_function(name: str, value: Any, arguments: str) -> None:

@@ -3,12 +3,11 @@
 import dataclasses
 import math
 import numbers
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_bool, check_function, check_int, check_non_negative, to_float
+from jppo.config.checks import check_bool, check_function, check_int, check_non_negative, check_path, to_float
 
 EVAL_EPISODES = 16  # default
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
@@ -64,8 +63,7 @@ class RunConfig:
     `jppo.Reporter`."""
 
     def __post_init__(self) -> None:
-        if self.run_dir is not None and not isinstance(self.run_dir, str | os.PathLike):
-            raise ValueError(f"run_dir = {self.run_dir!r} must be a path")
+        check_path("run_dir", self.run_dir)
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
         check_int("max_checkpoints", self.max_checkpoints)
         if self.callback is not None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_int
+from jppo.config.checks import check_int, check_path
 from jppo.config.overrides import check_overrides, take_events, take_network
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
@@ -83,6 +83,7 @@ def sweep(
       TypeError: an unknown argument.
     """
     check_overrides(sweep, settings)
+    check_path("sweep_dir", sweep_dir)
     if sweep_dir is not None:  # an environment may change the working directory
         sweep_dir = Path(sweep_dir).absolute()
     run, settings = take_events(run, settings, "jppo.sweep")
