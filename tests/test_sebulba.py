@@ -6,6 +6,7 @@ import json
 import os
 import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from checks import SMALL
 from host_probes import Counting, NaNReward
 
 import jppo
+from jppo.actors import sebulba
 from jppo.actors.env_runner import EnvRunner, Fragment
 from jppo.errors import TrainingDiverged
 from jppo.ppo.types import EpisodeStats, Moments, Rollout
@@ -76,6 +78,22 @@ def random_fragment(num_envs, seed, num_steps=3):
     ]
     stats = EpisodeStats(returns=moments[0], lengths=moments[1], discounted=moments[2])
     return Fragment(rollout, stats, {}, np.empty((num_envs, 2), np.uint32))
+
+
+def test_the_update_is_traced_once(monkeypatch):
+    build = sebulba.build_learner
+
+    def build_counted(*args, **options):
+        policy, learner, mesh, num_updates = build(*args, **options)
+
+        @chex.assert_max_traces(n=1)
+        def update(state, rollout, stats):
+            return learner.update(state, rollout, stats)
+
+        return policy, learner._replace(update=update), mesh, num_updates
+
+    monkeypatch.setattr(sebulba, "build_learner", build_counted)
+    assert len(list(plain_loop(make_agent(num_devices=2), sizes=(4, 4)))) == UPDATES
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8])

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import warnings
 from pathlib import Path
 from unittest.mock import Mock
@@ -385,12 +386,23 @@ def test_population_trial_has_evaluations_and_callbacks(tmp_path, monkeypatch):
     assert last["eval/return_mean"] == pytest.approx(np.mean(returns))
 
 
+class Lock:
+    """A callback with a lock, which pickle refuses."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, event):
+        pass
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"callback": 3}, "callback = 3 must be a function"),
         ({"run": {"eval_episodes": 3}}, "eval_episodes = 3 without evaluations has no effect; set eval_every"),
         ({"run": {"video": True}}, r"run.video = True has no effect in jppo.tune.population"),
+        ({"callback": Lock()}, r"processes of Ray Tune: cannot pickle '_thread.lock' object; pass objects that can be"),
         ({"num_envs": [4, 8]}, "num_envs needs one program per value, and a trial is one program"),
         ({"seeds": 0}, "seeds = 0 must be from 1 to"),
     ],

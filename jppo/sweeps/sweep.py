@@ -23,7 +23,7 @@ from jppo.sweeps.pbt_trainer import PBTTrainer
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.store import SweepStore
 from jppo.training.interrupts import stop_on_interrupt
-from jppo.training.progress import Reporter, make_reporter, short_path
+from jppo.training.progress import Reporter, check_progress, make_reporter, short_path
 from jppo.training.settings import RunSettings
 
 
@@ -87,6 +87,8 @@ def sweep(
     if sweep_dir is not None:  # an environment may change the working directory
         sweep_dir = Path(sweep_dir).absolute()
     run, settings = take_events(run, settings, "jppo.sweep")
+    if not callable(run.progress):
+        check_progress(run.progress)
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(

@@ -1,6 +1,7 @@
 """Trainables for Ray Tune: single runs, and populations of runs in one program."""
 
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -105,7 +106,7 @@ def trainable(
         ray=ray,
         run=run,
     )
-    pickled = ray_core.cloudpickle.dumps(settings)  # unpickling may import gymnax, which starts JAX
+    pickled = _pickle(settings)  # unpickling may import gymnax, which starts JAX
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
@@ -169,7 +170,7 @@ def population(
         advantages=advantages,
         run=run,
     )
-    pickled = ray_core.cloudpickle.dumps((run_settings, check_seeds(seeds), settings))
+    pickled = _pickle((run_settings, check_seeds(seeds), settings))
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
@@ -187,6 +188,17 @@ def population(
             raise error
 
     return tune.with_resources(trial, {"CPU": resources.cpus, "GPU": resources.gpus})
+
+
+def _pickle(arguments: Any) -> bytes:
+    """Returns the arguments of a trial as bytes. Raises ValueError if they cannot be sent to another process."""
+    try:
+        return ray_core.cloudpickle.dumps(arguments)
+    except (TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            f"the arguments cannot be sent to the processes of Ray Tune: {error}; pass objects that can be pickled, or "
+            "create them in a function"
+        ) from error
 
 
 def _limit_trial(resources: Resources) -> None:

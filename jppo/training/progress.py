@@ -170,19 +170,20 @@ class LineReporter(Reporter):
         self._evaluation = return_mean
 
 
-def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
-    """Returns a reporter for the argument `progress` of `jppo.train`; a reporter is returned unchanged.
-
-    Raises:
-      ValueError: `progress` is not "auto", "none" or a reporter.
-    """
-    if isinstance(progress, Reporter):
-        return progress
+def check_progress(progress: Any) -> None:
+    """Raises ValueError if `progress` is not "auto", "none" or a reporter."""
     if isinstance(progress, type):
         name = progress.__name__
         raise ValueError(f"progress = {name} is a class; pass an instance, {name}(...)")
-    if progress not in ("none", "auto"):
+    if not isinstance(progress, Reporter) and progress not in ("none", "auto"):
         raise ValueError(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
+
+
+def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
+    """Returns the reporter that `RunConfig.progress` selects. Raises ValueError for an invalid value."""
+    check_progress(progress)
+    if isinstance(progress, Reporter):
+        return progress
     if progress == "none":
         return NullReporter()
     display: Any = DisplayStream(stream or sys.stdout)
