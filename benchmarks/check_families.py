@@ -8,6 +8,7 @@ Each environment is checked in a new process. The file of results keeps the envi
 import json
 import multiprocessing
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,16 @@ def main(
     envs = [env for name in names for env in ([name] if ":" in name else family_env_names(name))]
     for name in envs:
         start = time.perf_counter()
-        results[name] = _in_process(name, timeout) | {"seconds": round(time.perf_counter() - start, 1)}
+        results[name] = in_process(_check, (name,), timeout) | {"seconds": round(time.perf_counter() - start, 1)}
         write_json(output, {"hardware": hardware(), "envs": dict(sorted(results.items()))})
         print(name, json.dumps(results[name]), flush=True)
 
 
-def _in_process(name: str, timeout: float) -> dict[str, Any]:
-    """Returns the result of a check in a new process."""
+def in_process(function: Callable[..., dict[str, Any]], args: tuple[Any, ...], timeout: float) -> dict[str, Any]:
+    """Returns the result of a function that runs in a new process, or {"error": ...}."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_check, args=(name, sender))
+    process = context.Process(target=_send_result, args=(function, args, sender))
     process.start()
     sender.close()
     try:
@@ -54,16 +55,19 @@ def _in_process(name: str, timeout: float) -> dict[str, Any]:
         process.join()
 
 
-def _check(name: str, sender: Any) -> None:
-    """Sends the names of the checks that failed or warned, with their texts, and the measured speed."""
+def _send_result(function: Callable[..., dict[str, Any]], args: tuple[Any, ...], sender: Any) -> None:
     try:
-        report = jppo.check_env(name)
+        sender.send(function(*args))
     except Exception as error:  # any exception of a family is a result
         sender.send({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
-        return
+
+
+def _check(name: str) -> dict[str, Any]:
+    """Returns the names of the checks that failed or warned, with their texts, and the measured speed."""
+    report = jppo.check_env(name)
     seen = {check.name: f"{check.status}: {check.seen}" for check in report.checks if check.status in ("fail", "warn")}
     speed = next((check.seen.split(" (")[0] for check in report.checks if check.name == "speed"), None)
-    sender.send({"passed": report.passed, "seen": seen, "speed": speed})
+    return {"passed": report.passed, "seen": seen, "speed": speed}
 
 
 if __name__ == "__main__":
