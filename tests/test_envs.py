@@ -43,11 +43,12 @@ def test_gymnax_is_imported_without_plotting_libraries():
 import sys
 from jppo.envs import available, make_env
 available()
-assert not {"seaborn", "pandas", "matplotlib.pyplot", "matplotlib.axes"} & set(sys.modules), "imported early"
+assert not {"seaborn", "pandas", "matplotlib", "matplotlib.pyplot", "PIL"} & set(sys.modules), "imported early"
 pong = make_env("Pong-misc")
 from gymnax.environments.misc import pong as module
 assert len(module.sns.color_palette("cubehelix", 3)) == 3
 assert sys.modules["seaborn"].__file__, "the real module must be imported on use"
+assert module.colors.ListedColormap(["red", "blue"]).N == 2
 import matplotlib.pyplot
 assert matplotlib.pyplot.__file__ and module.plt.Axes is matplotlib.pyplot.Axes
 """

@@ -32,7 +32,7 @@ class TrainedPolicy:
     def __init__(self, policy: Policy, state: PolicyState, env: Any = None) -> None:
         self.policy, self.state, self.env = policy, state, env
         self.obs_spec, self.action_spec = policy.obs_spec, policy.action_spec
-        self._key = derive_key(jax.random.key(0), "act without a seed")
+        self._key: Array | None = None  # of the samples without a seed; made at the first one, because it takes 0.1 s
 
         def select_action(
             state: PolicyState, obs: PyTree, key: Array, carry: PyTree, start: Array, sampled: bool
@@ -91,6 +91,8 @@ class TrainedPolicy:
         if not self.policy.is_recurrent and (state is not None or episode_start is not None):
             raise ValueError(NO_STATE)
         if seed is None:
+            if self._key is None:
+                self._key = derive_key(jax.random.key(0), "act without a seed")
             self._key, key = jax.random.split(self._key)
         else:
             key = derive_key(jax.random.key(seed), "act")
