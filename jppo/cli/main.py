@@ -141,9 +141,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        if (
-            error.filename is not None and error.errno != errno.ENAMETOOLONG
-        ):  # of a file, not of an argument or the output
+        is_output = error.filename is None
+        if not is_output and error.errno != errno.ENAMETOOLONG:  # a too long name is an argument of the user
             raise
         return _report_os_error(error)
     except KeyboardInterrupt:
