@@ -469,6 +469,14 @@ def test_run_dir_that_cannot_be_written_is_refused(tmp_path, below):
         jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "file" / below)
 
 
+def test_a_run_dir_with_a_name_that_is_too_long_is_refused(tmp_path):
+    run_dir = tmp_path / ("x" * 256)
+    with pytest.raises(ValueError, match=r"run_dir .*x cannot be written: File name too long"):
+        jppo.train(Probe(), config=CONFIG, run_dir=run_dir)
+    with pytest.raises(ValueError, match=r"x/config\.json cannot be read: File name too long"):
+        jppo.load_policy(run_dir)
+
+
 def test_loading_a_custom_environment_needs_the_environment(run):
     with pytest.raises(ValueError, match="in a custom environment"):
         load_run(run.run_dir)

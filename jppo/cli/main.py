@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import gc
 import io
 import os
@@ -141,8 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        is_output = error.filename is None
-        if not is_output and error.errno != errno.ENAMETOOLONG:  # a too long name is an argument of the user
+        if error.filename is not None:  # of a file, not of the output
             raise
         return _report_os_error(error)
     except KeyboardInterrupt:
@@ -183,13 +181,10 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _report_os_error(error: OSError) -> int:
-    """Prints that a path is too long or that the output cannot be written, and returns the exit code.
+    """Prints that the output cannot be written, and returns the exit code.
 
     The exit code is 0 if the reader of the output has closed the pipe.
     """
-    if error.errno == errno.ENAMETOOLONG:
-        print(f"jppo: {error.strerror}: {escape_controls(str(error.filename))}", file=sys.stderr)
-        return EXIT_USAGE
     from jppo.training.progress import silence
 
     silence(sys.stdout)

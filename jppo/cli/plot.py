@@ -1,6 +1,7 @@
 """`jppo plot`."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ class Plot:
 
         if not self.run_dirs:
             raise ValueError("no run directory; name at least one, for example: jppo plot runs/CartPole-v1/*")
-        if any((path / "sweep.json").exists() for path in self.run_dirs):
+        if any(os.path.exists(path / "sweep.json") for path in self.run_dirs):
             if len(self.run_dirs) > 1:
                 raise ValueError("pass either one sweep directory or run directories")
             if (self.metrics, self.x) != (Plot.metrics, Plot.x):

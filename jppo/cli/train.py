@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ class Train(RunArguments):
             super().with_defaults(pre_parsed), total_steps=pre_parsed.chosen_preset.total_steps
         )
         must_exist = pre_parsed.resumes and not {"-h", "--help"} & {*pre_parsed.words}
-        if pre_parsed.run_dir is None or not (must_exist or (pre_parsed.run_dir / "config.json").exists()):
+        if pre_parsed.run_dir is None or not (must_exist or os.path.exists(pre_parsed.run_dir / "config.json")):
             return command
         return command._with_previous_run(pre_parsed.run_dir, pre_parsed.preset)
 

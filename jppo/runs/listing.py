@@ -41,7 +41,7 @@ def find_runs(folder: Path) -> list[RunState | ValueError]:
     Raises:
       ValueError: the folder does not exist.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ValueError(f"there is no folder {folder}; name the folder of your runs: jppo runs FOLDER")
     found: list[RunState | ValueError] = []
     for path in _run_dirs(folder):

@@ -50,7 +50,8 @@ def default_run_dir(env_name: str, seed: int) -> Path:
 
 def unused_path(base: Path) -> Path:
     """Returns the path, or with .1, .2, ... appended if it exists."""
-    return next(p for i in range(10_000) if not (p := base.with_name(base.name + (f".{i}" if i else ""))).exists())
+    paths = (base.with_name(base.name + (f".{i}" if i else "")) for i in range(10_000))
+    return next(path for path in paths if not os.path.exists(path))
 
 
 def safe_name(name: str) -> str:
@@ -78,8 +79,10 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     """Returns config.json of a run. Raises ValueError if it is missing or damaged."""
     try:
         config = read_json(run_dir / "config.json")
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{run_dir} is not a run directory: it has no config.json{_hint(run_dir)}") from None
+    except OSError as error:
+        raise ValueError(f"{run_dir}/config.json cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
     missing = set(_SETTINGS) - (set(config) if isinstance(config, dict) else set())
@@ -93,9 +96,9 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 def _hint(path: Path) -> str:
     """Returns where the runs of a directory may be, if it is not a run itself."""
-    if (path / "sweep.json").exists():
+    if os.path.exists(path / "sweep.json"):
         return "; it is the directory of a sweep, and `jppo sweep --run-dirs` writes run directories into it"
-    return f"; `jppo runs {path}` lists the runs in it" if path.is_dir() else ""
+    return f"; `jppo runs {path}` lists the runs in it" if os.path.isdir(path) else ""
 
 
 def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyperparams]:

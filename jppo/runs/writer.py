@@ -43,7 +43,7 @@ class RunWriter:
           ValueError: the directory cannot be written, another process writes to it, or it contains other files.
         """
         wandb_module = _import_wandb() if wandb else None
-        self._new_parents = [parent for parent in path.parents if not parent.exists()]
+        self._new_parents = [parent for parent in path.parents if not os.path.exists(parent)]
         self.path, self._config, self._resume, self._message = path, config, resume, message
         self._has_lines = False
         self._lost_rows = False  # whether lines of metrics.jsonl could not be written

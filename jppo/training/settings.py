@@ -211,7 +211,7 @@ def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
             if getattr(settings.run, name):
                 raise ValueError(f"{name} needs a run_dir")
         return None
-    if not (settings.run.resume or (settings.run_dir / "config.json").exists()):
+    if not (settings.run.resume or os.path.exists(settings.run_dir / "config.json")):
         return None
     return runs.read_config(settings.run_dir)
 
