@@ -291,6 +291,12 @@ def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
         for start in ("yes", np.ones(2), [0, 1]):
             with pytest.raises(ValueError, match=r"^episode_start must be bool; it is "):
                 policy.act(obs, np.zeros((2, 5)), start)
+        with pytest.raises(ValueError, match=r"^episode_start is a ragged list; for 2 observations it must be 2 bools"):
+            policy.act(obs, np.zeros((2, 5)), [[True], [True, False]])
+    for policy in (program, recurrent):
+        for seed in ("one", 1.5, -1):
+            with pytest.raises(ValueError, match=f"^seed = {seed!r} must be a whole number"):
+                policy.act(obs, sampled=True, seed=seed)
 
 
 @pytest.mark.parametrize("platforms", ["cpu", (), ("cpu", "quantum")])

@@ -275,6 +275,14 @@ def module(init=returning(((), ())), **functions):
             r"the network got observations with the tree structure .*'x'.*; it needs PyTreeDef\(\*\)",
         ),
         (
+            {"loss": lambda apply, batch, *rest: (apply(jnp.zeros((4, 3)))[1].mean(), {})},
+            r"the network got observations of shape \[4, 3\]; it needs \[B, 1\]",
+        ),
+        (
+            {"loss": lambda apply, batch, *rest: (apply(batch.obs[0])[1].mean(), {})},
+            r"the network got observations of shape \[1\]; it needs \[B, 1\]",
+        ),
+        (
             {"loss": lambda apply, batch, *rest: ((batch.next_obs - batch.obs).mean(), {})},
             "batch.next_obs is empty; set",
         ),

@@ -505,6 +505,7 @@ def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_p
         ({"callback": print, "callback_every": 0}, "callback_every = 0 must be a whole number of at least 1"),
         ({"callback": 3}, r"callback = 3 must be a function of \(event\)"),
         ({"progress": "bar"}, "progress = 'bar' must be 'auto', 'none' or a jppo.Reporter"),
+        ({"progress": jppo.Reporter}, r"progress = Reporter is a class; pass an instance, Reporter\(...\)"),
         ({"run": 3}, "run = 3 must be a jppo.RunConfig or a mapping of its fields"),
         (
             {"video": True},

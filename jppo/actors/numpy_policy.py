@@ -205,7 +205,11 @@ class NumpyPolicy:
                 raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {wanted}")
             leaves = found
         if episode_start is not None:
-            start = np.asarray(episode_start)
+            try:
+                start = np.asarray(episode_start)
+            except ValueError:
+                problem = f"episode_start is a ragged list; for {size} observations it must be {size} bools"
+                raise ValueError(problem) from None
             if start.dtype != bool:
                 raise ValueError(f"episode_start must be bool; it is {start.dtype}")
             if start.shape not in ((), (size,)):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
@@ -124,11 +125,11 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
         return *finish(*outputs[:2], obs), outputs[2]
 
     def checked_step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
-        _check_structure(obs_spec, obs)
+        _check_obs(obs_spec, obs, "B")
         return step(state, obs, carry)
 
     def unroll(state: PolicyState, obs: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
-        _check_structure(obs_spec, obs)
+        _check_obs(obs_spec, obs, "T", "N")
         features = jax.vmap(functools.partial(features_of, state))(obs)
         distribution, value, carry = _unroll_network(network, state.params, features, carry, reset)
         return *finish(distribution, value, merge_dims(obs)), carry
@@ -191,12 +192,21 @@ def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
     return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs))
 
 
-def _check_structure(obs_spec: PyTree, obs: PyTree) -> None:
-    """Raises ValueError unless observations have the tree structure of their specs."""
+def _check_obs(obs_spec: PyTree, obs: PyTree, *lead: str) -> None:
+    """Raises ValueError unless observations have the tree structure and the shapes of their specs.
+
+    Args:
+      lead: names of the dimensions before those of one observation.
+    """
     expected: Any = jax.tree.structure(obs_spec)
     structure = jax.tree.structure(obs)
     if structure != expected:
         raise ValueError(f"the network got observations with the tree structure {structure}; it needs {expected}")
+    for spec, leaf in zip(jax.tree.leaves(obs_spec), jax.tree.leaves(obs), strict=True):
+        shape = list(np.shape(leaf))
+        if len(shape) < len(lead) or shape[len(lead) :] != list(spec.shape):
+            needed = ", ".join(map(str, (*lead, *spec.shape)))
+            raise ValueError(f"the network got observations of shape {shape}; it needs [{needed}]")
 
 
 def _to_float32(x: Array) -> Array:

@@ -20,6 +20,7 @@ from jax import export
 from jppo import __version__
 from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
+from jppo.config.checks import check_seed
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
 from jppo.errors import describe_error
@@ -145,7 +146,7 @@ class ExportedPolicy:
         seed: int | None = None,
     ) -> Any:
         """Returns actions for the environment: the most likely ones, or samples. See `TrainedPolicy.act`."""
-        seed = next(self._seeds) if seed is None else seed
+        seed = next(self._seeds) if seed is None else check_seed(seed)
         obs = complete_obs(self._obs_spec, self._actor_obs, obs)
         outputs = self._outputs(obs, state, episode_start, seed)
         action = outputs["sampled" if sampled else "greedy"]

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
@@ -82,7 +83,7 @@ class TrainedPolicy:
 
         Raises:
           ValueError: the observation does not have the environment's structure or shape, its `action_mask` marks no
-            legal action, or the policy is not recurrent and a state was passed.
+            legal action, another argument is invalid, or the policy is not recurrent and a state was passed.
         """
         batch, single = as_batch(self.obs_spec, complete_obs(self.obs_spec, actor_leaves(self.policy), obs))
         if (row := row_without_legal_action(self.policy, batch)) is not None:
@@ -95,7 +96,7 @@ class TrainedPolicy:
                 self._key = derive_key(jax.random.key(0), "act without a seed")
             self._key, key = jax.random.split(self._key)
         else:
-            key = derive_key(jax.random.key(seed), "act")
+            key = derive_key(jax.random.key(check_seed(seed)), "act")
         carry = self._carry(state, size)
         start = as_starts(size, state, episode_start)
         actions, carry = self._act(self.state, batch, key, carry, start, sampled=sampled)
@@ -181,7 +182,10 @@ def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
 
     Raises ValueError if the argument of a caller is not bool or has another shape.
     """
-    start = np.asarray(False if episode_start is None else episode_start)
+    try:
+        start = np.asarray(False if episode_start is None else episode_start)
+    except ValueError:
+        raise ValueError(f"episode_start is a ragged list; for {size} observations it must be {size} bools") from None
     if start.dtype != bool:
         raise ValueError(f"episode_start must be bool; it is {start.dtype}")
     if start.shape not in ((), (size,)):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_int, check_path
+from jppo.config.checks import check_function, check_int, check_path
 from jppo.config.overrides import check_overrides, take_events, take_network
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
@@ -87,8 +87,10 @@ def sweep(
     if sweep_dir is not None:  # an environment may change the working directory
         sweep_dir = Path(sweep_dir).absolute()
     run, settings = take_events(run, settings, "jppo.sweep")
-    if not callable(run.progress):
+    if isinstance(run.progress, type) or not callable(run.progress):
         check_progress(run.progress)
+    else:
+        check_function("progress", run.progress, "total_steps")
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(
