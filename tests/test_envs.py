@@ -51,6 +51,8 @@ assert sys.modules["seaborn"].__file__, "the real module must be imported on use
 assert module.colors.ListedColormap(["red", "blue"]).N == 2
 import matplotlib.pyplot
 assert matplotlib.pyplot.__file__ and module.plt.Axes is matplotlib.pyplot.Axes
+from jppo.envs.gymnax import _Placeholder
+assert _Placeholder("matplotlib").pyplot is matplotlib.pyplot, "of a thread that imported matplotlib at the same time"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

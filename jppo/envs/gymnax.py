@@ -82,7 +82,8 @@ class _Placeholder(types.ModuleType):
     """A placeholder in sys.modules that imports its module on first use."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or f"{self.__name__}.{name}" in sys.modules:  # introspection, or another placeholder
+        part = sys.modules.get(f"{self.__name__}.{name}")
+        if name.startswith("__") or isinstance(part, _Placeholder):  # introspection, or another placeholder
             raise AttributeError(name)
         self.leave()
         return getattr(importlib.import_module(self.__name__), name)
