@@ -119,6 +119,8 @@ def test_unknown_and_empty_metrics_are_refused(tmp_path):
         learning_curves([path], metric="loss/value")
     with pytest.raises(ValueError, match="x = 'hours' is not one of steps, minutes"):
         draw_metrics(read_groups([path]), x="hours")
+    with pytest.raises(ValueError, match=r"metrics = 'loss/value' must be a list of names, such as \['loss/value'\]"):
+        draw_metrics(read_groups([path]), "loss/value")
     with pytest.raises(ValueError, match="metrics is empty"):
         draw_metrics(read_groups([path]), [])
 

@@ -78,14 +78,17 @@ def test_invalid_arguments_raise(options, message):
         tune.trainable("CartPole-v1", **options)
 
 
-def test_negative_resources_raise():
+def test_invalid_resources_raise():
     with pytest.raises(ValueError, match="gpus = -1 must be a number of at least 0"):
         jppo.Resources(gpus=-1)
+    for function in (tune.trainable, tune.population):
+        with pytest.raises(ValueError, match=r"resources = 2 must be a jppo\.Resources or a mapping of its fields"):
+            function("CartPole-v1", resources=2)
 
 
 def test_trial_reserves_resources_for_its_actors():
     ray_config = jppo.RayConfig(num_actors=2, actor_cpus=0.5)
-    trial = tune.trainable("ALE/Pong-v5", resources=jppo.Resources(cpus=2, gpus=0.5), ray=ray_config)
+    trial = tune.trainable("ALE/Pong-v5", resources={"cpus": 2, "gpus": 0.5}, ray=ray_config)
     assert trial.__name__ == "ALE_Pong-v5"
     assert trial._resources.bundles == [{"CPU": 2, "GPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}]
 

@@ -39,6 +39,8 @@ def plot(run_dirs: Sequence[Path], output: Path, *, metrics: Sequence[str] = (RE
 def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETURN,), x: str = "steps") -> bytes:
     """Returns a PNG with one panel per metric. Arguments and errors: see `plot`."""
     check_choice("x", x, X_AXES)
+    if isinstance(metrics, str):
+        raise ValueError(f"metrics = {metrics!r} must be a list of names, such as [{metrics!r}]")
     if not metrics:
         raise ValueError(f"metrics is empty; name at least one, for example {RETURN}")
     envs = {group.env for group in groups}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_function, check_int, check_path
+from jppo.config.checks import check_bool, check_function, check_int, check_path
 from jppo.config.overrides import check_overrides, take_events, take_network
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
@@ -91,6 +91,7 @@ def sweep(
         check_progress(run.progress)
     else:
         check_function("progress", run.progress, "total_steps")
+    check_bool("successive_halving", successive_halving)
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(

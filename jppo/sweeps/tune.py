@@ -46,7 +46,7 @@ def trainable(
     backend: str = "auto",
     num_devices: int = 1,
     ray: RayConfig | Mapping[str, Any] | None = None,
-    resources: Resources = Resources(),
+    resources: Resources | Mapping[str, Any] = Resources(),
     checkpoint_updates: int = 100,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
     **overrides: Any,
@@ -79,6 +79,7 @@ def trainable(
     check_overrides(trainable, overrides)
     run, overrides = take_events(run, overrides, "jppo.tune.trainable")
     ray, overrides = take_ray(ray, overrides)
+    resources = as_record("resources", resources, Resources)
     config = None if config is None else as_record("config", config, PPOConfig)
     hyperparams = None if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
     check_hyperparams(hyperparams or Hyperparams())
@@ -132,7 +133,7 @@ def population(
     optimizer: Optimizer = adam,
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
-    resources: Resources = Resources(),
+    resources: Resources | Mapping[str, Any] = Resources(),
     run: RunConfig | Mapping[str, Any] = RunConfig(),
     **settings: Any,
 ) -> Callable[[dict[str, Any]], None]:
@@ -155,6 +156,7 @@ def population(
     check_overrides(population, settings)
     run, settings = take_events(run, settings, "jppo.tune.population")
     network, settings = take_network(network, settings)
+    resources = as_record("resources", resources, Resources)
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
             raise ValueError(f"{name} needs one program per value, and a trial is one program: use the search space")
