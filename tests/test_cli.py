@@ -330,6 +330,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "unknown option --frobnicate; `jppo sweep --help` lists all options",
         ),
         (["train", "CartPole-v1", "Pendulum-v1"], "unexpected argument Pendulum-v1"),
+        (["export", "run", "-o", "x.npz"], "unknown option -o; `jppo export --help` lists all options, which start"),
         (["train", "CartPole-v1", "--run-dir", "x" * 256], "x cannot be written: File name too long"),
         (["train", "CartPole-v1", "--resume", "x" * 256], "x/config.json cannot be read: File name too long"),
         (["eval", "x" * 256], "x/config.json cannot be read: File name too long"),

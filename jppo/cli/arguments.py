@@ -73,6 +73,8 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
     """Raises ValueError with a hint for the first option that the command does not have."""
     known = _option_names(command)
     for word in words:
+        if re.fullmatch("-[a-zA-Z]", word) and word != "-h":
+            raise ValueError(f"unknown option {word}; `jppo {name} --help` lists all options, which start with --")
         option = word.partition("=")[0][2:].replace("-", "_")
         if not word.startswith("--") or not option or option.removeprefix("no_") in known:
             continue
