@@ -116,6 +116,7 @@ def test_a_config_is_a_frozen_hashable_value():
 
 def test_numpy_integers_are_whole_numbers():
     assert PPOConfig(num_envs=np.int64(8)) == PPOConfig(num_envs=8)
+    assert PPOConfig(num_envs=np.int16(512), num_steps=np.int16(128)).batch_size == 65_536
 
 
 def test_sizes():
