@@ -19,7 +19,7 @@ def import_module_of(source: str) -> tuple[Any, str]:
     """Imports the module of "module:name". Returns the module and the name.
 
     Raises:
-      ValueError: the module does not exist, or the name is one of gymnax with a prefix.
+      ValueError: the module does not exist, the name is empty, or it is one of gymnax with a prefix.
     """
     module_name, _, attribute = source.partition(":")
     if module_name == "gymnax":  # Gymnasium may have an environment of the same name
@@ -28,6 +28,8 @@ def import_module_of(source: str) -> tuple[Any, str]:
         raise ValueError(
             f"{source}: write the name of the module, not of its file: {Path(module_name).stem}:{attribute}"
         )
+    if not attribute:
+        raise ValueError(f"{source} has no name after the colon; write module:name")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ValueError(f"{source}: {module_name!r} is not a valid module name; write module:name")
     try:
