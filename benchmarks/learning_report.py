@@ -131,7 +131,8 @@ def _draw_curve(axes: Axes, label: str, row: dict[str, Any]) -> None:
     known = ~np.isnan(returns).any(axis=0)
     low, high = bootstrap_interval(returns[:, known])
     axes.fill_between(steps[known], low, high, color="#3f51b5", alpha=0.25, lw=0)
-    axes.plot(steps[known], interquartile_mean(returns[:, known]), color="#3f51b5", lw=1.5)
+    marker = "o" if known.sum() == 1 else None  # a line needs two points
+    axes.plot(steps[known], interquartile_mean(returns[:, known]), color="#3f51b5", lw=1.5, marker=marker, ms=4)
     if published := TASKS[label].published:
         axes.axhline(float(published.split(" ")[0]), color="gray", ls="--", lw=1)
     axes.set_title(label, fontsize=9)
