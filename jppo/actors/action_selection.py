@@ -59,8 +59,8 @@ def _select_with_numpy(policy: Policy) -> ActionSelection:
         return jax.vmap(jax.vmap(sample))(keys)
 
     def act(numpy_policy: NumpyPolicy, leaves: list[np.ndarray], noise: np.ndarray, carry: PyTree) -> Any:
-        actions, carry = numpy_policy.select_action(leaves, noise, carry)
-        return structure.unflatten(actions), structure.unflatten(numpy_policy.to_env(actions)), carry
+        actions, env_actions, carry = numpy_policy.select_action(leaves, noise, carry)
+        return structure.unflatten(actions), structure.unflatten(env_actions), carry
 
     def prepare(policy_state: PolicyState) -> Act:
         return functools.partial(act, NumpyPolicy(*to_numpy_params(policy, policy_state, by_leaf=True)))

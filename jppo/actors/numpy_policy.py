@@ -137,17 +137,18 @@ class NumpyPolicy:
         size = len(leaves[self._seen["actor"][0]])
         carry = self._carry(state, episode_start, size)
         noise = None if rng is None else np.concatenate([head.draw(rng, size) for head in self._heads], 1)
-        actions, carry = self.select_action(leaves, noise, carry)
-        parts: Iterator[np.ndarray] = iter([part[0] if single else part for part in self.to_env(actions)])
+        _, actions, carry = self.select_action(leaves, noise, carry)
+        parts: Iterator[np.ndarray] = iter([part[0] if single else part for part in actions])
         built = _rebuild(self._action_tree, parts)
         return (built, carry) if self._memory else built
 
     def select_action(
         self, leaves: list[np.ndarray], noise: np.ndarray | None, carry: Any = ()
-    ) -> tuple[list[np.ndarray], Any]:
-        """Returns the policy's actions and the next carry. `to_env` converts the actions for the environment.
+    ) -> tuple[list[np.ndarray], list[np.ndarray], Any]:
+        """Returns the policy's actions, the environment's actions [B, *shape], and the next carry.
 
-        An action has one array for each space, in JAX's order: [B] numbers from 0 on, [B, K] of them, or [B, A].
+        Both have one array for each space, in JAX's order. The policy's are [B] numbers from 0 on, [B, K] of them, or
+        [B, A]; `jppo.envs.spaces.to_env_action` describes the conversion.
 
         Args:
           leaves: a batch of observations, arrays [B, *obs] in JAX's order. They are not checked.
@@ -156,17 +157,15 @@ class NumpyPolicy:
           carry: of a recurrent policy, h [B, H] of a GRU or (c, h) of an LSTM.
         """
         inputs, carry = self._remember(leaves, carry, "actor")
-        hidden, actions, first = self._actor(inputs), [], 0
+        hidden, actions, env_actions, first = self._actor(inputs), [], [], 0
         legal = None if self._mask is None else leaves[self._mask].reshape(len(hidden), -1) != 0
         for head in self._heads:
             last = first + head.noise_size
-            actions.append(head.select(hidden, None if noise is None else noise[:, first:last], legal))
+            action = head.select(hidden, None if noise is None else noise[:, first:last], legal)
+            actions.append(action)
+            env_actions.append(head.to_env(action))
             first = last
-        return actions, carry
-
-    def to_env(self, actions: list[np.ndarray]) -> list[np.ndarray]:
-        """Converts the policy's actions to the environment's [B, *shape], like `jppo.envs.spaces.to_env_action`."""
-        return [head.to_env(action) for head, action in zip(self._heads, actions, strict=True)]
+        return actions, env_actions, carry
 
     def value(self, obs: Any, state: Any = None) -> np.ndarray:
         """Returns the value estimates V(obs), [] or [B] f32, in units of the (scaled) training reward.
@@ -285,6 +284,7 @@ class _Head:
         self.noise_size = outputs = self._num_actions or sum(self._nvec) or math.prod(self._shape)
         self._kernel, self._bias = _layer(arrays, f"policy{suffix}", inputs, outputs)
         self._start = np.asarray(action["start"], self._dtype)
+        self._has_start = bool(self._start.any())
         if self._nvec:  # the logits of each component; missing ones repeat the first, which wins
             firsts, categories = np.cumsum([0, *self._nvec[:-1]])[:, None], np.arange(max(self._nvec))
             self._columns = firsts + np.where(categories < np.array(self._nvec)[:, None], categories, 0)  # [K, M]
@@ -306,7 +306,8 @@ class _Head:
 
     def select(self, hidden: np.ndarray, noise: np.ndarray | None, legal: np.ndarray | None) -> np.ndarray:
         """Returns the policy's actions for hidden units [B, I]."""
-        outputs = hidden.dot(self._kernel) + self._bias  # logits, or means [B, A]
+        outputs = hidden.dot(self._kernel)
+        outputs += self._bias  # logits, or means [B, A]
         if legal is not None:
             outputs = np.where(legal, outputs, -np.inf)
         if noise is not None:
@@ -319,7 +320,7 @@ class _Head:
         """Converts the policy's actions to the environment's, [B, *shape]."""
         if not self.is_box:
             action = action.astype(self._dtype, copy=False)
-            action = action + self._start if self._start.any() else action
+            action = action + self._start if self._has_start else action
             return action.reshape(-1, *self._shape) if self._nvec else action
         unit = np.tanh(action) if self._bounds == "tanh" else np.clip(action, -1.0, 1.0)
         scaled = (unit + 1.0) * self._half + self._origin
@@ -402,7 +403,9 @@ class _Torso:
         flat = [x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:])) for x in leaves]
         x = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
         for kernel, bias in self._layers:
-            x = self._activation(x.dot(kernel) + bias)  # for one row, dot is faster than @ and np.dot
+            x = x.dot(kernel)  # for one row faster than @ and np.dot
+            x += bias
+            x = self._activation(x)
         return x
 
 

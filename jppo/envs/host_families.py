@@ -61,7 +61,8 @@ def make_by_id(name: str, render_mode: str | None, **options: Any) -> gymnasium.
     """
     register_atari(required=name if name.startswith("ALE/") else "")
     try:
-        return gymnasium.make(name, render_mode=render_mode, **options)
+        # probe_env checks more than Gymnasium's checker, which makes each step of CartPole-v1 2 % slower
+        return gymnasium.make(name, render_mode=render_mode, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:
         raise missing_dependency(name, error) from None
     except ImportError as error:  # environments that moved to another package
