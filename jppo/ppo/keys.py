@@ -19,7 +19,10 @@ def derive_key(key: Array, purpose: str) -> Array:
 
 
 def derive_keys(key: Array, *purposes: str) -> tuple[Array, ...]:
-    """Returns `derive_key(key, purpose)` for each purpose. On CPUs, this is faster than a call for each."""
+    """Returns `derive_key(key, purpose)` for each purpose. On CPUs, this is faster than a call for each.
+
+    JAX's implementation unsafe_rbg gives other results in vmap, so only the first key equals that of `derive_key`.
+    """
     numbers = jnp.array([_number(purpose) for purpose in purposes], jnp.uint32)
     return tuple(jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers))
 
