@@ -516,7 +516,8 @@ def test_an_interrupt_during_the_imports_is_one_line():
 def test_a_warning_is_one_line():
     code = (
         "import sys, warnings; from jppo.cli import envs, main; sys.argv = ['jppo', 'envs'];"
-        "envs.Envs.run = lambda self: warnings.warn('the policy\\nis damaged') or 0; sys.exit(main.main())"
+        r"envs.Envs.run = lambda self: warnings.warn('\x1b[33mthe policy\nis damaged\x1b[0m') or 0;"
+        "sys.exit(main.main())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stderr == "jppo: warning: the policy is damaged\n"

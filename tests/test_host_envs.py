@@ -345,6 +345,19 @@ def test_a_registered_custom_environment_by_id(monkeypatch):
     assert check_by_hand(f"host_probes:{spec.id}", make) == check_by_hand(spec.id, make) > 30
 
 
+class WithoutRenderMode(Counting):
+    def __init__(self):
+        super().__init__()
+
+
+def test_a_registered_environment_needs_no_render_mode(monkeypatch):
+    spec = EnvSpec("tests/Counting-v4", WithoutRenderMode)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    env = make_host_env(spec.id)
+    with pytest.raises(ValueError, match=r"^tests/Counting-v4 cannot be drawn: it has no parameter render_mode$"):
+        env.make([1], render=True)
+
+
 def shown(space, obs):
     return type("Shown", (Counting,), {"observation_space": space, "see": lambda self: obs})
 
@@ -394,6 +407,10 @@ REFUSED = {
     "nothing": (shown(BOX, None), "Shown: .*observation"),
     "fractions": (shown(spaces.Box(0, 9, (2,), np.uint8), np.full(2, 0.5)), "Shown: .*observation"),
     "a missing part": (shown(spaces.Dict(a=BOX, b=BOX), {"a": np.zeros(2, np.float32)}), "Shown: .*observation"),
+    "a number as space": (
+        lambda: wrappers.TimeLimit(acting(2)(), 9),
+        "action_space of Acting is 2 of type builtins.int; it must be a gymnasium.Space",
+    ),
     "no spaces": (type("Bare", (gymnasium.Env,), {}), "Bare has no (observation|action)_space"),
 }
 
@@ -549,6 +566,36 @@ class OddReward(Counting):
     def step(self, action):
         obs, _, *rest = super().step(action)
         return obs, self.odd, *rest
+
+
+class OddStep(Counting):
+    def __init__(self, returned):
+        super().__init__()
+        self.returned = returned
+
+    def step(self, action):
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "description"),
+    [(None, "a NoneType"), ((np.zeros(3), 0.0, True), "3 values"), ((0, 0.0, False, False, {}, 1), "6 values")],
+)
+def test_a_step_without_five_values_is_named_although_a_wrapper_fails(returned, description):
+    with pytest.raises(ValueError, match=rf"step returned {description}.*; return obs, reward, terminated"):
+        make_host_env(lambda: wrappers.TimeLimit(OddStep(returned), 9))
+
+
+class Unpacking(Counting):
+    def step(self, action):
+        first, second = action, *()
+        return first, second
+
+
+def test_an_error_of_unpacking_in_the_environment_is_raised_unchanged():
+    with pytest.raises(ValueError, match="not enough values to unpack") as raised:
+        make_host_env(lambda: wrappers.TimeLimit(Unpacking(), 9))
+    assert raised.traceback[-1].name == "step"
 
 
 @pytest.mark.parametrize("reward", [None, "1", np.ones(1)], ids=["None", "text", "array"])

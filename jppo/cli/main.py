@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -177,7 +178,8 @@ def _open_closed_streams() -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Prints a warning in one line. Python's own function adds the source line that raised it."""
-    print(f"jppo: warning: {escape_controls(' '.join(str(message).split()))}", file=sys.stderr)
+    text = re.sub(r"\x1b\[[\d;]*m", "", str(message))  # Gymnasium's warnings have colours
+    print(f"jppo: warning: {escape_controls(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _report_os_error(error: OSError) -> int:

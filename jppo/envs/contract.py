@@ -43,6 +43,19 @@ def call_reset(env: Any, seed: int) -> Any:
         raise BrokenContractError(f"reset has no parameter {missing[0]}", remedy) from error
 
 
+def call_step(env: Any, action: Any) -> Any:
+    """Calls `step` and returns its result, also if a wrapper, such as TimeLimit, fails to unpack it."""
+    try:
+        return env.step(action)
+    except (TypeError, ValueError) as error:
+        if "unpack" not in str(error) or env is env.unwrapped:
+            raise
+        returned = call_step(env.env, action)
+        if isinstance(returned, tuple) and len(returned) == 5:
+            raise
+        return returned
+
+
 def read_reset(returned: Any) -> PyTree:
     """Returns the observation of `reset`. Raises BrokenContractError unless it returned (obs, info dict)."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
@@ -90,13 +103,7 @@ def probe_env(name: str, env: Any) -> None:
         observations.see(obs)
         when = "step"
         action = _legal_sample(env.action_space, obs)
-        try:
-            returned = env.step(action)
-        except ValueError as error:
-            if "values to unpack (expected 5, got 4)" in str(error):  # a wrapper unpacks the values of an old step
-                returned = (None,) * 4
-            else:
-                raise
+        returned = call_step(env, action)
         if isinstance(returned, tuple) and len(returned) == 5:  # flags may be of other types
             observations.see(returned[0])
             _check_reward(returned[1])

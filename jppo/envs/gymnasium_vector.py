@@ -153,9 +153,15 @@ def _checked(env: Any, source: Any) -> gymnasium.Env:
         remedy = "pass the JAX environment itself" if callable(source) else "set the backend to device"
         hint = f"; {remedy}" if is_jax else ""
         raise ValueError(f"{name_of(source)} made a {type(env).__name__}; it must make a gymnasium.Env{hint}")
-    for space in ("observation_space", "action_space"):
-        if getattr(env, space, None) is None:
-            raise ValueError(f"{type(env).__name__} has no {space}")
+    for name in ("observation_space", "action_space"):
+        kind, space = type(env.unwrapped).__name__, getattr(env, name, None)
+        if space is None:
+            raise ValueError(f"{kind} has no {name}")
+        if not isinstance(space, gymnasium.Space):
+            raise ValueError(
+                f"{name} of {kind} is {space!r} of type {type(space).__module__}.{type(space).__name__}; "
+                "it must be a gymnasium.Space"
+            )
     return env
 
 

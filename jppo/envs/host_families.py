@@ -57,16 +57,22 @@ def make_by_id(name: str, render_mode: str | None, **options: Any) -> gymnasium.
     """Makes an environment that Gymnasium has registered.
 
     Raises:
-      ValueError: the name is unknown, or a package is missing.
+      ValueError: the name is unknown, a package is missing, or the environment has no parameter render_mode.
     """
     register_atari(required=name if name.startswith("ALE/") else "")
+    if render_mode:  # other classes need no such parameter
+        options["render_mode"] = render_mode
     try:
         # probe_env checks more than Gymnasium's checker, which makes each step of CartPole-v1 2 % slower
-        return gymnasium.make(name, render_mode=render_mode, disable_env_checker=True, **options)
+        return gymnasium.make(name, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:
         raise missing_dependency(name, error) from None
     except ImportError as error:  # environments that moved to another package
         raise ValueError(f"{name}: {error}") from None
+    except TypeError as error:
+        if "unexpected keyword argument 'render_mode'" not in str(error):
+            raise
+        raise ValueError(f"{name} cannot be drawn: it has no parameter render_mode") from None
     except gymnasium.error.Error:
         if name in gymnasium.registry:
             raise

@@ -26,7 +26,7 @@ from jppo.envs.checks.trajectory import (
     num_steps_of,
     stack_trace,
 )
-from jppo.envs.contract import BrokenContractError, call_reset, read_reset, read_step
+from jppo.envs.contract import BrokenContractError, call_reset, call_step, read_reset, read_step
 from jppo.envs.gymnasium import open_host_env
 from jppo.envs.gymnasium_vector import make_source
 from jppo.envs.info_mask import InfoMask
@@ -145,7 +145,7 @@ def _play(env: Any, seed: int, actions: PyTree, observations: Observations, mask
             action = masks.choose(obs, actions_at(actions, t))
             calls.clear()
             with report_exceptions(name, f"step {t} with action {action}{legal}"):
-                obs, reward, terminated, truncated = read_step(env.step(_env_action(action)))
+                obs, reward, terminated, truncated = read_step(call_step(env, _env_action(action)))
             resets, final = len(calls), observations.see(obs)
             seen, digest = final
             if terminated or truncated:
