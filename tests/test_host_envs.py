@@ -423,6 +423,14 @@ def test_invalid_environments_are_refused(case):
         make_host_env(source)
 
 
+@pytest.mark.parametrize(("text", "place"), [("x = 1\nif x\n", r" in .*unfinished\.py, line 2$"), ("x = '\0'", "$")])
+def test_a_syntax_error_in_a_module_is_one_line(tmp_path, monkeypatch, text, place):
+    (tmp_path / "unfinished.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"^unfinished:Env: .*{place}"):
+        make_host_env("unfinished:Env")
+
+
 def test_a_factory_must_make_a_new_environment_each_time():
     env = Counting()
     with pytest.raises(ValueError, match="returned the same environment twice; it must make a new one in each call"):

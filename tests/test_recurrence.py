@@ -290,6 +290,8 @@ def test_policy_acts_with_a_state():
         policy.act(obs[0], wrong)
     with pytest.raises(ValueError, match=r"for 6 observations"):
         policy.value(obs, policy.act(obs[0])[1])
+    actions, state = policy.act(obs[:0])
+    assert (actions.shape, len(state), policy.value(obs[:0]).shape) == ((0,), 0, (0,))
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ def import_module_of(source: str) -> tuple[Any, str]:
     """Imports the module of "module:name". Returns the module and the name.
 
     Raises:
-      ValueError: the module does not exist, the name is empty, or it is one of gymnax with a prefix.
+      ValueError: the module does not exist or has a syntax error, the name is empty, or it is one of gymnax with a
+        prefix.
     """
     module_name, _, attribute = source.partition(":")
     if module_name == "gymnax":  # Gymnasium may have an environment of the same name
@@ -39,6 +40,9 @@ def import_module_of(source: str) -> tuple[Any, str]:
             raise
         hint = f"; did you mean {family}:{attribute}?" if (family := module_name.lower()) in _PREFIXES else ""
         raise ValueError(f"{source}: there is no module {module_name} on the Python path{hint}") from None
+    except SyntaxError as error:
+        place = f" in {error.filename}, line {error.lineno}" if error.filename else ""
+        raise ValueError(f"{source}: {error.msg}{place}") from None
 
 
 def make_named(source: str) -> Any:

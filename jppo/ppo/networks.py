@@ -128,7 +128,7 @@ class RecurrentActorCritic(nn.Module):
             _convolve("encoder_conv", rows, dtype) if self.kind == "cnn" else _concatenate(rows)
         )
         memory = Recurrent(self.cell, self.size, dtype, name="recurrent")
-        outputs, carry = memory(encoded.reshape(*lead, -1), carry, reset)
+        outputs, carry = memory(encoded.reshape(*lead, encoded.shape[-1]), carry, reset)
         names = ("shared",) if self.shared_torso else ("actor", "critic")
         torsos = [MLP(self.hidden_sizes[-1:], activation, dtype, name=name) for name in names]
         hidden = _apply_each(torsos, outputs.reshape(-1, self.size))

@@ -104,7 +104,7 @@ class Recurrent(nn.Module):
             self.param("recurrent_bias", nn.initializers.zeros, (self.size,)) if self.cell == "gru" else jnp.zeros(())
         )
         rows, *weights = (array.astype(self.dtype) for array in (x.reshape(-1, x.shape[-1]), kernel, gate_bias))
-        gates = affine(rows, *weights).reshape(*x.shape[:-1], -1).astype(jnp.float32)
+        gates = affine(rows, *weights).reshape(*x.shape[:-1], num_gates * self.size).astype(jnp.float32)
         step = functools.partial(gru_step if self.cell == "gru" else lstm_step, dtype=self.dtype)
         if reset is None:
             carry, outputs = step(gates, carry, recurrent, bias)
