@@ -178,6 +178,7 @@ class IntegerBox(Probe):
         ("CartPol-v1", r"unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         ("xyzzy", r"unknown environment 'xyzzy'; `jppo envs` lists"),
         (object(), r"object is not a gymnax environment: it has no reset, step, action_space, observation_space"),
+        ((object(), None), r"tuple is not a gymnax environment: .*pass jppo\.make_env\(env, params\)"),
         (FiveValues(), r"FiveValues: step returned 5 values; gymnax >= 1.0.1 returns six"),
         (NoFinalObservation(), r'NoFinalObservation: the info of step has no "final_observation"'),
         (OtherObsDtype(), r"OtherObsDtype: observations: int32\[1\] after reset, float32\[1\] after step"),

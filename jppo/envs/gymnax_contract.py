@@ -20,6 +20,8 @@ def check_methods(source: Any, params: Any) -> None:
     if missing := [name for name in names if not hasattr(source, name)]:
         is_function = callable(source) and "reset" in missing
         remedy = "pass the environment that the function makes" if is_function else "see docs/extending.md"
+        if type(source) is tuple:
+            remedy = "gymnax.make returns (env, params): pass jppo.make_env(env, params)"
         problem = f"{type(source).__name__} is not a gymnax environment: it has no {', '.join(missing)}"
         raise BrokenContractError(problem, remedy)
 
