@@ -423,11 +423,10 @@ def test_invalid_environments_are_refused(case):
         make_host_env(source)
 
 
-@pytest.mark.parametrize(("text", "place"), [("x = 1\nif x\n", r" in .*unfinished\.py, line 2$"), ("x = '\0'", "$")])
-def test_a_syntax_error_in_a_module_is_one_line(tmp_path, monkeypatch, text, place):
-    (tmp_path / "unfinished.py").write_text(text)
+def test_a_syntax_error_in_a_module_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "unfinished.py").write_text("x = 1\nif x\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=f"^unfinished:Env: .*{place}"):
+    with pytest.raises(ValueError, match=r"^unfinished:Env: .* in .*unfinished\.py, line 2$"):
         make_host_env("unfinished:Env")
 
 
