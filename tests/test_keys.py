@@ -8,7 +8,6 @@ import pytest
 from lenient import lenient
 
 import jppo
-from jppo.ppo.keys import derive_key, derive_keys
 
 CONFIG = jppo.PPOConfig(num_envs=2, num_steps=3, num_epochs=2, num_minibatches=1, hidden_sizes=(4,), num_strata=1)
 
@@ -73,13 +72,3 @@ def test_actions_with_and_without_a_seed_use_different_keys(derived):
         policy.act(obs, sampled=True, seed=0)
         jax.effects_barrier()
     assert len(derived) == sum(derived.values()) > 2
-
-
-@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
-def test_keys_for_several_purposes_equal_those_for_each(implementation):
-    keys = jax.random.split(jax.random.key(3, impl=implementation), 5)
-    together = jax.vmap(lambda key: derive_keys(key, "reset", "stream"))(keys)
-    each = [jax.vmap(lambda key, purpose=purpose: derive_key(key, purpose))(keys) for purpose in ("reset", "stream")]
-    np.testing.assert_array_equal(
-        jax.random.key_data(jax.numpy.stack(together)), jax.random.key_data(jax.numpy.stack(each))
-    )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.envs.base import Environment, merge_dims, reset_rows, step_rows
-from jppo.ppo.keys import derive_keys
+from jppo.ppo.keys import derive_key
 from jppo.ppo.normalization import moments_of, where_active
 from jppo.ppo.policy import Policy, act, reset_carry, select_rows
 from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
@@ -58,15 +58,14 @@ def stagger(
 def env_keys(key: Array, env_index: Array) -> tuple[Array, Array]:
     """Returns a key for the first reset and a key stream, [N] each, for the environments with these global numbers."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, env_index)
-    reset_keys, streams = jax.vmap(lambda key: derive_keys(key, "reset", "stream"))(keys)
-    return reset_keys, streams
+    return _derive_each(keys, "reset"), _derive_each(keys, "stream")
 
 
 def rollout_keys(streams: Array, num_steps: int) -> tuple[Array, Array, Array]:
     """Returns the streams [N] after a rollout, and its keys for actions and for environment steps, [T, N] each."""
-    rollout_streams, next_streams = jax.vmap(lambda key: derive_keys(key, "rollout", "next rollout"))(streams)
+    rollout_streams = _derive_each(streams, "rollout")
     keys = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, (num_steps, 2)))(rollout_streams), 0, 1)
-    return next_streams, keys[:, :, 0], keys[:, :, 1]
+    return _derive_each(streams, "next rollout"), keys[:, :, 0], keys[:, :, 1]
 
 
 def collect(
@@ -200,3 +199,8 @@ def _values_where(needed: Array, policy: Policy, policy_state: PolicyState, obs:
         return jnp.zeros(needed.shape)
 
     return jax.lax.cond(needed.any(), evaluate, skip, obs, carry)
+
+
+def _derive_each(keys: Array, purpose: str) -> Array:
+    """Returns a key [N] for one purpose of each key [N]."""
+    return jax.vmap(lambda key: derive_key(key, purpose))(keys)
