@@ -1,6 +1,7 @@
 """Exceptions that users may catch, and text from the errors of others."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -75,6 +76,11 @@ def forbid_exit(function: _Function) -> _Function:
             raise end_of_process("the environment", error) from error
 
     return wrapper  # type: ignore[return-value]
+
+
+def strip_colours(text: str) -> str:
+    """Returns text without the escape sequences that colour it in a terminal."""
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import sys
 import traceback
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.config.ray import RayConfig
 from jppo.devices.determinism import inherited_flags
 from jppo.envs.contract import BrokenContractError
-from jppo.errors import describe_error, first_line
+from jppo.errors import describe_error, first_line, strip_colours
 from jppo.ppo.types import PolicyState
 
 _ONE_THREAD = {
@@ -38,8 +37,7 @@ def make_actor_error(error: Exception, full: str) -> ActorError:
     """Returns the error without Ray's colours. `full` is the traceback, which an invalid return value does not need."""
     if isinstance(error, BrokenContractError):
         return ActorError(short=first_line(error))
-    colour = re.compile(r"\x1b\[\d+m")
-    return ActorError(short=colour.sub("", describe_error(error)), full=colour.sub("", full).strip())
+    return ActorError(short=strip_colours(describe_error(error)), full=strip_colours(full).strip())
 
 
 class ActorProcess:

@@ -20,6 +20,7 @@ from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS
+from jppo.errors import strip_colours
 
 EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED = 1, 2, 3
 EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
@@ -113,7 +114,7 @@ def first_error(printed: str, name: str) -> str:
     cannot show a box, there is also a rule below the title. Names of missing arguments are indented by four columns,
     and their help by eight.
     """
-    rows = [row.strip("│|")[1:] for row in re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()[1:]]
+    rows = [row.strip("│|")[1:] for row in strip_colours(printed).splitlines()[1:]]
     start = itertools.dropwhile(lambda row: not row.strip(" ─-"), rows)
     error = itertools.takewhile(lambda row: row.strip(" ─-"), start)
     words = " ".join(row.strip() for row in error if not row.startswith(" " * 8)).rstrip(".")

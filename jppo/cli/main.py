@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import io
 import os
-import re
 import signal
 import sys
 import traceback
@@ -45,6 +44,7 @@ from jppo.cli.train import Train
 from jppo.config.checks import did_you_mean, escape_controls, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
+from jppo.errors import strip_colours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _open_closed_streams() -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Prints a warning in one line. Python's own function adds the source line that raised it."""
-    text = re.sub(r"\x1b\[[\d;]*m", "", str(message))  # Gymnasium's warnings have colours
+    text = strip_colours(str(message))  # Gymnasium's warnings have colours
     print(f"jppo: warning: {escape_controls(' '.join(text.split()))}", file=sys.stderr)
 
 
