@@ -756,8 +756,7 @@ def test_play_refuses(env, options, message):
     save_run(Path("run"), env)
     code, out, err = call("play", "run", *options)
     assert (code, out) == (2, "")
-    assert err.startswith("jppo: ")
-    assert message in err
+    assert message in err.partition("jppo: ")[2]  # a slow machine first shows which frame is drawn
     assert [path.name for path in Path().iterdir()] == ["run"]
 
 
