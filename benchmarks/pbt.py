@@ -35,7 +35,7 @@ def measure(rates: np.ndarray, pbt: jppo.PBTConfig | None, seed: int, total_step
         total_steps=total_steps,
         config=CONFIG,
         learning_rate=rates.tolist(),
-        pbt=pbt,
+        selection=pbt,
     )
     scores = np.array([run.score for run in result.runs])
     best = max(result.runs, key=lambda run: run.score)

@@ -16,7 +16,7 @@ def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path(
         total_steps=total_steps,
         config=jppo.PPOConfig(num_envs=16, num_steps=64),
         learning_rate=[1e-7, 1e-6, 1e-5, 1e-3],
-        pbt=jppo.PBTConfig(every=10),
+        selection=jppo.PBTConfig(every=10),
         sweep_dir=sweep_dir,
     )
     print("run   copied at update (from run)   first and last learning rate   return")

@@ -13,7 +13,7 @@ def main(total_steps: int = 200_000, num_seeds: int = 4, sweep_dir: Path = Path(
         total_steps=total_steps,
         config=jppo.PPOConfig(num_envs=16, num_steps=128),
         learning_rate=[1e-5, 1e-4, 1e-3, 1e-2],
-        successive_halving=True,
+        selection="successive_halving",
         sweep_dir=sweep_dir,
     )
     print("learning rate   return   95 % interval   steps per seed")

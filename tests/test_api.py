@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import pickle
 import re
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def test_play_shows_an_episode(result):
         own.play()
     with lenient():
         assert own.play(result.agent.env, max_steps=3) == picture
+
+
+def test_a_policy_can_be_pickled(result):
+    policy = pickle.loads(pickle.dumps(result.policy))
+    obs = np.random.default_rng(0).normal(size=(64, 4))
+    for given in ({}, {"sampled": True, "seed": 1}):
+        np.testing.assert_array_equal(policy.act(obs, **given), result.policy.act(obs, **given))
+    np.testing.assert_array_equal(policy.value(obs), result.policy.value(obs))
+    assert policy.env is None
+    assert repr(policy) == repr(result.policy)
+
+
+def test_the_status_is_that_of_the_summary(result):
+    assert result.status == result.summary["status"] == "finished"
 
 
 def test_training_works_in_a_running_event_loop(tmp_path, result):

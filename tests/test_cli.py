@@ -365,8 +365,11 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--gamma", "2"], "jppo: --gamma 2 is outside [0, 1]"),
         (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: --learning-rate nan is not a number"),
         (["train", "CartPole-v1", "--gamma", "2:1"], "jppo: --gamma linear(2, 1) has a value outside its range: 2 is"),
-        (["train", "CartPole-v1", "--ent-coef", "1:2:3"], "jppo: '1:2:3' is not a number or a schedule; write 0.01,"),
-        (["sweep", "CartPole-v1", "--ent-coef", "0.1:0", "cosin:1:0"], "jppo: 'cosin:1:0' is not a number or a sche"),
+        (
+            ["train", "CartPole-v1", "--ent-coef", "1:2:3"],
+            "jppo: --ent-coef: '1:2:3' is not a number or a schedule;",
+        ),
+        (["sweep", "CartPole-v1", "--ent-coef", "0.1:0", "cosin:1:0"], "jppo: --ent-coef: 'cosin:1:0' is not a"),
         (["train", "CartPole-v1", "--no-anneal-learning-rate"], "write --learning-rate 2.5e-4:0 for a linear decrease"),
         (["train", "CartPole-v1", "--seed", "-1"], "jppo: --seed -1 must be a whole number from 0 to 2**32 - 1"),
         (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
@@ -406,7 +409,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         ),
         (
             ["sweep", "CartPole-v1", "--hidden-sizes", "64;64"],
-            "jppo: '64;64' is not a list of layer sizes; write --hidden-sizes 64,64",
+            "jppo: --hidden-sizes: '64;64' is not a list of layer sizes; write --hidden-sizes 64,64",
         ),
         (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: --seeds 0 must be from 1 to 100,000"),
         (
@@ -417,10 +420,10 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--total-steps", "1e15"], "jppo: --total-steps 1,000,000,000,000,000 makes"),
         (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: --num-devices 9; JAX has 8 here"),
         (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: --sweep-dir /dev/null/x cannot be written"),
-        (["sweep", "CartPole-v1", "--pbt-every", "5"], "jppo: --pbt-every and --pbt-fraction need --pbt"),
-        (["sweep", "CartPole-v1", "--pbt"], "jppo: --pbt needs a hyperparameter with several values"),
+        (["sweep", "CartPole-v1", "--pbt-every", "5"], "jppo: --pbt-every and --pbt-fraction need --selection pbt"),
+        (["sweep", "CartPole-v1", "--selection", "pbt"], "jppo: pbt needs a hyperparameter with several values"),
         (
-            ["sweep", "CartPole-v1", "--pbt", "--pbt-fraction", "2"],
+            ["sweep", "CartPole-v1", "--selection", "pbt", "--pbt-fraction", "2"],
             "jppo: --pbt-fraction 2.0 must be a number from 0 to",
         ),
         (["plan", "Taxi-v4"], "jppo: Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
@@ -572,8 +575,19 @@ def test_an_interrupted_sweep_prints_the_command_that_continues_it(monkeypatch, 
 @pytest.mark.slow
 def test_sweep_with_population_based_training(tmp_path):
     """Four runs exchange twice; `jppo plot` draws the saved sweep."""
-    words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-4, 1e-2, "--pbt", "--pbt-every", 3]
-    words += ["--pbt-fraction", 0.5, "--total-steps", 8 * 32, "--num-devices", 1, "--sweep-dir", tmp_path / "sweep"]
+    words = ["sweep", "CartPole-v1", "--seeds", 2, "--learning-rate", 1e-4, 1e-2, "--selection", "pbt"]
+    words += [
+        "--pbt-every",
+        3,
+        "--pbt-fraction",
+        0.5,
+        "--total-steps",
+        8 * 32,
+        "--num-devices",
+        1,
+        "--sweep-dir",
+        tmp_path / "sweep",
+    ]
     code, out, _ = call(*words, "--hidden-sizes", 8, "--num-envs", 4, "--num-steps", 8, "--num-minibatches", 1)
     assert code == 0
     for text in ("last learning_rate", " time", "saved in", "copies.csv, curves.png, runs.csv"):
@@ -950,16 +964,15 @@ def test_play_shows_progress_on_the_standard_error(monkeypatch):
     clock, err = SimpleNamespace(now=0.0), io.StringIO()
     monkeypatch.setattr(play, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(sys, "stderr", err)
-    status = play.StatusLine()
-    for clock.now in range(1, 12):
-        status.show(f"step {clock.now}")
-    status.clear()
+    with play.StatusLine() as status:
+        for clock.now in range(1, 12):
+            status.show(f"step {clock.now}")
     assert err.getvalue() == "step 5\nstep 10\n"
     err.isatty = lambda: True
-    status = play.StatusLine()
-    for clock.now in (12, 12.01, 13):
-        status.show(f"step {clock.now}")
-    status.clear()
+    with pytest.raises(ValueError, match="no frame"), play.StatusLine() as status:  # noqa: PT012
+        for clock.now in (12, 12.01, 13):
+            status.show(f"step {clock.now}")
+        raise ValueError("no frame")
     assert err.getvalue().removeprefix("step 5\nstep 10\n") == "step 12\rstep 13\r       \r"
 
 

@@ -39,7 +39,10 @@ CASES = [
         "jppo sweep CartPole-v1 --num-envs 8 x",
         "Error parsing --num-envs: write whole numbers with spaces between them; `jppo",
     ),
-    ("jppo sweep CartPole-v1 --hidden-sizes a,b", "'a,b' is not a list of layer sizes; write --hidden-sizes 64,64"),
+    (
+        "jppo sweep CartPole-v1 --hidden-sizes a,b",
+        "--hidden-sizes: 'a,b' is not a list of layer sizes; write --hidden-sizes 64,64",
+    ),
     ("jppo sweep CartPole-v1 --sweep-dir FILE", "FILE cannot be written: a file has this name"),
     ("jppo eval RUN --env os:getcwd", "os:getcwd made the str '"),
     ("jppo train CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1?"),

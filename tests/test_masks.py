@@ -315,7 +315,7 @@ def test_a_mask_without_legal_actions_ends_a_run_on_several_devices():
 @pytest.mark.parametrize("pbt", [None, jppo.PBTConfig(every=1)])
 def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path, pbt):
     options = {"config": SMALL(), "total_steps": 96, "seeds": 2, "progress": "none", "sweep_dir": tmp_path}
-    options |= {"pbt": pbt, "learning_rate": [1e-4, 1e-3]}
+    options |= {"selection": pbt, "learning_rate": [1e-4, 1e-3]}
     env = device_masked(empty_at=3)
     for _ in range(2):  # trained, then read from its file
         result = jppo.sweep(env, **options)

@@ -61,7 +61,7 @@ class Acting(NullReporter):
 
 def sweep(env=None, **options):
     given = {"config": CONFIG, "total_steps": STEPS, "num_devices": 1, "seeds": 2, "learning_rate": RATES}
-    return jppo.sweep(env or Short(), **(given | {"pbt": PBT} | options))
+    return jppo.sweep(env or Short(), **(given | {"selection": PBT} | options))
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def assert_same(result, other):
 @pytest.mark.slow
 def test_a_run_that_is_never_replaced_equals_the_run_without_exchanges(trained):
     result, _ = trained
-    plain = sweep(pbt=None)
+    plain = sweep(selection=None)
     untouched = 0
     for run, expected in zip(result.runs, plain.runs, strict=True):
         until = run.copies[0][0] if run.copies else UPDATES
@@ -369,13 +369,14 @@ def test_plot_shows_returns_and_hyperparameters(trained, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pbt": True}, r"pbt = True must be a jppo.PBTConfig"),
-        ({"successive_halving": True}, "successive_halving and pbt cannot be combined"),
+        ({"selection": True}, "selection = True must be None, 'successive_halving', 'pbt' or a jppo.PBTConfig"),
+        ({"selection": "pbd"}, "selection = 'pbd' must be None, .*; did you mean pbt"),
+        ({"selection": "pbt", "seeds": 1, "learning_rate": [1e-3, 1e-2]}, "pbt needs at least 4 runs"),
         ({"num_envs": [4, 8]}, r"num_envs = \[4, 8\]: pbt changes fields of jppo.Hyperparams only"),
         ({"learning_rate": 1e-3, "seeds": 8}, "pbt needs a hyperparameter with several values"),
         ({"learning_rate": [1e-3, 1e-2], "seeds": 1}, "pbt needs at least 4 runs, this sweep has 2"),
-        ({"pbt": jppo.PBTConfig(every=UPDATES)}, "pbt.every = 14 must be less than the number of updates, 14"),
-        ({"total_steps": 1, "pbt": jppo.PBTConfig()}, "pbt.every = 1 must be less than the number of updates, 1"),
+        ({"selection": jppo.PBTConfig(every=UPDATES)}, "pbt.every = 14 must be less than the number of updates, 14"),
+        ({"total_steps": 1, "selection": jppo.PBTConfig()}, "pbt.every = 1 must be less than the number of updates, 1"),
         ({"max_parallel_runs": 4}, "max_parallel_runs = 4: pbt trains all 8 runs of a program at once"),
         ({"max_grad_norm": [0.5, float("inf")]}, "max_grad_norm = inf: pbt changes finite numbers only"),
         (

@@ -299,7 +299,7 @@ def test_a_sweep_trains_schedules_of_one_kind_in_one_program(tmp_path):
     options = {"config": SMALL(), "total_steps": 4 * 32, "learning_rate": 1e-2, "num_devices": 1}
     messages, reporter = [], jppo.PrintReporter()
     reporter.message = messages.append
-    arguments = {"seeds": [3], "ent_coef": values, "successive_halving": True, "sweep_dir": tmp_path / "sweep"}
+    arguments = {"seeds": [3], "ent_coef": values, "selection": "successive_halving", "sweep_dir": tmp_path / "sweep"}
 
     def sweep():
         return jppo.sweep(ObsActionReward(), progress=lambda _: reporter, **arguments, **options)

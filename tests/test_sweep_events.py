@@ -386,14 +386,14 @@ def test_result_is_the_same_on_two_devices(evaluated):
 
 
 def test_halving_counts_solved_runs_among_the_better_half():
-    result = sweep(total=48, stop_at_return=TARGET, successive_halving=True)  # the first rung is update 12
+    result = sweep(total=48, stop_at_return=TARGET, selection="successive_halving")  # the first rung is update 12
     assert [run.status for run in result.runs] == ["stopped", "stopped", "solved", "solved"]
     assert [(run.updates, run.stop_reason) for run in result.runs[:2]] == [(12, "successive halving")] * 2
     assert [run.is_complete for run in result.runs] == [False, False, True, True]
 
 
 def pbt(**options):
-    return sweep(pbt=PBT, **options)
+    return sweep(selection=PBT, **options)
 
 
 @pytest.mark.slow

@@ -296,7 +296,7 @@ def test_successive_halving_stops_the_worse_half():
     """The learning rates range from useless to good; a good one survives."""
     rates, messages = [1e-9, 1e-8, 1e-7, 3e-3, 1e-2, 3e-2, 1e-6, 1e-5], Messages()
     with compiled_programs("run_chunk") as names:
-        result = sweep(seeds=1, learning_rate=rates, successive_halving=True, progress=lambda _: messages)
+        result = sweep(seeds=1, learning_rate=rates, selection="successive_halving", progress=lambda _: messages)
     updates = sorted(run.updates for run in result.runs)
     assert updates == [2, 2, 2, 2, 4, 4, 8, 16]
     assert len(names) == 4, "8, 4, 2 and 1 runs"
@@ -317,7 +317,7 @@ def test_successive_halving_stops_the_worse_half():
 
 @pytest.mark.slow
 def test_successive_halving_stops_diverged_runs():
-    result = sweep(seeds=1, learning_rate=[1e38, 1e-2, 1e-3, 1e37], successive_halving=True)
+    result = sweep(seeds=1, learning_rate=[1e38, 1e-2, 1e-3, 1e37], selection="successive_halving")
     assert [run.status for run in result.runs] == ["diverged", "finished", "stopped", "diverged"] or [
         run.status for run in result.runs
     ] == ["diverged", "stopped", "finished", "diverged"]
@@ -325,7 +325,7 @@ def test_successive_halving_stops_diverged_runs():
 
 @pytest.mark.slow
 def test_successive_halving_without_episodes_keeps_all_runs():
-    result = sweep(Endless(), seeds=4, successive_halving=True)
+    result = sweep(Endless(), seeds=4, selection="successive_halving")
     assert {run.status for run in result.runs} == {"finished"}
 
 
@@ -344,15 +344,15 @@ def test_several_environments_share_one_table(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("halving", [False, True])
-def test_interrupt_returns_the_results_so_far(tmp_path, halving, monkeypatch):
+@pytest.mark.parametrize("selection", [None, "successive_halving"])
+def test_interrupt_returns_the_results_so_far(tmp_path, selection, monkeypatch):
     monkeypatch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 1)
     told = []
     messages = Messages(lambda: told.append(1) or (len(told) == 3 and os.kill(os.getpid(), signal.SIGINT)))
-    options = {"max_parallel_runs": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "successive_halving": halving}
+    options = {"max_parallel_runs": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "selection": selection}
     result = sweep(progress=lambda _: messages, **options)
     assert result.status == "interrupted"
-    restarted = "programs with unfinished runs start" if halving else "unfinished runs start"
+    restarted = "programs with unfinished runs start" if selection else "unfinished runs start"
     assert messages.texts[-1].endswith(f"keeps finished runs; {restarted} again from the beginning")
     assert {run.status for run in result.runs} == {"interrupted"}
     assert 0 < max(run.updates for run in result.runs) < UPDATES
@@ -373,7 +373,7 @@ def test_interrupt_returns_the_results_so_far(tmp_path, halving, monkeypatch):
         ({"num_minibatches": [2, 3]}, "not divisible by num_minibatches = 3"),
         ({"seeds": 0}, "seeds = 0 must be from 1 to 100,000"),
         ({"seeds": True}, "seeds = True must be a number of seeds"),
-        ({"successive_halving": "yes"}, "successive_halving = 'yes' must be True or False"),
+        ({"selection": "halving"}, "selection = 'halving' must be None, 'successive_halving'"),
         ({"seeds": 1.5}, "seeds = 1.5 must be a number of seeds"),
         ({"seeds": 10**9}, "seeds = 1000000000 must be from 1 to"),
         ({"learning_rate": [1, 1.0]}, "learning_rate = .* must be one value or a list of distinct values"),

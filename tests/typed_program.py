@@ -205,7 +205,7 @@ def sweep() -> None:
         config=SMALL,
         learning_rate=[1e-4, 1e-3],
         total_steps=STEPS,
-        pbt=jppo.PBTConfig(every=5),
+        selection=jppo.PBTConfig(every=5),
         progress=lambda total_steps: jppo.NullReporter(),
     )
     best: jppo.SettingResult = result.best("CartPole-v1")

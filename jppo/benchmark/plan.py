@@ -15,13 +15,13 @@ from jppo.ppo.anakin import make_anakin
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.runs.display import html_table, show_record
+from jppo.runs.display import Shown
 from jppo.training.device_loop import compile_chunk, state_shapes
 from jppo.training.settings import RunSettings, prepare_run
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanResult:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class PlanResult(Shown):
     """Memory and compile time of a run on the device. Memory is in bytes, on each device."""
 
     env: str
@@ -41,12 +41,6 @@ class PlanResult:
     def summary(self) -> dict[str, Any]:
         """Returns all fields as a dict for JSON."""
         return dataclasses.asdict(self)
-
-    def __repr__(self) -> str:
-        return show_record("PlanResult", self._shown)
-
-    def _repr_html_(self) -> str:
-        return html_table("PlanResult", self._shown)
 
     @property
     def _shown(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
-from jppo.runs.display import html_table, show_record
+from jppo.runs.display import Shown
 from jppo.runs.plots import draw_bars, format_steps
 from jppo.training.tables import print_table
 
@@ -25,8 +25,8 @@ class Speed(NamedTuple):
     high: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchResult:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class BenchResult(Shown):
     """The speed and the memory of a run, and how the time of an update divides into parts.
 
     The parts are "environment", "policy" and "other" (together the rollout), and "update". With Ray actors there are
@@ -67,12 +67,6 @@ class BenchResult:
         values = dataclasses.asdict(self)
         alone = {part: speed._asdict() for part, speed in self.alone.items()}
         return values | {"run": self.run._asdict(), "loop": self.loop._asdict(), "alone": alone}
-
-    def __repr__(self) -> str:
-        return show_record("BenchResult", self._shown)
-
-    def _repr_html_(self) -> str:
-        return html_table("BenchResult", self._shown)
 
     @property
     def _shown(self) -> dict[str, Any]:

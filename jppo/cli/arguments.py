@@ -67,7 +67,20 @@ _REWORDED = (  # messages of tyro
 
 
 class InvalidValue(Exception):
-    """The value of an option is malformed. tyro does not catch this error, so it is reported in one line."""
+    """The value of an option is malformed. tyro does not catch this error; its own one would lack the reason."""
+
+    def __init__(self, value: str, reason: str) -> None:
+        self.value, self.reason = value, reason
+
+    def message(self, words: list[str]) -> str:
+        """Returns the error with the option that has the value in a command line."""
+        option = value = ""
+        for word in words:
+            if word.startswith("--"):
+                option, _, value = word.partition("=")
+            if self.value in (word, value):
+                break
+        return f"{option}: {self.reason}"
 
 
 def check_options(name: str, command: Any, words: list[str]) -> None:
@@ -180,7 +193,7 @@ def _parse_hyperparam(text: str) -> Any:
         return schedules.parse(text)
     except ValueError as error:
         several = "; separate several values with spaces" if "," in text else ""
-        raise InvalidValue(f"{error}{several}") from None
+        raise InvalidValue(text, f"{error}{several}") from None
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()

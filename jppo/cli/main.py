@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except (ValueError, InvalidValue, RuntimeError, AssertionError) as error:
+    except (ValueError, RuntimeError, AssertionError) as error:
         if (mistake := _find_mistake(error)) is None:
             raise
         mistake = name_options(mistake, COMMANDS[argv[0]]) if argv[0] in COMMANDS else mistake
@@ -216,6 +216,8 @@ def parse_command(argv: list[str]) -> Any:
     try:
         with contextlib.redirect_stderr(printed):
             parsed = tyro.cli(command, prog=f"jppo {name}", args=words, config=config, registry=REGISTRY, **options)
+    except InvalidValue as error:
+        raise ValueError(error.message(words)) from None
     except SystemExit as end:
         if end.code:
             raise ValueError(first_error(printed.getvalue(), name)) from None
@@ -236,7 +238,7 @@ def _find_mistake(error: Exception) -> str | None:
     platforms = os.environ.get("JAX_PLATFORMS")
     if platforms and file.name == "xla_bridge.py":
         return f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here; unset it, or see `jppo doctor`"
-    if isinstance(error, ValueError | InvalidValue) and file.is_relative_to(Path(__file__).parents[1]):
+    if isinstance(error, ValueError) and file.is_relative_to(Path(__file__).parents[1]):
         return str(error)
     return None
 

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import Self
 
 from jppo.cli.arguments import TrainedRun
 from jppo.config.run import MAX_FRAMES
@@ -28,17 +29,16 @@ class Play(TrainedRun):
 
         check_seed(self.seed)
         run = self.load()
-        status = StatusLine()
-        played = play_gif(
-            run.agent.env,
-            run.policy,
-            self.output,
-            seed=self.seed,
-            sampled=self.sampled,
-            max_steps=self.max_steps,
-            progress=status.show,
-        )
-        status.clear()
+        with StatusLine() as status:
+            played = play_gif(
+                run.agent.env,
+                run.policy,
+                self.output,
+                seed=self.seed,
+                sampled=self.sampled,
+                max_steps=self.max_steps,
+                progress=status.show,
+            )
         cut = "" if played.finished else f" (the episode did not end within --max-steps {self.max_steps})"
         print(f"wrote {self.output}: {played.length} steps, return {played.episode_return:.2f}{cut}")
         return 0
@@ -60,7 +60,10 @@ class StatusLine:
         print(text.ljust(self._width), end=end, file=sys.stderr, flush=True)
         self._width = len(text)
 
-    def clear(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Erases the line on a terminal."""
         if self._is_terminal:
             print(" " * self._width, end="\r", file=sys.stderr, flush=True)

@@ -33,8 +33,7 @@ class Report:
             raise ValueError("no run directory; name at least one, for example: jppo report runs/CartPole-v1/*")
         if self.env is not None and not self.video:
             raise ValueError("--env has no effect without --video")
-        status = StatusLine()
-        write_report(self.run_dirs, self.output, video=self.video, env=self.env, progress=status.show)
-        status.clear()
+        with StatusLine() as status:
+            write_report(self.run_dirs, self.output, video=self.video, env=self.env, progress=status.show)
         print(f"wrote {self.output}")
         return 0

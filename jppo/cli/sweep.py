@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -24,7 +24,7 @@ class _Absent(tuple):
 def _parse_layer_sizes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise InvalidValue(
-            f"{text!r} is not a list of layer sizes; write --hidden-sizes 64,64 or --hidden-sizes 64,64 128"
+            text, f"{text!r} is not a list of layer sizes; write --hidden-sizes 64,64 or --hidden-sizes 64,64 128"
         )
     return tuple(int(size) for size in text.split(","))
 
@@ -80,14 +80,12 @@ class Sweep:
     """Environment steps of each run, rounded up to whole updates."""
     preset: str = "auto"
     """Preset with the default values of the settings (auto: each environment's own)."""
-    successive_halving: bool = False
-    """Stop the worse half of the runs after 1/16, 1/8, 1/4 and 1/2 of the updates."""
-    pbt: bool = False
-    """Population-based training: at regular times, the worst runs become copies of the best ones, and the hyperparameters with several values change in the copies (docs/sweeps.md)."""  # noqa: E501
+    selection: Literal["none", "successive_halving", "pbt"] = "none"
+    """What happens to the worst runs. successive_halving: the worse half stops after 1/16, 1/8, 1/4 and 1/2 of the updates. pbt (population-based training): at regular times, they become copies of the best runs, and the hyperparameters with several values change in the copies (docs/sweeps.md)."""  # noqa: E501
     pbt_every: OptionalInt = None
-    """With --pbt: number of updates between two exchanges. Default: a twentieth of the updates."""
+    """With --selection pbt: number of updates between two exchanges. Default: a twentieth of the updates."""
     pbt_fraction: float = PBTConfig.fraction
-    """With --pbt: fraction of the runs that are replaced by copies; at most 0.5."""
+    """With --selection pbt: fraction of the runs that are replaced by copies; at most 0.5."""
     max_parallel_runs: int | None = None
     """Maximum number of runs in one program. Default: as many as memory holds."""
     num_devices: int | None = None
@@ -101,7 +99,7 @@ class Sweep:
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
     stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --pbt, all runs end (needs --eval-every)."""  # noqa: E501
+    """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --selection pbt, all runs end (needs --eval-every)."""  # noqa: E501
     run_dirs: bool = False
     """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""
     quiet: bool = False
@@ -112,9 +110,9 @@ class Sweep:
     words: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # the command line
 
     def adjusted(self, pre_parsed: PreParse) -> "Sweep":
-        """Returns the command. Raises ValueError for a setting without a value or an option that needs --pbt."""
-        if not self.pbt and (self.pbt_every, self.pbt_fraction) != (None, PBTConfig.fraction):
-            raise ValueError("--pbt-every and --pbt-fraction need --pbt")
+        """Returns the command. Raises ValueError for a setting without a value or an option that has no effect."""
+        if self.selection != "pbt" and (self.pbt_every, self.pbt_fraction) != (None, PBTConfig.fraction):
+            raise ValueError("--pbt-every and --pbt-fraction need --selection pbt")
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
                 raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
@@ -133,13 +131,13 @@ class Sweep:
         overrides: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
         }
+        pbt = PBTConfig(every=self.pbt_every, fraction=self.pbt_fraction)
         result = sweep(
             list(self.envs),
             seeds=self.seeds,
             total_steps=self.total_steps,
             preset=self.preset,
-            successive_halving=self.successive_halving,
-            pbt=PBTConfig(every=self.pbt_every, fraction=self.pbt_fraction) if self.pbt else None,
+            selection={"none": None, "pbt": pbt}.get(self.selection, self.selection),
             max_parallel_runs=self.max_parallel_runs,
             num_devices=self.num_devices,
             sweep_dir=self.sweep_dir or default_sweep_dir(),

@@ -1,8 +1,12 @@
-"""Settings of population-based training. Standard library only."""
+"""Selection among the runs of a sweep: successive halving or population-based training. Standard library only."""
 
 import dataclasses
+from typing import Any
 
-from jppo.config.checks import check_int, to_float
+from jppo.config.checks import check_int, did_you_mean, to_float
+
+HALVING = "successive_halving"
+SELECTIONS = (HALVING, "pbt")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,3 +36,21 @@ class PBTConfig:
     def updates_between_exchanges(self, num_updates: int) -> int:
         """Returns `every`, or its default for a run of `num_updates` updates."""
         return self.every or max(1, num_updates // 20)
+
+
+def read_selection(selection: Any) -> tuple[bool, PBTConfig | None]:
+    """Returns whether a sweep halves its runs, and the settings of population-based training or None.
+
+    Raises:
+      ValueError: the value is not None, one of SELECTIONS, or a PBTConfig.
+    """
+    if isinstance(selection, PBTConfig):
+        return False, selection
+    if selection is None or selection == HALVING:
+        return selection == HALVING, None
+    if selection == "pbt":
+        return False, PBTConfig()
+    hint = f"; {did_you_mean(selection, SELECTIONS)}" if isinstance(selection, str) else ""
+    raise ValueError(
+        f"selection = {selection!r} must be None, {', '.join(map(repr, SELECTIONS))} or a jppo.PBTConfig{hint}"
+    )

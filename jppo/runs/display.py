@@ -24,6 +24,20 @@ def html_table(title: str, *rows: Mapping[str, Any]) -> str:
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
 
 
+class Shown:
+    """Base class of results that show the fields `_shown` in one line, and as a table in notebooks."""
+
+    @property
+    def _shown(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return show_record(type(self).__name__, self._shown)
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._shown)
+
+
 class Picture(NamedTuple):
     """A picture or an animation. Notebooks show it."""
 

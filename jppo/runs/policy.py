@@ -13,21 +13,21 @@ from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
 from jppo.errors import EMPTY_MASK
 from jppo.ppo.keys import derive_key
-from jppo.ppo.policy import Policy, act, reset_carry
+from jppo.ppo.policy import Policy, act, make_policy, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
-from jppo.runs.display import Picture, html_table, show_record
+from jppo.runs.display import Picture, Shown
 
 NO_STATE = "this policy is not recurrent: call act(obs) without state and episode_start"
 
 
-class TrainedPolicy:
+class TrainedPolicy(Shown):
     """Selects actions for NumPy observations.
 
     Attributes:
       policy: the network with its observation preprocessing.
       state: the network's parameters and the observation statistics.
       obs_spec, action_spec: the environment's spaces.
-      env: the environment of the run; None if the policy was made without one.
+      env: the environment of the run; None if the policy was made without one, or is a pickled copy.
     """
 
     def __init__(self, policy: Policy, state: PolicyState, env: Any = None) -> None:
@@ -45,11 +45,9 @@ class TrainedPolicy:
         self._act = jit(select_action, static_argnames="sampled")
         self._value = jit(lambda state, obs, carry: policy.step(state, obs, carry)[1])
 
-    def __repr__(self) -> str:
-        return show_record("TrainedPolicy", self._shown)
-
-    def _repr_html_(self) -> str:
-        return html_table("TrainedPolicy", self._shown)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Makes pickle save the network, the spaces and the parameters. The copy has no environment."""
+        return _restore, (self.policy.network, self.obs_spec, self.action_spec, jax.device_get(self.state))
 
     @property
     def _shown(self) -> dict[str, Any]:
@@ -141,6 +139,11 @@ class TrainedPolicy:
     def _carry(self, state: PyTree, size: int) -> PyTree:
         """Returns the carry of `size` rows. Raises ValueError if the state of a caller has other shapes."""
         return self.policy.initial_carry(size) if state is None else check_state(state, self._carry_like, size)
+
+
+def _restore(network: Any, obs_spec: PyTree, action_spec: PyTree, state: PolicyState) -> TrainedPolicy:
+    """Returns a pickled policy."""
+    return TrainedPolicy(make_policy(network, obs_spec, action_spec), jax.device_put(state))
 
 
 def check_state(state: PyTree, like: PyTree, size: int) -> PyTree:

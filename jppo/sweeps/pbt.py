@@ -23,16 +23,12 @@ _NEAR_ONE = ("gamma", "gae_lambda")  # their distance from 1 decides, so the fac
 Ranges = Mapping[str, tuple[float, float]]
 
 
-def check_pbt(pbt: Any, groups: list[ProgramGroup], values: dict[str, list[Any]]) -> None:
+def check_pbt(pbt: PBTConfig, groups: list[ProgramGroup], values: dict[str, list[Any]]) -> None:
     """Raises ValueError if population-based training of a sweep's runs is impossible.
 
     Args:
       values: the values of each setting.
     """
-    if not isinstance(pbt, PBTConfig):
-        raise ValueError(f"pbt = {pbt!r} must be a jppo.PBTConfig")
-    if groups[0].successive_halving:
-        raise ValueError("successive_halving and pbt cannot be combined; use one of them")
     run = groups[0].settings.run
     if run.stop_at_return is not None and not run.eval_every:
         raise ValueError(f"pbt needs evaluations for stop_at_return = {run.stop_at_return:g}; set eval_every")

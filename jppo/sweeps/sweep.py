@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_bool, check_function, check_int, check_path
+from jppo.config.checks import check_function, check_int, check_path
 from jppo.config.overrides import check_overrides, take_events, take_network
-from jppo.config.pbt import PBTConfig
+from jppo.config.pbt import PBTConfig, read_selection
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import RunConfig
 from jppo.devices.memory import explain_out_of_memory
@@ -39,8 +39,7 @@ def sweep(
     optimizer: Optimizer = adam,
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
-    successive_halving: bool = False,
-    pbt: PBTConfig | None = None,
+    selection: PBTConfig | str | None = None,
     max_parallel_runs: int | None = None,
     num_devices: int | None = None,
     sweep_dir: str | Path | None = None,
@@ -57,11 +56,12 @@ def sweep(
       seeds: number of seeds (0, 1, ...), or a list of seeds.
       total_steps, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`, for every
         run.
-      successive_halving: stop the worse half of each program's runs after 1/16, 1/8, 1/4 and 1/2 of the updates
-        (fewer times if there are fewer than 16 runs); the other runs continue in a smaller program. Jamieson and
-        Talwalkar (2016), "Non-stochastic best arm identification and hyperparameter optimization".
-      pbt: population-based training of each program's runs: at regular times, the worst runs become copies of the
-        best ones, and the hyperparameters with several values change in the copies. See `jppo.PBTConfig`.
+      selection: what happens to the worst runs of each program; default: nothing.
+        "successive_halving": the worse half stops after 1/16, 1/8, 1/4 and 1/2 of the updates (fewer times if there
+        are fewer than 16 runs); the other runs continue in a smaller program. Jamieson and Talwalkar (2016),
+        "Non-stochastic best arm identification and hyperparameter optimization".
+        A `jppo.PBTConfig`, or "pbt" for its default values: population-based training. At regular times, the worst runs
+        become copies of the best ones, and the hyperparameters with several values change in the copies.
       max_parallel_runs: maximum number of runs in one program. Default: as many as the devices' memory holds.
       num_devices: number of devices that share the runs. Default: all devices of this process.
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
@@ -75,7 +75,7 @@ def sweep(
 
     Ctrl-C stops the sweep early and returns the results so far; a second Ctrl-C raises KeyboardInterrupt. The next call
     with the same arguments and the same sweep_dir keeps finished runs and starts unfinished ones again from the
-    beginning; with pbt, it continues from checkpoints.
+    beginning; population-based training continues from checkpoints.
 
     Raises:
       ValueError: an argument is invalid; nothing has been trained.
@@ -91,7 +91,7 @@ def sweep(
         check_progress(run.progress)
     else:
         check_function("progress", run.progress, "total_steps")
-    check_bool("successive_halving", successive_halving)
+    successive_halving, pbt = read_selection(selection)
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(

@@ -44,7 +44,6 @@ def trainable(
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
     backend: str = "auto",
-    num_devices: int = 1,
     ray: RayConfig | Mapping[str, Any] | None = None,
     resources: Resources | Mapping[str, Any] = Resources(),
     checkpoint_updates: int = 100,
@@ -60,11 +59,11 @@ def trainable(
     that `jppo eval`, `jppo play` and `jppo.load_policy` accept.
 
     Args:
-      env, total_steps, seed, config, hyperparams, preset, network, optimizer, loss, advantages, backend, num_devices:
-        as for `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
+      env, total_steps, seed, config, hyperparams, preset, network, optimizer, loss, advantages, backend: as for
+        `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
       ray: settings of the Ray actors, as for `jppo.train`; `num_actors` must be a number. Each actor reserves
         actor_cpus and actor_gpus in addition to `resources`. Default: the trial steps Gymnasium environments itself.
-      resources: CPUs and GPUs that a trial reserves for itself. Without GPUs, the trial uses the CPU.
+      resources: CPUs and GPUs that a trial reserves for itself. The trial uses all of its GPUs; without GPUs, the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
       run: eval_every, eval_episodes, eval_sampled, stop_at_return, callback and callback_every of `jppo.RunConfig`. A
         report contains the metrics eval/* of the newest evaluation, NaN before the first one, and the newest value of
@@ -103,7 +102,6 @@ def trainable(
         loss=loss,
         advantages=advantages,
         backend=backend,
-        num_devices=num_devices,
         ray=ray,
         run=run,
     )

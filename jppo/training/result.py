@@ -31,6 +31,11 @@ class Result(NamedTuple):
     run_dir: Path | None
     """The run directory, or None if nothing was saved."""
 
+    @property
+    def status(self) -> str:
+        """ "finished", "interrupted", "diverged", "failed", "solved" or "stopped", as in summary.json."""
+        return str(self.summary["status"])
+
     def __repr__(self) -> str:
         return show_record("Result", self._shown)
 

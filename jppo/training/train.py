@@ -62,7 +62,7 @@ def train(
         `num_envs=8, learning_rate=1e-3, num_actors=2, run_dir="runs/first", progress="auto", eval_every=10`. They
         replace single values of the preset, or of `config`, `hyperparams`, `ray` and `run`.
 
-    Ctrl-C or SIGTERM ends the run early and returns the result so far (summary["status"] is "interrupted"). A second
+    Ctrl-C or SIGTERM ends the run early and returns the result so far (its `status` is "interrupted"). A second
     Ctrl-C, or one before the first update, raises KeyboardInterrupt.
 
     If `jax.distributed.initialize` was called, all processes must call `train` with the same arguments. The first
