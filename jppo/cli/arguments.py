@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +16,7 @@ import tyro
 from jppo.cli.interrupt import EXIT_INTERRUPTED
 from jppo.config import schedules
 from jppo.config.checks import did_you_mean, find_similar
-from jppo.config.overrides import SCALE_ENVS, SCALED, check_scale_envs
+from jppo.config.overrides import HYPERPARAM_NAMES, SCALE_ENVS, SCALED, check_scale_envs
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -69,18 +70,24 @@ _REWORDED = (  # messages of tyro
 class InvalidValue(Exception):
     """The value of an option is malformed. tyro does not catch this error; its own one would lack the reason."""
 
-    def __init__(self, value: str, reason: str) -> None:
-        self.value, self.reason = value, reason
+    def __init__(self, value: str, reason: str, fields: Collection[str]) -> None:
+        """
+        Args:
+          fields: names of the options that would reject the value.
+        """
+        self.value, self.reason, self.fields = value, reason, fields
 
     def message(self, words: list[str]) -> str:
         """Returns the error with the option that has the value in a command line."""
-        option = value = ""
+        field = ""
         for word in words:
+            value: str | None = word
             if word.startswith("--"):
-                option, _, value = word.partition("=")
-            if self.value in (word, value):
+                name, equals, rest = word.partition("=")
+                field, value = name[2:].replace("-", "_"), rest if equals else None
+            if value == self.value and field in self.fields:
                 break
-        return f"{option}: {self.reason}"
+        return f"{show_option(field)}: {self.reason}"
 
 
 def check_options(name: str, command: Any, words: list[str]) -> None:
@@ -193,7 +200,7 @@ def _parse_hyperparam(text: str) -> Any:
         return schedules.parse(text)
     except ValueError as error:
         several = "; separate several values with spaces" if "," in text else ""
-        raise InvalidValue(text, f"{error}{several}") from None
+        raise InvalidValue(text, f"{error}{several}", HYPERPARAM_NAMES) from None
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()

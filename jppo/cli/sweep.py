@@ -24,7 +24,9 @@ class _Absent(tuple):
 def _parse_layer_sizes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise InvalidValue(
-            text, f"{text!r} is not a list of layer sizes; write --hidden-sizes 64,64 or --hidden-sizes 64,64 128"
+            text,
+            f"{text!r} is not a list of layer sizes; write --hidden-sizes 64,64 or --hidden-sizes 64,64 128",
+            fields=("hidden_sizes",),
         )
     return tuple(int(size) for size in text.split(","))
 
