@@ -370,6 +370,9 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "jppo: --ent-coef: '1:2:3' is not a number or a schedule;",
         ),
         (["sweep", "CartPole-v1", "--ent-coef", "0.1:0", "cosin:1:0"], "jppo: --ent-coef: 'cosin:1:0' is not a"),
+        (["train", "CartPole-v1", "--learning-rate", "1", "--ent_coef="], "jppo: --ent-coef: '' is not a number"),
+        (["train", "CartPole-v1", "--run-dir", "a:b", "--gamma=a:b"], "jppo: --gamma: 'a:b' is not a number"),
+        (["sweep", "a,b", "--gamma", "1:0", "--hidden-sizes", "1:0"], "jppo: --hidden-sizes: '1:0' is not a list"),
         (["train", "CartPole-v1", "--no-anneal-learning-rate"], "write --learning-rate 2.5e-4:0 for a linear decrease"),
         (["train", "CartPole-v1", "--seed", "-1"], "jppo: --seed -1 must be a whole number from 0 to 2**32 - 1"),
         (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
@@ -421,6 +424,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--num-devices", "9"], "jppo: --num-devices 9; JAX has 8 here"),
         (["sweep", "CartPole-v1", "--sweep-dir", "/dev/null/x"], "jppo: --sweep-dir /dev/null/x cannot be written"),
         (["sweep", "CartPole-v1", "--pbt-every", "5"], "jppo: --pbt-every and --pbt-fraction need --selection pbt"),
+        (["sweep", "CartPole-v1", "--pbt"], "jppo: unknown option --pbt; did you mean --selection?"),
         (["sweep", "CartPole-v1", "--selection", "pbt"], "jppo: pbt needs a hyperparameter with several values"),
         (
             ["sweep", "CartPole-v1", "--selection", "pbt", "--pbt-fraction", "2"],

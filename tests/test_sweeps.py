@@ -374,6 +374,7 @@ def test_interrupt_returns_the_results_so_far(tmp_path, selection, monkeypatch):
         ({"seeds": 0}, "seeds = 0 must be from 1 to 100,000"),
         ({"seeds": True}, "seeds = True must be a number of seeds"),
         ({"selection": "halving"}, "selection = 'halving' must be None, 'successive_halving'"),
+        ({"selection": np.array(["pbt", "x"])}, "selection = array.* must be None, 'successive_halving'"),
         ({"seeds": 1.5}, "seeds = 1.5 must be a number of seeds"),
         ({"seeds": 10**9}, "seeds = 1000000000 must be from 1 to"),
         ({"learning_rate": [1, 1.0]}, "learning_rate = .* must be one value or a list of distinct values"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from jppo.config.families import family_of, host_family_of
 
-_ALIASES = {  # names in other libraries
+_ALIASES = {  # names in other libraries, and words for a parameter's values
     "lr": "learning_rate",
     "steps": "total_steps",
     "timesteps": "total_steps",
@@ -32,6 +32,9 @@ _ALIASES = {  # names in other libraries
     "workers": "num_actors",
     "num_workers": "num_actors",
     "verbose": "progress",
+    "halving": "selection",
+    "successive_halving": "selection",
+    "pbt": "selection",
 }
 
 
@@ -110,7 +113,7 @@ def nearest_divisors(n: int, wanted: int) -> str:
 
 
 def find_similar(name: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice with the same meaning in another library, or the most similar choice, or None."""
+    """Returns the choice that has another name in `_ALIASES`, or the most similar choice, or None."""
     names = list(choices)
     plain = name.replace("-", "_")
     if _ALIASES.get(plain) in names:

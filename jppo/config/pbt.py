@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jppo.config.checks import check_int, did_you_mean, to_float
+from jppo.config.checks import check_int, find_similar, to_float
 
 HALVING = "successive_halving"
 SELECTIONS = (HALVING, "pbt")
@@ -46,11 +46,15 @@ def read_selection(selection: Any) -> tuple[bool, PBTConfig | None]:
     """
     if isinstance(selection, PBTConfig):
         return False, selection
-    if selection is None or selection == HALVING:
-        return selection == HALVING, None
-    if selection == "pbt":
+    if selection is None:
+        return False, None
+    is_name = isinstance(selection, str)  # an array compares its elements
+    if is_name and selection == HALVING:
+        return True, None
+    if is_name and selection == "pbt":
         return False, PBTConfig()
-    hint = f"; {did_you_mean(selection, SELECTIONS)}" if isinstance(selection, str) else ""
+    similar = find_similar(selection, SELECTIONS) if is_name else None
+    hint = f"; did you mean {similar}?" if similar else ""
     raise ValueError(
         f"selection = {selection!r} must be None, {', '.join(map(repr, SELECTIONS))} or a jppo.PBTConfig{hint}"
     )
