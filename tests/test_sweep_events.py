@@ -513,7 +513,7 @@ def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_p
             "stop_at_return, callback, callback_every, progress; leave it out",
         ),
         ({"checkpoint_seconds": 5.0}, "run.checkpoint_seconds = 5.0 has no effect in jppo.sweep"),
-        ({"stop_at_return": 4.0, "pbt": PBT}, "pbt needs evaluations for stop_at_return = 4; set eval_every"),
+        ({"stop_at_return": 4.0, "selection": PBT}, "pbt needs evaluations for stop_at_return = 4; set eval_every"),
     ],
 )
 def test_invalid_arguments_raise_before_anything_is_written(tmp_path, options, message):
@@ -539,7 +539,9 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert "1 solved" in capsys.readouterr().out
     (folder,) = (tmp_path / "s/run_dirs").iterdir()
     assert run_files.read_best(folder).measure == "evaluation"
-    assert main(["sweep", "CartPole-v1", "--pbt", "--stop-at-return", "9", "--sweep-dir", str(tmp_path / "p")]) == 2
+    population = ["--selection", "pbt", "--learning-rate", "1e-4", "1e-3", "--sweep-dir", str(tmp_path / "p")]
+    assert main(["sweep", "CartPole-v1", *population, "--stop-at-return", "9"]) == 2
+    assert "pbt needs evaluations for --stop-at-return 9; set --eval-every" in capsys.readouterr().err
     assert main(["sweep", "CartPole-v1", "--eval-every", "-1"]) == 2
     assert "--eval-every -1 must be a whole number of at least 0" in capsys.readouterr().err
     assert main(["sweep", "CartPole-v1", "--eval-episodes", "0"]) == 2
