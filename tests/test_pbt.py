@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import signal
 import types
 
@@ -269,9 +270,11 @@ def assert_same(result, other):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_never_replaced_equals_the_run_without_exchanges(trained):
+def test_a_run_that_is_never_replaced_equals_the_run_without_exchanges(trained, tmp_path):
     result, _ = trained
-    plain = sweep(selection=None)
+    shutil.copytree(result.sweep_dir, tmp_path / "plain")
+    plain = sweep(selection=None, sweep_dir=tmp_path / "plain")
+    assert not (tmp_path / "plain/copies.csv").exists()
     untouched = 0
     for run, expected in zip(result.runs, plain.runs, strict=True):
         until = run.copies[0][0] if run.copies else UPDATES

@@ -72,6 +72,8 @@ class SweepStore:
             _write_table(self.path / "runs.csv", [run.row for run in runs])
             if copies := result.copies:
                 _write_table(self.path / "copies.csv", copies)
+            else:  # of an earlier sweep in this directory
+                (self.path / "copies.csv").unlink(missing_ok=True)
             if any(run.episodes for run in runs):
                 result.plot(self.path / "curves.png")
         return result
