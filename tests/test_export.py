@@ -2,12 +2,14 @@
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
 import io
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -237,6 +239,17 @@ def test_recurrent_policies_are_exported(name, tmp_path):
         single, _ = loaded.act(jax.tree.map(lambda leaf: leaf[0], steps[2]))
         near(single, trained.act(steps[2])[0][0])
         assert loaded.is_recurrent
+
+
+@pytest.mark.parametrize("copied", [lambda policy: pickle.loads(pickle.dumps(policy)), copy.deepcopy])
+@pytest.mark.parametrize("name", ["tanh bounds, eleven layers", "images of two kinds", "gru"])
+def test_copies_of_policies_act_alike(name, copied):
+    case = (CASES | RECURRENT)[name]
+    trained, batch = untrained(*case), observations(case[1], 6)
+    policy = copied(trained)
+    jax.tree.map(np.testing.assert_array_equal, policy.act(batch), trained.act(batch))
+    np.testing.assert_array_equal(policy.value(batch), trained.value(batch))
+    assert repr(policy) == repr(trained)
 
 
 def test_an_actor_needs_only_the_parts_that_it_sees(tmp_path):

@@ -23,11 +23,13 @@ NO_STATE = "this policy is not recurrent: call act(obs) without state and episod
 class TrainedPolicy(Shown):
     """Selects actions for NumPy observations.
 
+    It can be pickled, for example for `multiprocessing`, if its network can be pickled.
+
     Attributes:
       policy: the network with its observation preprocessing.
       state: the network's parameters and the observation statistics.
       obs_spec, action_spec: the environment's spaces.
-      env: the environment of the run; None if the policy was made without one, or is a pickled copy.
+      env: the environment of the run; None if the policy was made without one, or is a copy.
     """
 
     def __init__(self, policy: Policy, state: PolicyState, env: Any = None) -> None:
@@ -46,7 +48,7 @@ class TrainedPolicy(Shown):
         self._value = jit(lambda state, obs, carry: policy.step(state, obs, carry)[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Makes pickle save the network, the spaces and the parameters. The copy has no environment."""
+        """Makes pickle and `copy` use the network, the spaces and the parameters. The copy has no environment."""
         return _restore, (self.policy.network, self.obs_spec, self.action_spec, jax.device_get(self.state))
 
     @property
@@ -142,7 +144,7 @@ class TrainedPolicy(Shown):
 
 
 def _restore(network: Any, obs_spec: PyTree, action_spec: PyTree, state: PolicyState) -> TrainedPolicy:
-    """Returns a pickled policy."""
+    """Returns the copy of a policy."""
     return TrainedPolicy(make_policy(network, obs_spec, action_spec), jax.device_put(state))
 
 
