@@ -30,13 +30,13 @@ def main(total_steps: int = 200_000) -> tuple[jppo.Result, jppo.Result]:
         whole = jppo.train("CartPole-v1", config=config, total_steps=total_steps)
 
         part = jppo.train("CartPole-v1", config=config, total_steps=total_steps, run_dir=run_dir, progress=Impatient())
-        print(f"{part.summary['status']} after {part.summary['updates']} updates")
+        print(f"{part.status} after {part.summary['updates']} updates")
 
         early = jppo.load_policy(run_dir)  # the policy of the newest checkpoint
         print(f"its policy pushes {'left' if early.act([0.0, 0.0, 0.1, 0.5]) == 0 else 'right'}")
 
         resumed = jppo.train("CartPole-v1", run_dir=run_dir)  # the other arguments come from the run directory
-        print(f"{resumed.summary['status']} after {resumed.summary['updates']} updates")
+        print(f"{resumed.status} after {resumed.summary['updates']} updates")
 
     same = jax.tree.map(np.array_equal, resumed.policy.state, whole.policy.state)
     print(f"bit-identical policies: {all(jax.tree.leaves(same))}")

@@ -63,7 +63,8 @@ def trainable(
         `jppo.train`. An object that contains JAX arrays occupies this process's GPU; names and functions do not.
       ray: settings of the Ray actors, as for `jppo.train`; `num_actors` must be a number. Each actor reserves
         actor_cpus and actor_gpus in addition to `resources`. Default: the trial steps Gymnasium environments itself.
-      resources: CPUs and GPUs that a trial reserves for itself. The trial uses all of its GPUs; without GPUs, the CPU.
+      resources: CPUs and GPUs that a trial reserves for itself. The trial uses as many of its GPUs as the number of
+        environments allows; without GPUs, the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
       run: eval_every, eval_episodes, eval_sampled, stop_at_return, callback and callback_every of `jppo.RunConfig`. A
         report contains the metrics eval/* of the newest evaluation, NaN before the first one, and the newest value of
