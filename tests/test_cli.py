@@ -520,6 +520,15 @@ def test_an_interrupt_during_the_imports_is_one_line():
     assert (ended.returncode, ended.stderr) == (130, "jppo: interrupted\n")
 
 
+def test_an_interrupt_on_a_terminal_is_reported_below_the_progress_line():
+    screen, terminal = os.openpty()
+    code = "import os; from jppo.cli.interrupt import exit_at_once; os.write(2, b'step 1'); exit_at_once(2, None)"
+    assert subprocess.run([sys.executable, "-c", code], stderr=terminal, check=False).returncode == 130
+    assert os.read(screen, 100) == b"step 1\r\njppo: interrupted\r\n"
+    os.close(terminal)
+    os.close(screen)
+
+
 def test_a_warning_is_one_line():
     code = (
         "import sys, warnings; from jppo.cli import envs, main; sys.argv = ['jppo', 'envs'];"
