@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
     @property
     def status(self) -> str:
-        """ "finished", "interrupted", "diverged", "failed", "solved" or "stopped", as in summary.json."""
+        """How the run ended: finished, interrupted, diverged, failed, solved or stopped, as in summary.json."""
         return str(self.summary["status"])
 
     def __repr__(self) -> str:
