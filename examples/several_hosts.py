@@ -41,7 +41,7 @@ def main(total_steps: int = 200_000, num_workers: int = 2, directory: str = "run
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     directory = os.path.abspath(directory)
-    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""}
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     trainer = JaxTrainer(
         train_in_worker,
         train_loop_config={"coordinator": coordinator, "total_steps": total_steps, "run_dir": f"{directory}/run"},

@@ -1,4 +1,4 @@
-"""Small configs, fast compilation, and checks of training runs for several tests."""
+"""Small configs, and checks of training runs for several tests."""
 
 import contextlib
 import functools
@@ -12,19 +12,14 @@ import jppo
 from jppo.training import device_loop
 
 SMALL = functools.partial(jppo.PPOConfig, num_envs=4, num_steps=8, hidden_sizes=(8,))
-# Compiles three times faster, to slower programs: fewer optimizations of LLVM, and XLA's older fusions.
-QUICK: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):  # later versions have no older fusions
-    QUICK["xla_cpu_use_fusion_emitters"] = False
 cpu_only = pytest.mark.skipif(
     os.environ.get("JPPO_TEST_PLATFORM", "cpu") != "cpu", reason="needs a CPU with eight devices"
 )
-quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def check_two_updates(env, config):
     agent = jppo.make_anakin(env, config, total_steps=64)
-    state, metrics = quick_jit(agent.train)(jax.random.key(0))
+    state, metrics = jax.jit(agent.train)(jax.random.key(0))
     assert agent.num_updates == state.train.update == 2
     assert metrics["finite"].all()
     for name, metric in metrics.items():

@@ -16,18 +16,23 @@ os.environ["JAX_PLATFORMS"] = PLATFORM
 if PLATFORM != "cpu":
     os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # the default has 10 bits on a GPU
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the GPU
-one_device = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"
 
 import jax
 import optax
 import pytest
-from checks import QUICK
 from lenient import leniently
 
-from jppo.devices import jit as jit_module
 from jppo.training import settings as run_settings
 
+# These flags compile three times faster, to slower programs: without optimizations of LLVM and of copies (with the
+# second alone, programs that should be equal round differently), with XLA's older fusions, and on one thread.
+UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_copy_insertion_use_region_analysis=false"
+one_device = os.environ.get("XLA_FLAGS", "")
+if PLATFORM == "cpu" and UNOPTIMIZED not in one_device:  # the processes of pytest-xdist inherit them
+    one_device += f" {UNOPTIMIZED}"
+    if jax.__version_info__ < (0, 11):  # later versions have no older fusions
+        one_device += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"
 assert PLATFORM != "cpu" or len(jax.devices()) == 8
 os.environ["XLA_FLAGS"] = one_device  # processes that tests start have one device
 
@@ -39,14 +44,11 @@ optax.tree.bias_correction = leniently(optax.tree.bias_correction)  # computes f
 # Runs use one device unless a test sets another number: collectives of eight devices on two cores are slow.
 run_settings.max_usable_devices = lambda config: 1
 
-AS_SHIPPED = jit_module._CPU_OPTIONS  # processes that tests start use these
-jit_module._CPU_OPTIONS = QUICK
-
 
 @pytest.fixture
-def as_shipped(monkeypatch):
-    """Compiles with the options of users, which is faster for long runs."""
-    monkeypatch.setattr(jit_module, "_CPU_OPTIONS", AS_SHIPPED)
+def optimized(monkeypatch):
+    """Compiles with jppo's options, which is faster for long runs."""
+    monkeypatch.setenv("XLA_FLAGS", one_device.replace(UNOPTIMIZED, ""))
 
 
 def pytest_unconfigure():

@@ -6,11 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from checks import QUICK, SMALL
+from checks import SMALL
 from probes import NO_LIMIT, ObsActionReward
 
 import jppo
-from jppo.devices import jit as jit_module
 from jppo.training import device_loop
 from jppo.training.progress import NullReporter
 
@@ -57,7 +56,7 @@ def kill_while_saving() -> None:
 
 
 def main(run_dir: Path, how: str) -> None:
-    jit_module._CPU_OPTIONS, device_loop._CHUNK_SECONDS = QUICK, 0.0  # chunks of one update
+    device_loop._CHUNK_SECONDS = 0.0  # chunks of one update
     if how == "kill while saving":
         kill_while_saving()
     reporter = Ending(run_dir, {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}.get(how))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient
 from parallel_probes import LIMIT, Immortal, Masked, Team, Uneven, Vanishing, duo
@@ -102,9 +102,9 @@ def test_host_rollouts_bootstrap_truncated_agents_and_count_their_episodes_only(
 
 def test_device_rollouts_agree_with_the_environment():
     agent = make_anakin(duo(), config_of(num_envs=4), total_steps=40)
-    state = quick_jit(agent.init)(jax.random.key(0))
+    state = jax.jit(agent.init)(jax.random.key(0))
     assert state.collect.env_state.shape == (2,)
-    roll = quick_jit(functools.partial(collect, agent.env, agent.policy, 10))
+    roll = jax.jit(functools.partial(collect, agent.env, agent.policy, 10))
     state, rollout, stats = roll(state.train.policy, state.collect, 0.9)
     active = np.tile(np.array([[1, 1], [1, 1], [0, 1], [0, 1], [0, 1]], bool), (2, 2))
     np.testing.assert_array_equal(rollout.active, active)
@@ -149,13 +149,13 @@ def learning(active):
         active=jnp.asarray(mask) if active else (),
     )
     hyperparams = jppo.Hyperparams(learning_rate=1e-2, adam_eps=1e-3)
-    state = quick_jit(learner.init)(jax.random.key(0), rollout.obs[0], hyperparams, 10)
+    state = jax.jit(learner.init)(jax.random.key(0), rollout.obs[0], hyperparams, 10)
 
     def update(state, rollout):
         episodes = Episode(returns=rollout.reward, lengths=rollout.reward, discounted=rollout.reward)
         return learner.update(state, rollout, episode_stats(episodes, rollout.done, rollout.active))
 
-    return state, rollout, quick_jit(update), (policy, config)
+    return state, rollout, jax.jit(update), (policy, config)
 
 
 def spoil(rollout, where):
@@ -197,7 +197,7 @@ def test_the_gradient_of_an_inactive_row_is_zero():
         apply = lambda obs: policy.step(state.policy, obs)[:2]  # noqa: E731
         return ppo_loss(apply, batch, jppo.Hyperparams(learning_rate=1e-2), config, None)[0]
 
-    gradient = np.asarray(quick_jit(jax.grad(loss))(rollout.obs[0]))
+    gradient = np.asarray(jax.jit(jax.grad(loss))(rollout.obs[0]))
     assert (gradient[[1, 3]] == 0.0).all()
     assert np.abs(gradient[[0, 2]]).max() > 1e-3
 
@@ -226,7 +226,7 @@ def test_devices_share_the_mean_over_active_rows():
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
     program = jax.shard_map(shard, mesh=mesh, in_specs=(whole, split), out_specs=whole, check_vma=False)
     expected, metrics = update(state, rollout)
-    after, same = quick_jit(program)(state, rollout)
+    after, same = jax.jit(program)(state, rollout)
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
     jax.tree.map(close, (after.policy, same), (expected.policy, metrics))
 
@@ -305,8 +305,8 @@ def test_numbers_of_environments_must_be_multiples_of_the_agents():
 
 def play_jaxmarl(env, num_steps, seed=0):
     """Steps one environment with random legal actions. Returns the first observation, the states, and the steps."""
-    obs, state = quick_jit(env.reset)(jax.random.key(seed))
-    step, rng, states, steps, first = quick_jit(env.step), np.random.default_rng(seed), [], [], obs
+    obs, state = jax.jit(env.reset)(jax.random.key(seed))
+    step, rng, states, steps, first = jax.jit(env.step), np.random.default_rng(seed), [], [], obs
     for t in range(num_steps):
         mask = obs["action_mask"] if isinstance(obs, dict) else np.ones((env.num_agents, env.action_spec.num_actions))
         action = jnp.asarray([rng.choice(np.flatnonzero(row)) for row in np.asarray(mask)], jnp.int32)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, check_two_updates, quick_jit
+from checks import SMALL, check_two_updates
 from gymnax.environments import spaces
 from probes import BoxTimeLimit, Counting, DictCounting, NaNReward, ObsActionReward, Probe
 
@@ -40,8 +40,8 @@ def test_step_is_traced_once(options):
     """A dtype, weak type or shape that differs between init's state and step's would compile the program twice."""
     agent = jppo.make_anakin(Counting(), SMALL(**options))
     chex.clear_trace_counter()  # of the other parameters of this test
-    step = quick_jit(chex.assert_max_traces(agent.step, n=1))
-    state = quick_jit(agent.init)(jax.random.key(0))
+    step = jax.jit(chex.assert_max_traces(agent.step, n=1))
+    state = jax.jit(agent.init)(jax.random.key(0))
     for _ in range(5):
         state, _ = step(state)
     step(agent.init(jax.random.key(1), jppo.Hyperparams(learning_rate=jppo.schedules.linear(1, 0), gamma=0.5)))
@@ -51,8 +51,8 @@ def test_step_is_traced_once(options):
 def test_train_equals_a_loop_of_steps():
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=5 * 32)
     hyperparams = jppo.Hyperparams(learning_rate=1e-2)
-    whole, stacked = quick_jit(agent.train)(jax.random.key(3), hyperparams)
-    state, step, rows = quick_jit(agent.init)(jax.random.key(3), hyperparams), quick_jit(agent.step), []
+    whole, stacked = jax.jit(agent.train)(jax.random.key(3), hyperparams)
+    state, step, rows = jax.jit(agent.init)(jax.random.key(3), hyperparams), jax.jit(agent.step), []
     for _ in range(agent.num_updates):
         state, metrics = step(state)
         rows.append(metrics)
@@ -72,8 +72,8 @@ def test_vmapped_runs_equal_separate_runs():
     def train(key, rate):
         return agent.train(key, jppo.Hyperparams(learning_rate=rate))
 
-    together, metrics = quick_jit(jax.vmap(train))(keys, rates)
-    alone = quick_jit(train)
+    together, metrics = jax.jit(jax.vmap(train))(keys, rates)
+    alone = jax.jit(train)
     for i in range(3):
         state, expected = alone(keys[i], rates[i])
         assert_trees_close(jax.tree.map(lambda x, i=i: x[i], together.train.policy.params), state.train.policy.params)
@@ -86,7 +86,7 @@ def test_vmapped_runs_equal_separate_runs():
 def test_every_hyperparameter_can_be_vmapped():
     agent = jppo.make_anakin(Counting(), SMALL(kl_control="stop"), total_steps=2 * 32)
     grid = jax.tree.map(lambda x: jnp.asarray([x, 0.5 * x], jnp.float32), jppo.Hyperparams())
-    _, metrics = quick_jit(jax.vmap(agent.train, in_axes=(None, 0)))(jax.random.key(0), grid)
+    _, metrics = jax.jit(jax.vmap(agent.train, in_axes=(None, 0)))(jax.random.key(0), grid)
     assert metrics["finite"].all()
     assert metrics["finite"].shape == (2, 2)
     assert metrics["loss/value"][0, 1] != metrics["loss/value"][1, 1]
@@ -97,7 +97,7 @@ def test_every_hyperparameter_can_be_vmapped():
 def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
     """The reward is NaN at step 20, in the third update of 8 steps."""
     agent = jppo.make_anakin(NaNReward(), SMALL(normalize_reward=normalize_reward), total_steps=5 * 32)
-    state, step, params, finite = quick_jit(agent.init)(jax.random.key(0)), quick_jit(agent.step), [], []
+    state, step, params, finite = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.step), [], []
     for _ in range(5):
         key = derive_key(state.train.key, "next update")
         before = state.train.replace(update=state.train.update + 1, key=key)
@@ -116,7 +116,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 def test_the_discount_reaches_the_statistics_of_rewards(gamma):
     agent = jppo.make_anakin(NaNReward(), SMALL())
-    state, _ = quick_jit(agent.step)(agent.init(jax.random.key(0), jppo.Hyperparams(gamma=gamma)))
+    state, _ = jax.jit(agent.step)(agent.init(jax.random.key(0), jppo.Hyperparams(gamma=gamma)))
     np.testing.assert_allclose(state.collect.episode.discounted, sum(gamma**k for k in range(8)), rtol=1e-6)
 
 

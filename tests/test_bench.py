@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import probes
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from lenient import lenient
 from PIL import Image
 
@@ -159,7 +159,7 @@ def test_programs_run_in_rounds_until_the_time_limit_or_a_stop():
 @pytest.mark.slow
 def test_environment_and_policy_programs_do_the_work_of_a_rollout():
     agent = jppo.make_anakin(probes.Counting(), CONFIG)
-    state, key = quick_jit(agent.init)(jax.random.key(0), jppo.Hyperparams()), jax.random.key(1)
+    state, key = jax.jit(agent.init)(jax.random.key(0), jppo.Hyperparams()), jax.random.key(1)
     after = jax.jit(lambda state: timing.step_environments(agent, state, key))(state.collect)
     np.testing.assert_array_equal(after.episode.lengths, np.full(8, 16))
     obs = jax.numpy.broadcast_to(state.collect.obs, (16, *state.collect.obs.shape))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from host_probes import Counting as HostCounting
 from lenient import lenient_env
 from probes import BoxTimeLimit, Counting, DictCounting, ObsActionReward
@@ -39,8 +39,8 @@ def update_of(case, dtype="bfloat16"):
     """Returns the agent, its state, and the state and metrics after one update."""
     env, options = CASES[case]
     agent = jppo.make_anakin(env, HALF(**options).replace(compute_dtype=dtype), total_steps=64)
-    state = quick_jit(agent.init)(jax.random.key(0))
-    return agent, state, *quick_jit(agent.step)(state)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    return agent, state, *jax.jit(agent.step)(state)
 
 
 @pytest.mark.slow
@@ -68,11 +68,11 @@ def test_first_minibatch_has_ratio_one(case):
 @pytest.mark.slow
 def test_recorded_numbers_are_those_of_the_update(case):
     agent, state, _, _ = update_of(case)
-    rollout = quick_jit(functools.partial(collect_rollout, agent.env, agent.policy, agent.config))(
+    rollout = jax.jit(functools.partial(collect_rollout, agent.env, agent.policy, agent.config))(
         state.train, state.collect
     )[1]
     carry = jax.tree.map(lambda x: x[0], rollout.carry)
-    unroll = quick_jit(agent.policy.unroll)
+    unroll = jax.jit(agent.policy.unroll)
     distribution, value, _ = unroll(state.train.policy, rollout.obs, carry, episode_starts(rollout.done))
     action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.action)
     ratio = np.exp(distribution.log_prob(action) - rollout.log_prob.ravel())
@@ -98,9 +98,9 @@ def test_updates_agree_with_the_plain_kernels(monkeypatch, case):
     agent, state, _, metrics = update_of(case)
     monkeypatch.setattr(kernels, "ENABLED", False)
     plain = jppo.make_anakin(CASES[case][0], agent.config, total_steps=64)
-    start = quick_jit(plain.init)(jax.random.key(0))
+    start = jax.jit(plain.init)(jax.random.key(0))
     policy = start.train.policy.replace(params=state.train.policy.params)
-    _, expected = quick_jit(plain.step)(start.replace(train=start.train.replace(policy=policy)))
+    _, expected = jax.jit(plain.step)(start.replace(train=start.train.replace(policy=policy)))
     for name in ("loss/total", "grad/norm", "value/mean"):
         assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=0.05, abs=1e-3), name
 
@@ -160,7 +160,7 @@ def test_sweeps_load_policies_with_parameters_in_bfloat16(tmp_path):
 
 
 @pytest.mark.slow
-def test_cartpole_is_learned_in_bfloat16(as_shipped):
+def test_cartpole_is_learned_in_bfloat16(optimized):
     env, options = lenient_env("CartPole-v1"), {"preset": "cleanrl-classic", "total_steps": 300_000, "num_envs": 8}
     options["learning_rate"] = jppo.schedules.linear(1e-3, 0.0)
     runs = [jppo.train(env, seed=seed, compute_dtype="bfloat16", **options) for seed in range(3)]

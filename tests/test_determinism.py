@@ -22,7 +22,7 @@ MODES = {
 }
 
 
-def train_in_a_process(*words, cwd, flags=""):
+def train_in_a_process(*words, cwd, flags=os.environ["XLA_FLAGS"]):
     """Runs `jppo train` in a new process. Returns the contents of summary.json and config.json."""
     environ = os.environ | {"XLA_FLAGS": flags}
     command = [sys.executable, "-m", "jppo", "train", *words, "--run-dir", str(cwd), "--quiet", "--json"]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, compiled_programs, quick_jit
+from checks import SMALL, compiled_programs
 from lenient import lenient_env
 from probes import Counting
 
@@ -30,8 +30,8 @@ def train_on(num_devices, env=None, config=CONFIG):
     agent = jppo.make_anakin(
         env or lenient_env("CartPole-v1"), config, total_steps=UPDATES * config.batch_size, num_devices=num_devices
     )
-    step = quick_jit(agent.step)
-    states = [quick_jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(3), RATE)]
+    step = jax.jit(agent.step)
+    states = [jax.jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(3), RATE)]
     rows = []
     for _ in range(UPDATES):
         state, metrics = step(states[-1])
@@ -117,8 +117,8 @@ def test_integer_and_boolean_metrics_are_averaged_over_devices():
     found = []
     for num_devices in (1, 2, 4):
         agent = jppo.make_anakin(lenient_env("CartPole-v1"), config, loss=counting, num_devices=num_devices)
-        state = quick_jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(1), RATE)
-        metrics = quick_jit(agent.step)(state)[1]
+        state = jax.jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(1), RATE)
+        metrics = jax.jit(agent.step)(state)[1]
         assert metrics["many"] == 1.0
         found.append(num_devices * float(metrics["ones"]))
     assert found[0] % 4, "otherwise integer division would give the same result"

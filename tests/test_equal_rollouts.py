@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from flax import struct
 from gymnax.environments import spaces
 
@@ -143,8 +143,8 @@ def test_both_collectors_give_the_same_rollouts(kind, continuous, bounds, num_st
     states = list(policy_states(policy, host.obs_spec, kind == "box", STEPS // num_steps))
 
     key = jax.random.key(3)
-    run = quick_jit(functools.partial(collect, device, policy, num_steps))
-    state = quick_jit(functools.partial(init_collect, device))(key, ENV_INDEX)
+    run = jax.jit(functools.partial(collect, device, policy, num_steps))
+    state = jax.jit(functools.partial(init_collect, device))(key, ENV_INDEX)
     spec = RunnerSpec(
         host, network, policy.action_spec, num_steps, jax.random.key_data(key), jax.eval_shape(lambda: states[0])
     )
@@ -196,8 +196,8 @@ def test_both_modes_learn_the_same(options):
     on_device = jppo.make_anakin(OnDevice("box", False), config, total_steps=192)
     on_host = jppo.make_sebulba(lambda: OnHost("box", False), config, total_steps=192)
     key, rate = jax.random.key(5), jppo.Hyperparams(learning_rate=1e-2)
-    expected, state = quick_jit(on_device.init)(key, rate), on_host.init(key, rate)
-    step, runner = quick_jit(on_device.step), EnvRunner(on_host.runner_spec(key), np.arange(8))
+    expected, state = jax.jit(on_device.init)(key, rate), on_host.init(key, rate)
+    step, runner = jax.jit(on_device.step), EnvRunner(on_host.runner_spec(key), np.arange(8))
     for _ in range(on_device.num_updates):
         expected, expected_metrics = step(expected)
         fragment = runner.collect(jax.device_get(state.policy), float(rate.gamma))

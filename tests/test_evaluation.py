@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from gymnasium import spaces
 from probes import Counting, DictCounting, Probe
 
@@ -28,7 +28,7 @@ class ThreeActions(Counting):
 @pytest.fixture(scope="module")
 def trained():
     agent = jppo.make_anakin(OnePerStep(), SMALL())
-    state = quick_jit(agent.init)(jax.random.key(0)).train.policy
+    state = jax.jit(agent.init)(jax.random.key(0)).train.policy
     return agent.env, jppo.TrainedPolicy(agent.policy, state)
 
 

@@ -177,6 +177,16 @@ CLAIMS = {
 
 # The other examples are slow tests: they train for long, or other tests cover the same mechanisms.
 FAST = ("quickstart",)
+# Compile for longer than they train.
+SHORT = (
+    "bench_a_setting",
+    "many_devices",
+    "plan_a_run",
+    "ray_tune_sweep",
+    "schedules",
+    "several_hosts",
+    "tune_populations",
+)
 
 
 def test_every_example_is_tested_and_short():
@@ -188,7 +198,9 @@ def test_every_example_is_tested_and_short():
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks and then executes another program
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray Train imports deprecated settings of Ray Data
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CLAIMS])
-def test_example(name, as_shipped, capsys, monkeypatch, tmp_path):
+def test_example(name, request, capsys, monkeypatch, tmp_path):
+    if name not in SHORT:
+        request.getfixturevalue("optimized")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "local")  # examples must not connect to the Ray of another test
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")

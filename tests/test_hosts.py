@@ -27,7 +27,6 @@ RATE = jppo.Hyperparams(learning_rate=jppo.schedules.linear(3e-3, 0.0), gamma=0.
 STEPS = 6 * CONFIG.batch_size
 IN_PROCESS = {"backend": "ray", "num_actors": 0}
 PATIENCE = 240.0
-QUICKLY = "--xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""  # compiles faster
 RUNS = {
     "device": {"total_steps": STEPS, "num_devices": 4},
     "ray": IN_PROCESS | {"total_steps": STEPS, "policy_lag": 1, "num_devices": 4},
@@ -72,7 +71,7 @@ def processes(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    environ = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICKLY}"}
+    environ = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
     for number in ("0", "1"):
         argv = [sys.executable, str(Path(__file__).parent / "one_of_several.py"), coordinator, "2", number, directory]
         with (directory / f"out-{number}").open("w") as out:

@@ -73,6 +73,16 @@ def test_without_a_writable_folder_there_is_no_cache(no_cache, tmp_path):
     assert cache_folder() is None
 
 
+@pytest.mark.parametrize("flags", ["", "--xla_backend_optimization_level=0 --xla_dump_to=dump"])
+def test_a_flag_of_the_user_has_precedence(monkeypatch, flags):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    passed = {}
+    monkeypatch.setattr(jax, "jit", lambda fun, compiler_options: passed.update(compiler_options))
+    jit_module.jit(abs)
+    assert passed["xla_cpu_prefer_vector_width"] == 512
+    assert ("xla_backend_optimization_level" in passed) == (flags == "")
+
+
 @pytest.mark.slow
 def test_a_second_process_does_not_compile(tmp_path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checks import quick_jit
 from gymnax.environments import spaces
 from probes import BoxTimeLimit, Counting, ObsActionReward
 
@@ -35,7 +34,7 @@ class SmallImage(ObsActionReward):
 def after_two_updates(env, config, params=None):
     """Returns the initial parameters, and the parameters after two rollouts and updates."""
     agent = jppo.make_anakin(env, config)
-    state, step = quick_jit(agent.init)(jax.random.key(0)), quick_jit(agent.step)
+    state, step = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.step)
     params = state.train.policy.params if params is None else params
     state = state.replace(train=state.train.replace(policy=state.train.policy.replace(params=params)))
     for _ in range(2):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import cpu_only, quick_jit
+from checks import cpu_only
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient_env
 from reference import Reference
@@ -82,7 +82,7 @@ def compiled(config, kind="discrete"):
     def init(seed=0, hyperparams=NUMBERS, num_updates=10):
         return learner.init(jax.random.key(seed), jnp.zeros((N, OBS)), hyperparams, num_updates)
 
-    jitted = quick_jit(learner.update)
+    jitted = jax.jit(learner.update)
     return init, lambda state, rollout, stats=None: jitted(state, rollout, stats or stats_of(rollout))
 
 
@@ -310,7 +310,7 @@ def test_sharded_update_equals_update_on_one_device(num_devices):
     init, update = compiled(config, kind)
     learner = make_learner(policy_of(config, kind), config, axis_name="devices")
     replicated, by_env = PartitionSpec(), PartitionSpec(None, "devices")
-    sharded_update = quick_jit(
+    sharded_update = jax.jit(
         jax.shard_map(
             lambda state, rollout: learner.update(state, rollout, stats_of(rollout)),
             mesh=Mesh(np.array(jax.devices()[:num_devices]), ("devices",)),
@@ -420,10 +420,10 @@ def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, ki
     init, update = compiled(config, kind)
     monkeypatch.setattr(gradient_step_module, "num_microbatches", lambda *args: len(args[3].samples.value) // 8)
     learner = make_learner(policy_of(config, kind), config)
-    in_pieces = quick_jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
+    in_pieces = jax.jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")
     replicated, by_env = PartitionSpec(), PartitionSpec(None, "devices")
-    on_two = quick_jit(
+    on_two = jax.jit(
         jax.shard_map(
             lambda state, rollout: sharded.update(state, rollout, stats_of(rollout)),
             mesh=Mesh(np.array(jax.devices()[:2]), ("devices",)),
@@ -459,7 +459,7 @@ def test_vmap_over_seeds_and_hyperparams_equals_a_loop():
     singles = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(3)]
     rollouts = [rollout_for(state, BASE, seed) for seed, state in enumerate(singles)]
     batched = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
-    after, metrics = quick_jit(jax.vmap(lambda s, r: learner.update(s, r, stats_of(r))))(states, batched)
+    after, metrics = jax.jit(jax.vmap(lambda s, r: learner.update(s, r, stats_of(r))))(states, batched)
     for i, (state, rollout) in enumerate(zip(singles, rollouts, strict=True)):
         alone, alone_metrics = update(state, rollout)
         assert largest_difference(jax.tree.map(lambda x, i=i: x[i], after.policy), alone.policy) < 1e-5

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from lenient import lenient
 from probes import ObsActionReward
 
@@ -174,7 +174,7 @@ def test_agent_can_be_made_while_tracing():
         options = {"total_steps": 32, "network": network, "optimizer": lambda h: optax.trace(0.9)}
         return jppo.make_anakin(ObsActionReward(), SMALL(), **options).train(key)[1]["finite"]
 
-    assert quick_jit(train)(jax.random.key(0)).all()
+    assert jax.jit(train)(jax.random.key(0)).all()
 
 
 def test_class_with_static_methods_is_a_network():
@@ -249,7 +249,7 @@ def test_parameters_with_16_bits(dtype):
     key, hyperparams = jax.random.key(0), jppo.Hyperparams(learning_rate=0.1)  # less than that is lost in rounding
     before = agent.init(key, hyperparams).train.policy.params
     with lenient():  # optax
-        state, metrics = quick_jit(agent.train)(key, hyperparams)
+        state, metrics = jax.jit(agent.train)(key, hyperparams)
     assert metrics["finite"].all()
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.train.policy.params), strict=True):
         assert old.dtype == new.dtype == dtype
@@ -287,7 +287,7 @@ def test_parameters_with_different_dtypes():
     for dtype in (jnp.bfloat16, jnp.float32):
         network = mixed(dtype)
         agent = jppo.make_anakin(ObsActionReward(), config, total_steps=32, network=network)
-        state, metrics = quick_jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=0.125))
+        state, metrics = jax.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=0.125))
         assert metrics["finite"].all()
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.train.opt_state)} == {"float32", "int32"}
         dtypes = [
@@ -321,7 +321,7 @@ def test_optimizer_gets_gradients_like_the_parameters():
 def test_network_without_parameters(num_devices):
     network = Given((), lambda _, obs: jnp.zeros((len(obs), 2)), lambda _, obs: jnp.zeros(len(obs)))
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=network, num_devices=num_devices)
-    state, metrics = quick_jit(agent.train)(jax.random.key(0))
+    state, metrics = jax.jit(agent.train)(jax.random.key(0))
     assert state.train.policy.params == ()
     np.testing.assert_array_equal(metrics["grad/norm"], 0.0)
 

@@ -231,5 +231,5 @@ for _ in range(10):
 @pytest.mark.slow
 def test_initial_weights_of_many_runs_do_not_deadlock():
     """Batched QR decompositions of jaxlib deadlock in the second or third call."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
     subprocess.run([sys.executable, "-c", MANY_INITS], env=os.environ | flags, check=True, timeout=120)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import quick_jit
 from host_probes import Counting as HostCounting
 from host_probes import InfoMasked
 from lenient import lenient_env
@@ -90,7 +89,7 @@ def test_replayed_sequences_give_the_recorded_numbers(network):
     env, policy, learner = make_parts(config, own)
     state = init_collect(env, jax.random.key(0), jnp.arange(N), policy.initial_carry(N))
     params = learner.init(jax.random.key(1), state.obs, jppo.Hyperparams(), 3).policy
-    run = quick_jit(lambda params, state: collect(env, policy, T, params, state, 0.9, sequence_length=L))
+    run = jax.jit(lambda params, state: collect(env, policy, T, params, state, 0.9, sequence_length=L))
     state, first, _ = run(params, state)
     _, rollout, _ = run(params, state)
     ends = np.concatenate([first.done, rollout.done])
@@ -124,7 +123,7 @@ def test_whole_updates_equal_a_numpy_implementation(cell):
     params = jax.tree.map(lambda x: x + draw(x.shape).astype(np.float32), state.policy.params)
     state = state.replace(policy=state.policy.replace(params=params))
     reference = RecurrentReference(state, config, numbers)
-    update = quick_jit(learner.update)
+    update = jax.jit(learner.update)
     for _ in range(2):
         reward, value, next_value, log_prob = draw(size=(4, T, num_envs)).astype(np.float32)
         rollout = Transition(
@@ -158,7 +157,7 @@ def test_values_of_successors_use_the_carry_after_the_last_step():
     env, policy, learner = make_parts()
     start = init_collect(env, jax.random.key(0), jnp.arange(N), policy.initial_carry(N))
     params = learner.init(jax.random.key(1), start.obs, jppo.Hyperparams(), 3).policy
-    end, rollout, _ = quick_jit(
+    end, rollout, _ = jax.jit(
         lambda: collect(env, policy, T, params, start, 0.9, sequence_length=L, keep_next_obs=True)
     )()
     carry = policy.initial_carry(N)
@@ -298,8 +297,8 @@ def test_policy_acts_with_a_state():
 def test_seeds_under_vmap_equal_single_runs():
     agent = jppo.make_anakin(Counting(), CONFIG, total_steps=2 * T * N)
     keys = jax.random.split(jax.random.key(0), 2)
-    together = quick_jit(jax.vmap(agent.train, in_axes=(0, None)))(keys, jppo.Hyperparams())[0]
-    alone = quick_jit(agent.train)(keys[1], jppo.Hyperparams())[0]
+    together = jax.jit(jax.vmap(agent.train, in_axes=(0, None)))(keys, jppo.Hyperparams())[0]
+    alone = jax.jit(agent.train)(keys[1], jppo.Hyperparams())[0]
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6),
         together.train.policy.params,

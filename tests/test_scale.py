@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit, share_chunks
+from checks import SMALL, share_chunks
 from host_probes import Counting as HostCounting
 from lenient import lenient
 from probes import Counting, TimeLimit
@@ -95,7 +95,7 @@ def staggered(env, num_envs, oldest, **options):
     """Returns the agent and its initial state."""
     config = SMALL(num_envs=num_envs, staggered_start=oldest, num_minibatches=1, num_epochs=1, **options)
     agent = jppo.make_anakin(env, config, total_steps=2 * config.batch_size)
-    return agent, quick_jit(agent.init)(jax.random.key(0))
+    return agent, jax.jit(agent.init)(jax.random.key(0))
 
 
 class Long(TimeLimit):
@@ -111,10 +111,10 @@ def test_environments_start_at_different_ages():
     np.testing.assert_array_equal(state.collect.env_state.time, ages)
     np.testing.assert_array_equal(state.collect.episode.lengths, ages)
     np.testing.assert_array_equal(state.collect.episode.returns, ages)
-    state, metrics = quick_jit(agent.step)(state)  # 8 steps: the older half ends
+    state, metrics = jax.jit(agent.step)(state)  # 8 steps: the older half ends
     assert metrics["episode/count"] == 4
     assert metrics["episode/length_mean"] == metrics["episode/return_mean"] == 16
-    _, metrics = quick_jit(agent.step)(state)
+    _, metrics = jax.jit(agent.step)(state)
     assert metrics["episode/count"] == 4
 
 
@@ -122,7 +122,7 @@ def test_environments_start_at_different_ages():
 def test_synchronized_environments_end_together():
     """The artefact that the staggered start removes."""
     agent, state = staggered(Long(), 8, 0)
-    counts = quick_jit(lambda state: jax.lax.scan(lambda s, _: agent.step(s), state, length=2)[1])(state)
+    counts = jax.jit(lambda state: jax.lax.scan(lambda s, _: agent.step(s), state, length=2)[1])(state)
     np.testing.assert_array_equal(counts["episode/count"], [0, 8])
 
 

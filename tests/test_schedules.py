@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from lenient import lenient
 from probes import ObsActionReward
 
@@ -195,7 +195,7 @@ def test_an_update_with_schedules_equals_an_update_with_their_values():
     for hyperparams in (ALL, values):
         state = agent.init(jax.random.key(0), hyperparams)
         state = state.replace(train=state.train.replace(update=jnp.int32(3)))
-        after, metrics = quick_jit(agent.step)(state)
+        after, metrics = jax.jit(agent.step)(state)
         outcomes.append((after.train, metrics))
     (scheduled, metrics), (constant, expected) = outcomes
     for a, b in zip(jax.tree.leaves(scheduled.policy), jax.tree.leaves(constant.policy), strict=True):
@@ -284,8 +284,8 @@ def test_vmapped_training_over_schedules_equals_a_loop():
         return agent.train(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-2, ent_coef=linear(start, end)))
 
     starts, ends = jnp.array([0.5, 0.0]), jnp.array([0.0, 0.5])
-    state, metrics = quick_jit(jax.vmap(train))(starts, ends)
-    alone = quick_jit(train)
+    state, metrics = jax.jit(jax.vmap(train))(starts, ends)
+    alone = jax.jit(train)
     for i in range(2):
         one, expected = alone(starts[i], ends[i])
         for a, b in zip(jax.tree.leaves(state.train.policy), jax.tree.leaves(one.train.policy), strict=True):

@@ -364,7 +364,7 @@ print("equal")
 
 @pytest.mark.slow
 def test_updates_on_16_and_32_devices_equal_those_on_one():
-    flags = "--xla_force_host_platform_device_count=32"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=32"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", MANY_DEVICES], capture_output=True, text=True, check=False, env=environment

@@ -10,7 +10,7 @@ import struct
 import jax
 import numpy as np
 import pytest
-from checks import SMALL, quick_jit
+from checks import SMALL
 from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
@@ -120,8 +120,8 @@ def lines(run_dir):
 
 def plain_loop(agent, seed):
     """Yields the policy and the metrics after each update."""
-    step = quick_jit(agent.step)
-    state = quick_jit(agent.init)(jax.random.key(seed), RATE)
+    step = jax.jit(agent.step)
+    state = jax.jit(agent.init)(jax.random.key(seed), RATE)
     for _ in range(agent.num_updates):
         state, metrics = step(state)
         yield state.train.policy, metrics

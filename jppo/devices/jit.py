@@ -26,13 +26,19 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     """Compiles a function like `jax.jit`, with jppo's compiler options.
 
     Use it only for a function that no other jitted function calls. On CPUs, the options let XLA use the full width of
-    AVX-512 (docs/performance.md). Later processes load the compiled program from a cache in the user's home. Set the
-    environment variable `JPPO_COMPILATION_CACHE` to another directory, or to "off". If JAX already has a compilation
-    cache, jppo uses that one.
+    AVX-512 (docs/performance.md); an option that `XLA_FLAGS` sets has precedence. Later processes load the compiled
+    program from a cache in the user's home. Set the environment variable `JPPO_COMPILATION_CACHE` to another directory,
+    or to "off". If JAX already has a compilation cache, jppo uses that one.
     """
     _enable_cache()
-    options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
-    return jax.jit(fun, compiler_options=options, **kwargs)
+    return jax.jit(fun, compiler_options=_compiler_options(), **kwargs)
+
+
+def _compiler_options() -> dict[str, Any] | None:
+    if jax.default_backend() != "cpu":
+        return None
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in _CPU_OPTIONS.items() if f"--{name}=" not in flags}
 
 
 def materialize_on_cpu(x: Any) -> Any:
