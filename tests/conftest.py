@@ -10,7 +10,7 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"  # shared by all workers of pytest and the p
 OWNS_CACHE = CACHE not in os.environ
 if OWNS_CACHE:
     os.environ[CACHE] = tempfile.mkdtemp(prefix="jppo-tests-")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 PLATFORM = os.environ.get("JPPO_TEST_PLATFORM", "cpu")  # "cuda,cpu" runs tests on a GPU (CONTRIBUTING.md)
 os.environ["JAX_PLATFORMS"] = PLATFORM
 if PLATFORM != "cpu":
