@@ -2,10 +2,12 @@
 
 # ruff: noqa: E402
 
+import gc
 import os
 import shutil
 import tempfile
 
+gc.set_threshold(20_000, 10, 20)  # the defaults need 7 % of the time of the tests
 CACHE = "JAX_COMPILATION_CACHE_DIR"  # shared by all workers of pytest and the processes that tests start
 OWNS_CACHE = CACHE not in os.environ
 if OWNS_CACHE:
