@@ -26,13 +26,14 @@ from lenient import leniently
 
 from jppo.training import settings as run_settings
 
-# These flags compile three times faster, to slower programs: without optimizations of LLVM and of copies (with the
-# second alone, programs that should be equal round differently), with XLA's older fusions, and on one thread.
+# With these flags, programs compile three times faster and run slower: no optimizations by LLVM, and none of copies
+# (without LLVM's, they change the rounding). Before JAX 0.11, also XLA's older fusions, and one thread per compilation.
+# Tests with `XLA_FLAGS` = "" in a new process use the compiler options of users.
 UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_copy_insertion_use_region_analysis=false"
 one_device = os.environ.get("XLA_FLAGS", "")
 if PLATFORM == "cpu" and UNOPTIMIZED not in one_device:  # the processes of pytest-xdist inherit them
     one_device += f" {UNOPTIMIZED}"
-    if jax.__version_info__ < (0, 11):  # later versions have no older fusions
+    if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
         one_device += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{one_device} --xla_force_host_platform_device_count=8"
 assert PLATFORM != "cpu" or len(jax.devices()) == 8
@@ -49,7 +50,7 @@ run_settings.max_usable_devices = lambda config: 1
 
 @pytest.fixture
 def optimized(monkeypatch):
-    """Compiles with jppo's options, which is faster for long runs."""
+    """Compiles with the optimizations of jppo's options, but XLA's older fusions: faster for long runs."""
     monkeypatch.setenv("XLA_FLAGS", one_device.replace(UNOPTIMIZED, ""))
 
 

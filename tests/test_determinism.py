@@ -22,8 +22,8 @@ MODES = {
 }
 
 
-def train_in_a_process(*words, cwd, flags=os.environ["XLA_FLAGS"]):
-    """Runs `jppo train` in a new process. Returns the contents of summary.json and config.json."""
+def train_in_a_process(*words, cwd, flags=""):
+    """Runs `jppo train` in a new process with users' compiler options. Returns summary.json and config.json."""
     environ = os.environ | {"XLA_FLAGS": flags}
     command = [sys.executable, "-m", "jppo", "train", *words, "--run-dir", str(cwd), "--quiet", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)

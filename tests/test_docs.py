@@ -82,10 +82,10 @@ def test_loss_functions_and_options_have_docstrings():
 
 @pytest.mark.slow
 def test_readme_code_runs_with_actors(tmp_path):
-    """Runs the code with fewer steps, in a new process without the strict modes of the tests."""
+    """Runs the code with fewer steps, in a new process with users' compiler options and without strict modes."""
     code = "\n".join(block.text for block in blocks(ROOT / "README.md", "python")).replace("500_000", "10_000")
     assert code.count("10_000") == 3
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=tmp_path, timeout=300)
 
 

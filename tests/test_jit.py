@@ -74,7 +74,7 @@ def test_without_a_writable_folder_there_is_no_cache(no_cache, tmp_path):
 
 
 @pytest.mark.parametrize("flags", ["", "--xla_backend_optimization_level=0 --xla_dump_to=dump"])
-def test_a_flag_of_the_user_has_precedence(monkeypatch, flags):
+def test_a_flag_of_the_user_takes_precedence(monkeypatch, flags):
     monkeypatch.setenv("XLA_FLAGS", flags)
     passed = {}
     monkeypatch.setattr(jax, "jit", lambda fun, compiler_options: passed.update(compiler_options))

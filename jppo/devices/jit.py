@@ -26,9 +26,10 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     """Compiles a function like `jax.jit`, with jppo's compiler options.
 
     Use it only for a function that no other jitted function calls. On CPUs, the options let XLA use the full width of
-    AVX-512 (docs/performance.md); an option that `XLA_FLAGS` sets has precedence. Later processes load the compiled
-    program from a cache in the user's home. Set the environment variable `JPPO_COMPILATION_CACHE` to another directory,
-    or to "off". If JAX already has a compilation cache, jppo uses that one.
+    AVX-512 (docs/performance.md). An option in the environment variable `XLA_FLAGS` takes precedence, but not one in a
+    file that it names. Later processes load the compiled program from a cache in the user's home. Set the environment
+    variable `JPPO_COMPILATION_CACHE` to another directory, or to "off". If JAX already has a compilation cache, jppo
+    uses that one.
     """
     _enable_cache()
     return jax.jit(fun, compiler_options=_compiler_options(), **kwargs)
