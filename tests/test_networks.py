@@ -17,11 +17,11 @@ from probes import ObsActionReward
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
+from jppo.ppo.checks.network import check_network
+from jppo.ppo.checks.optimizer import check_optimizer
 from jppo.ppo.distributions import Categorical, DiagGaussian
 from jppo.ppo.layers import ConvTorso, Dense
-from jppo.ppo.network_check import check_network
 from jppo.ppo.networks import hint, make_network
-from jppo.ppo.optimizer import check_optimizer
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jppo.config.ppo import PPOConfig
 from jppo.envs.base import merge_dims
 from jppo.ppo.advantages import Advantages
+from jppo.ppo.checks.loss import call_with, check_loss
 from jppo.ppo.kernels.flat_gradient import pack
 from jppo.ppo.kernels.microbatches import (
     accumulate_gradients,
@@ -19,7 +20,6 @@ from jppo.ppo.kernels.microbatches import (
     split_rows,
     split_sequences,
 )
-from jppo.ppo.loss_check import call_with, check_loss
 from jppo.ppo.losses import Apply, Loss, LossModule
 from jppo.ppo.minibatches import take_sequences
 from jppo.ppo.optimizer import Optimizer, apply_gradient

@@ -13,6 +13,7 @@ from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
 from jppo.ppo import losses
 from jppo.ppo.advantages import Advantages, gae_advantages
+from jppo.ppo.checks.loss import as_pair, call_with, check_bonus, check_loss_init, check_shape
 from jppo.ppo.gradient_step import (
     LearnerSpec,
     ParamsAndOptState,
@@ -25,7 +26,6 @@ from jppo.ppo.gradient_step import (
 from jppo.ppo.hyperparams import current_hyperparams, evaluate_schedules, schedule_metrics
 from jppo.ppo.kernels.finite import all_finite
 from jppo.ppo.keys import derive_key
-from jppo.ppo.loss_check import as_pair, call_with, check_bonus, check_loss_init, check_shape
 from jppo.ppo.losses import Loss, LossModule, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward, where_active
