@@ -26,14 +26,14 @@ def check_methods(source: Any, params: Any) -> None:
         raise BrokenContractError(problem, remedy)
 
 
-def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, PyTree, tuple[Any, ...]]:
+def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
     """Traces a reset and a step.
 
     Args:
       action: shapes and dtypes of an action.
 
     Returns:
-      shapes and dtypes: the observation and the state of reset, and the six values of step.
+      shapes and dtypes: the observation of reset, and the six values of step.
 
     Raises:
       BrokenContractError: the values differ from gymnax's API, or reset and step return different shapes or dtypes.
@@ -52,7 +52,7 @@ def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, PyTree,
     check_same("observations", obs, "step", step[0])
     check_same("observations", obs, 'info["final_observation"]', step[5]["final_observation"])
     check_same("state", state, "step", step[1], check="carry")
-    return obs, state, step
+    return obs, step
 
 
 def _check_step_env(source: Any, params: Any, key: Array, obs: PyTree, state: PyTree, action: PyTree) -> None:

@@ -3,53 +3,13 @@
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jppo.envs.spaces import ObsSpec, PyTree
 
 _MAX_NUMBERS = 1024  # numbers of an observation that are kept
-
-
-class Box(NamedTuple):
-    """The fields of gymnasium.spaces.Box that the checks read."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    low: float = -np.inf
-    high: float = np.inf
-
-
-class Discrete(NamedTuple):
-    """The fields of gymnasium.spaces.Discrete that the checks read."""
-
-    dtype: str
-    n: int
-    start: int
-    shape: tuple[int, ...] = ()
-
-
-class Dict(NamedTuple):
-    """The fields of gymnasium.spaces.Dict that the checks read."""
-
-    spaces: dict[str, Any]
-
-
-class Tuple(NamedTuple):
-    """The fields of gymnasium.spaces.Tuple that the checks read."""
-
-    spaces: tuple[Any, ...]
-
-
-def space_of(spec: PyTree) -> Any:
-    """Returns the space that ObsSpecs describe."""
-    if isinstance(spec, ObsSpec):
-        categories = spec.num_categories
-        return Discrete(spec.dtype, categories, spec.start) if categories else Box(spec.shape, spec.dtype)
-    if isinstance(spec, Mapping):
-        return Dict({key: space_of(part) for key, part in spec.items()})
-    return Tuple(tuple(space_of(part) for part in spec))
 
 
 class MisfitError(Exception):
@@ -60,7 +20,11 @@ class Observations:
     """Compares observations with a space, and records the first fault of each kind."""
 
     def __init__(self, space: Any, casts: bool) -> None:
-        """Args: casts: whether jppo casts observations to the dtype of the space."""
+        """
+        Args:
+          space: a space of Gymnasium or gymnax, or ObsSpec leaves.
+          casts: whether jppo casts observations to the dtype of the space.
+        """
         self._space, self._casts = space, casts
         self.faults: dict[str, str] = {}  # "dtype", "loss", "range", "categories" or "finite" -> description
 
@@ -82,19 +46,17 @@ class Observations:
 
     def _compare(self, path: str, space: Any, leaf: np.ndarray) -> None:
         declared = np.dtype(space.dtype)
-        kind = type(space).__name__
-        if kind != "Discrete" and leaf.dtype != declared:
+        categories = _num_categories(space)
+        if not categories and leaf.dtype != declared:
             lossy = self._casts and not np.can_cast(leaf.dtype, declared, "same_kind")
             self._note("loss" if lossy else "dtype", f"{path} is {leaf.dtype}; its space says {declared}")
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             self._note("finite", f"{path} has {leaf[~np.isfinite(leaf)].flat[0]}")
-        if kind == "Discrete":
+        if categories:
             first = int(getattr(space, "start", 0))
-            outside = leaf[(leaf < first) | (leaf >= first + int(space.n))]
-            if outside.size:
-                self._note(
-                    "categories", f"{path} is {outside.flat[0]}; its space says {first} to {first + space.n - 1}"
-                )
+            last = first + categories - 1
+            if (outside := leaf[(leaf < first) | (leaf > last)]).size:
+                self._note("categories", f"{path} is {outside.flat[0]}; its space says {first} to {last}")
             return
         if leaf.dtype.kind == "b":
             return
@@ -112,14 +74,14 @@ class Observations:
 
 def split_observation(space: Any, value: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     """Yields path, space and value of each array of an observation. Raises MisfitError for another structure."""
-    kind = type(space).__name__
+    parts = getattr(space, "spaces", space)
     try:
-        if kind == "Dict":
-            for key, part in space.spaces.items():
+        if isinstance(parts, Mapping):
+            for key, part in parts.items():
                 inner = value[key] if isinstance(value, Mapping) else getattr(value, key)
                 yield from split_observation(part, inner, f"{path}[{key!r}]")
-        elif kind == "Tuple":
-            for i, (part, inner) in enumerate(zip(space.spaces, value, strict=True)):
+        elif isinstance(parts, tuple | list):
+            for i, (part, inner) in enumerate(zip(parts, value, strict=True)):
                 yield from split_observation(part, inner, f"{path}[{i}]")
         else:
             yield path, space, value
@@ -128,9 +90,18 @@ def split_observation(space: Any, value: Any, path: str) -> Iterator[tuple[str, 
         raise MisfitError(f"{path} is {found}, which does not fit {space}") from error
 
 
+def _num_categories(space: Any) -> int:
+    """Returns the number of categories of a Discrete space, and 0 for the others."""
+    if isinstance(space, ObsSpec):
+        return space.num_categories
+    return int(space.n) if type(space).__name__ == "Discrete" else 0
+
+
 def _bounds(space: Any) -> tuple[Any, Any]:
     """Returns the smallest and the largest value of a space that is not Discrete."""
     kind = type(space).__name__
+    if isinstance(space, ObsSpec):
+        return -np.inf, np.inf
     if kind == "MultiBinary":
         return 0, 1
     if kind == "MultiDiscrete":

@@ -15,7 +15,7 @@ import numpy as np
 from jppo.envs.agent_rows import is_parallel_env
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.masks import Masks
-from jppo.envs.checks.report import PASS, SKIPPED, Check, report_exceptions, report_refusals
+from jppo.envs.checks.report import Check, passed, report_exceptions, report_refusals, skipped
 from jppo.envs.checks.trajectory import (
     COUNTERS,
     Starts,
@@ -109,14 +109,12 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
     trace = _play_all(envs, seed, actions, observations, masks)
     again = _play_all([*envs[1:], envs[0]], seed, actions, observations, masks)
     starts = _reset_often(envs[0], seed, observations)
-    yield Check(
-        name="runs", status=PASS, seen=f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes"
-    )
-    yield Check(name="contract", status=PASS, seen="reset returns two values and step five, with the right types")
+    yield passed("runs", f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
+    yield passed("contract", "reset returns two values and step five, with the right types")
     how = "in another instance, after other episodes" if len(envs) > 1 else "in the same instance, after other episodes"
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, how)
     yield masks.judge()
-    yield Check(name="autoreset", status=SKIPPED, seen="applies only to vector environments")
+    yield skipped("autoreset", "applies only to vector environments")
     yield _measure_speed(envs[0], actions_at(actions, slice(None), 0), masks)
 
 

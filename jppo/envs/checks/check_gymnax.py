@@ -15,7 +15,18 @@ from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment
 from jppo.envs.checks import rules
 from jppo.envs.checks.masks import Masks
-from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, report_exceptions, report_refusals
+from jppo.envs.checks.report import (
+    FAIL,
+    PASS,
+    SKIPPED,
+    Check,
+    failed,
+    passed,
+    report_exceptions,
+    report_refusals,
+    skipped,
+    warning,
+)
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.episodes import EpisodicEnv
@@ -23,7 +34,7 @@ from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.gymnax_contract import check_methods, check_same, describe_leaf, trace_env
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
 from jppo.envs.modules import make_named
-from jppo.envs.observations import MisfitError, Observations, space_of
+from jppo.envs.observations import Observations
 from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 
 NAMES: tuple[str, ...] = (
@@ -57,68 +68,46 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
     source = env
     if isinstance(env, str) and family_of(env) is None:
         source = make_named(env) if names_module(env) else make_source(env)
-    has_functions = isinstance(source, str | Environment | EpisodicEnv)
-    if not has_functions:
-        yield from _judge_tracing(source, params)
+    contract = passed("contract", "observations of reset and step have the same shapes and dtypes")
+    if not isinstance(source, str | Environment | EpisodicEnv):
+        contract = _judge_types(source, params)
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
     if made.num_agents > 1:
         raise ValueError(f"{made.name} has {made.num_agents} agents; check_env checks on-device environments with one")
-    if has_functions:
-        yield from _judge_functions(made)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), made.action_spec)
+    with report_exceptions("jit", "tracing reset and step"):
+        obs, state = jax.eval_shape(made.reset, key)
+        after = jax.eval_shape(made.step, key, state, action)
+    yield passed("jit", "reset and step can be traced")
+    check_same("observations", obs, "step", after.obs)
+    check_same("observations", obs, "step (final_obs)", after.final_obs)
+    yield contract
+    check_same("state", state, "step", after.state, check="carry")
+    yield passed("carry", f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step")
     with report_refusals():
         check_mask_spec(made.obs_spec, made.action_spec)
     yield from _judge_episodes(made, steps, seed, num_envs)
 
 
-def _judge_tracing(source: Any, params: Any) -> Iterator[Check]:
-    """Yields the results of jit, contract and carry. `make_env` does not require the types of step's values."""
+def _judge_types(source: Any, params: Any) -> Check:
+    """Checks the types of the values that `step` of gymnax's API returns, some of which `make_env` does not require."""
     check_methods(source, params)
     params = source.default_params if params is None else params
     with report_refusals():
         specs = action_spec_of(type(source).__name__, source.action_space(params))
     action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
     with report_exceptions("jit", "tracing reset and step"):
-        _, state, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action)
-    yield Check(name="jit", status=PASS, seen="reset and step can be traced")
+        _, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if flag.dtype != bool or flag.shape:
             raise BrokenContractError(f"{name} is {describe_leaf(flag)}, not bool[]", "return a scalar bool")
     if not (jnp.issubdtype(reward.dtype, jnp.floating) or jnp.issubdtype(reward.dtype, jnp.integer)):
         raise BrokenContractError(f"reward is {describe_leaf(reward)}, not a number", "return a scalar float")
     if reward.shape:
-        yield Check(
-            name="contract",
-            status=WARN,
-            seen=f"reward is {describe_leaf(reward)}, not a scalar",
-            advice="return a scalar",
-        )
-    else:
-        yield Check(name="contract", status=PASS, seen="reset returns two values and step six, with the right types")
-    yield Check(
-        name="carry",
-        status=PASS,
-        seen=f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step",
-    )
-
-
-def _judge_functions(env: Environment) -> Iterator[Check]:
-    """Yields the results of jit, contract and carry for the functions of an `Environment`."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), env.action_spec)
-    with report_exceptions("jit", "tracing reset and step"):
-        obs, state = jax.eval_shape(env.reset, key)
-        after = jax.eval_shape(env.step, key, state, action)
-    yield Check(name="jit", status=PASS, seen="reset and step can be traced")
-    check_same("observations", obs, "step", after.obs)
-    check_same("observations", obs, "step (final_obs)", after.final_obs)
-    yield Check(name="contract", status=PASS, seen="observations of reset and step have the same shapes and dtypes")
-    check_same("state", state, "step", after.state, check="carry")
-    yield Check(
-        name="carry",
-        status=PASS,
-        seen=f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step",
-    )
+        return warning("contract", f"reward is {describe_leaf(reward)}, not a scalar", "return a scalar")
+    return passed("contract", "reset returns two values and step six, with the right types")
 
 
 def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
@@ -134,20 +123,18 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     start = time.perf_counter()
     repeated = jax.device_get(play_all(keys, actions))
     seconds = time.perf_counter() - start
-    observations, misfit = _observations(env, episodes)
+    observations = _observations(env)
     trace, again = _trace(observations, episodes), _trace(observations, repeated)
     how = "the same compiled program, called twice"
     starts = _reset_often(observations, env, seed)
     found = {check.name: check for check in rules.judge_all(observations, env.action_spec, trace, again, starts, how)}
-    if misfit:
-        found["spaces"] = misfit
     if limit := _judge_limit(env, observations, keys, actions, trace):
         found[limit.name] = limit
         if limit.status == PASS and found["final_obs"].status == SKIPPED:
             seen = f"correct with max_steps_in_episode = {_LIMIT}; no episode ends without it"
-            found["final_obs"] = Check(name="final_obs", status=PASS, seen=seen)
+            found["final_obs"] = passed("final_obs", seen)
     if found["determinism"].status == FAIL:
-        yield Check(name="vmap", status=PASS, seen="runs under vmap and scan")
+        yield passed("vmap", "runs under vmap and scan")
     else:
         yield _judge_single(episodes, single)
     yield from found.values()
@@ -196,21 +183,13 @@ def _counters(state: PyTree) -> dict[str, Array]:
     }
 
 
-def _observations(env: Environment, episodes: _Episodes) -> tuple[Observations, Check | None]:
-    """Compares with the declared space or, if its structure or shapes differ, with the actual one, which jppo uses."""
-    actual = space_of(env.obs_spec)
+def _observations(env: Environment) -> Observations:
+    """Compares observations with the declared space or, if there is none, with the specs that jppo uses."""
     declared = getattr(env.source, "observation_space", None)
-    if declared is None or holds_bits(env.source):
-        return Observations(actual, casts=False), None
-    declared = declared if isinstance(env.source, EpisodicEnv) else declared(env.params)
-    try:
-        Observations(declared, casts=False).see(jax.tree.map(lambda x: x[0, 0], episodes.obs))
-    except MisfitError as error:
-        misfit = Check(
-            name="spaces", status=FAIL, seen=str(error), advice="declare the space of the observations that you return"
-        )
-        return Observations(actual, casts=False), misfit
-    return Observations(declared, casts=False), None
+    if callable(declared):  # a method of gymnax's API
+        declared = declared(env.params)
+    space = env.obs_spec if declared is None or holds_bits(env.source) else declared
+    return Observations(space, casts=False)
 
 
 def _trace(observations: Observations, episodes: _Episodes) -> Trace:
@@ -234,10 +213,8 @@ def _judge_single(episodes: _Episodes, single: _Episodes) -> Check:
         same = jax.tree.map(lambda x, all_: _is_close(x, all_[0, : len(x)]).all(), alone, batched)
         if not all(jax.tree.leaves(same)):
             seen = f"{name} of an environment differs with and without vmap"
-            return Check(
-                name="vmap", status=FAIL, seen=seen, advice="look for callbacks and for reductions over the batch axis"
-            )
-    return Check(name="vmap", status=PASS, seen="an environment gives the same results with and without vmap")
+            return failed("vmap", seen, "look for callbacks and for reductions over the batch axis")
+    return passed("vmap", "an environment gives the same results with and without vmap")
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -267,12 +244,7 @@ def _judge_limit(
         limited = _trace(observations, jax.device_get(play))
     except Exception as error:  # the environment may not support this value
         seen = f"it raises {type(error).__name__} with max_steps_in_episode = {_LIMIT}"
-        return Check(
-            name="time_limit",
-            status=SKIPPED,
-            seen=seen,
-            advice="ignore this if the environment does not support other limits",
-        )
+        return skipped("time_limit", seen, "ignore this if the environment does not support other limits")
     return _judge_limited(limited, free)
 
 
@@ -285,19 +257,12 @@ def _judge_limited(limited: Trace, free: Trace) -> Check | None:
     if limited.terminated[-1][reached].any():
         seen = f"with {setting}, step {_LIMIT} is terminated; without a limit it is not"
         advice = "remove the time from the condition of termination; gymnax's step sets truncated"
-        return Check(name="time_limit", status=FAIL, seen=seen, advice=advice)
+        return failed("time_limit", seen, advice)
     if not limited.truncated[-1][reached].any():
         seen = f"{setting} does not end episodes"
-        return Check(
-            name="time_limit", status=WARN, seen=seen, advice="count the steps in state.time, or remove the parameter"
-        )
+        return warning("time_limit", seen, "count the steps in state.time, or remove the parameter")
     same = _is_close(limited.obs[:_LIMIT], free.obs[:_LIMIT]).all((0, 2))
     if (reached & same & ~_is_close(limited.final[-1], free.obs[_LIMIT]).all(-1)).any():
         seen = f"with {setting}, the final observation differs from the observation without a limit"
-        return Check(
-            name="final_obs",
-            status=FAIL,
-            seen=seen,
-            advice="return the observation that the step led to as final_observation",
-        )
-    return Check(name="time_limit", status=PASS, seen=f"with {setting}, step {_LIMIT} is truncated and not terminated")
+        return failed("final_obs", seen, "return the observation that the step led to as final_observation")
+    return passed("time_limit", f"with {setting}, step {_LIMIT} is truncated and not terminated")

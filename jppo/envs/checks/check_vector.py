@@ -12,7 +12,7 @@ import numpy as np
 
 from jppo.envs.checks import rules
 from jppo.envs.checks.masks import Masks
-from jppo.envs.checks.report import PASS, Check, report_exceptions
+from jppo.envs.checks.report import Check, passed, report_exceptions
 from jppo.envs.checks.trajectory import Starts, Trace, TraceStep, actions_at, draw_actions, num_steps_of, stack_trace
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.observations import Observations
@@ -36,15 +36,11 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
         obs, digest = observations.see(many.reset(), (_RESETS * host.num_agents,))
         many.close()
     starts = Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
-    yield Check(
-        name="runs", status=PASS, seen=f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes"
-    )
-    yield Check(name="contract", status=PASS, seen="the values are those of Gymnasium's vector environments")
+    yield passed("runs", f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
+    yield passed("contract", "the values are those of Gymnasium's vector environments")
     yield from rules.judge_all(observations, host.action_spec, trace, again, starts, "in new instances")
     yield masks.judge()
-    yield Check(
-        name="autoreset", status=PASS, seen=f"all {int(trace.done.sum()):,} ended episodes have final observations"
-    )
+    yield passed("autoreset", f"all {int(trace.done.sum()):,} ended episodes have final observations")
     yield rules.judge_speed(trace.reward.size, seconds, f"{num_envs} environments in one process")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
+from jppo.envs.checks.report import FAIL, WARN, Check, failed, passed, skipped
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.masks import has_mask, lacks_legal_action, legal_categories, nearest_legal
 from jppo.envs.spaces import ACTION_MASK, PyTree
@@ -43,9 +43,7 @@ class Masks:
         self._masks, self._legal = self._masks + empty.size, self._legal + int(legal.sum())
         if empty.any():
             after = f" in the state after {self._masks - 1:,} others" if not lead else ""
-            self._fault = Check(
-                name="masks", status=FAIL, seen=f"action_mask marks no legal action{after}", advice=EMPTY_MASK
-            )
+            self._fault = failed("masks", f"action_mask marks no legal action{after}", EMPTY_MASK)
         elif (others := mask[(mask != 0) & (mask != 1)]).size:
             self._note(FAIL, f"action_mask contains {others.flat[0]}")
         elif mask.dtype.kind not in "biu":
@@ -58,8 +56,6 @@ class Masks:
     def judge(self) -> Check:
         """Returns the result of the check."""
         if not self.exist:
-            return Check(name="masks", status=SKIPPED, seen="applies only to observations with the leaf action_mask")
+            return skipped("masks", "applies only to observations with the leaf action_mask")
         average = f"{self._legal / max(self._masks, 1):.1f} of {self._spec.num_logits}"
-        return self._fault or Check(
-            name="masks", status=PASS, seen=f"{self._masks:,} masks; on average, {average} entries are legal"
-        )
+        return self._fault or passed("masks", f"{self._masks:,} masks; on average, {average} entries are legal")

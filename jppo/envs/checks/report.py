@@ -29,6 +29,26 @@ class Check(NamedTuple):
     traceback: str = ""  # traceback of an exception that the environment raised
 
 
+def passed(name: str, seen: str) -> Check:
+    """Returns the result of a check that passed."""
+    return Check(name=name, status=PASS, seen=seen)
+
+
+def failed(name: str, seen: str, advice: str) -> Check:
+    """Returns the result of a check that failed."""
+    return Check(name=name, status=FAIL, seen=seen, advice=advice)
+
+
+def warning(name: str, seen: str, advice: str) -> Check:
+    """Returns the result of a check that found something unusual."""
+    return Check(name=name, status=WARN, seen=seen, advice=advice)
+
+
+def skipped(name: str, seen: str, advice: str = "") -> Check:
+    """Returns the result of a check that was not possible."""
+    return Check(name=name, status=SKIPPED, seen=seen, advice=advice)
+
+
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
     """The results of all checks of an environment."""
@@ -97,7 +117,7 @@ def report_refusals() -> Iterator[None]:
             if "observation" in text
             else "contract"
         )
-        raise FailedCheckError(Check(name=name, status=FAIL, seen=text, advice="see docs/extending.md")) from error
+        raise FailedCheckError(failed(name, text, "see docs/extending.md")) from error
 
 
 def collect_checks(checks: Iterable[Check]) -> list[Check]:
@@ -110,27 +130,17 @@ def collect_checks(checks: Iterable[Check]) -> list[Check]:
         found.append(error.args[0])
     except BrokenContractError as error:
         problem, remedy = error.args
-        found.append(Check(name=error.check, status=FAIL, seen=problem, advice=remedy))
+        found.append(failed(error.check, problem, remedy))
     except MisfitError as error:
-        found.append(
-            Check(
-                name="spaces",
-                status=FAIL,
-                seen=str(error),
-                advice="declare the space of the observations that you return",
-            )
-        )
+        found.append(failed("spaces", str(error), "declare the space of the observations that you return"))
     return found
 
 
 def make_report(names: tuple[str, ...], found: list[Check], **fields: Any) -> CheckReport:
     """Returns a report in the order of the names. Missing checks are marked as skipped, because another one failed."""
-    failed = next((check.name for check in found if check.status == FAIL), "")
+    culprit = next((check.name for check in found if check.status == FAIL), "")
     by_name = {check.name: check for check in found}
-    checks = (
-        by_name.get(name, Check(name=name, status=SKIPPED, seen=f"not checked, because {failed} failed"))
-        for name in names
-    )
+    checks = (by_name.get(name, skipped(name, f"not checked, because {culprit} failed")) for name in names)
     return CheckReport(checks=tuple(checks), **fields)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check
+from jppo.envs.checks.report import FAIL, PASS, WARN, Check, failed, passed, skipped, warning
 from jppo.envs.checks.trajectory import Starts, Trace, num_alike
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import ActionSpec, PyTree
@@ -47,7 +47,7 @@ def judge_spaces(observations: Observations) -> Check:
     for kind, status, advice in _SPACE_FAULTS:
         if kind in observations.faults:
             return Check(name="spaces", status=status, seen=observations.faults[kind], advice=advice)
-    return Check(name="spaces", status=PASS, seen="shapes, dtypes and values are in the observation space")
+    return passed("spaces", "shapes, dtypes and values are in the observation space")
 
 
 def judge_actions(action_spec: PyTree) -> Check:
@@ -60,43 +60,29 @@ def _judge_action(spec: ActionSpec) -> Check:
     """Checks that there are at least two actions. Warns of missing bounds: such actions are not scaled."""
     if spec.num_actions:
         if spec.num_actions == 1:
-            return Check(
-                name="actions", status=FAIL, seen="there is only one action", advice="declare at least two actions"
-            )
-        return Check(
-            name="actions", status=PASS, seen=f"{spec.num_actions} discrete actions, numbered from {spec.start}"
-        )
+            return failed("actions", "there is only one action", "declare at least two actions")
+        return passed("actions", f"{spec.num_actions} discrete actions, numbered from {spec.start}")
     if spec.nvec:
-        return Check(
-            name="actions",
-            status=PASS,
-            seen=f"{len(spec.nvec)} components of {min(spec.nvec)} to {max(spec.nvec)} actions",
-        )
+        return passed("actions", f"{len(spec.nvec)} components of {min(spec.nvec)} to {max(spec.nvec)} actions")
     low, high = np.asarray(spec.low, np.float64), np.asarray(spec.high, np.float64)
     if not (low < high).all():
         i = int(np.argmin(low < high))
         seen = f"dimension {i} has the bounds {low[i]:g} and {high[i]:g}"
-        return Check(name="actions", status=FAIL, seen=seen, advice="the lower bound must be less than the upper bound")
+        return failed("actions", seen, "the lower bound must be less than the upper bound")
     if num_unbounded := int((~np.isfinite(high - low)).sum()):
         seen = f"{num_unbounded} of {low.size} dimensions have no bounds"
-        return Check(
-            name="actions", status=WARN, seen=seen, advice="declare bounds, so that jppo can scale the actions"
-        )
-    return Check(name="actions", status=PASS, seen=f"{low.size} real numbers, from {low.min():g} to {high.max():g}")
+        return warning("actions", seen, "declare bounds, so that jppo can scale the actions")
+    return passed("actions", f"{low.size} real numbers, from {low.min():g} to {high.max():g}")
 
 
 def judge_finite(observations: Observations, trace: Trace) -> Check:
     """Checks that no observation and no reward is NaN or infinite."""
     advice = "look for divisions by 0, logarithms and unstable simulations; end the episode before"
     if (bad := ~np.isfinite(trace.reward)).any():
-        return Check(name="finite", status=FAIL, seen=f"reward {trace.reward[bad][0]} at {_first(bad)}", advice=advice)
+        return failed("finite", f"reward {trace.reward[bad][0]} at {_first(bad)}", advice)
     if "finite" in observations.faults:
-        return Check(name="finite", status=FAIL, seen=observations.faults["finite"], advice=advice)
-    return Check(
-        name="finite",
-        status=PASS,
-        seen=f"all numbers are finite; rewards from {trace.reward.min():g} to {trace.reward.max():g}",
-    )
+        return failed("finite", observations.faults["finite"], advice)
+    return passed("finite", f"all numbers are finite; rewards from {trace.reward.min():g} to {trace.reward.max():g}")
 
 
 def judge_determinism(first: Trace, again: Trace, how: str) -> Check:
@@ -104,7 +90,7 @@ def judge_determinism(first: Trace, again: Trace, how: str) -> Check:
     advice = "take all random numbers from self.np_random or the key, and set the whole state in reset"
     if (differs := first.digest[0] != again.digest[0]).any():
         seen = f"the seed of environment {differs.argmax()} gives another start the second time ({how})"
-        return Check(name="determinism", status=FAIL, seen=seen, advice=advice)
+        return failed("determinism", seen, advice)
     differences = {
         "observations": first.digest[1:] != again.digest[1:],
         "rewards": _differs(first.reward, again.reward),
@@ -113,35 +99,23 @@ def judge_determinism(first: Trace, again: Trace, how: str) -> Check:
     }
     if found := [(int(np.argwhere(differs)[0][0]), name) for name, differs in differences.items() if differs.any()]:
         step, name = min(found)
-        return Check(name="determinism", status=FAIL, seen=f"{name} differ from step {step} on ({how})", advice=advice)
-    return Check(name="determinism", status=PASS, seen=f"identical when repeated ({how})")
+        return failed("determinism", f"{name} differ from step {step} on ({how})", advice)
+    return passed("determinism", f"identical when repeated ({how})")
 
 
 def judge_seeds(trace: Trace) -> Check:
     """Warns if environments with the same actions and different seeds give the same trajectory."""
     number = num_alike(trace.digest.shape[1])
     if number < 2:
-        return Check(
-            name="seeds",
-            status=SKIPPED,
-            seen="there is only one environment",
-            advice="pass a name or a function instead",
-        )
+        return skipped("seeds", "there is only one environment", "pass a name or a function instead")
     digest, reward = trace.digest[:, :number], trace.reward[:, :number]
     if (digest[0] != digest[0, 0]).any():
-        return Check(name="seeds", status=PASS, seen="trajectories of different seeds differ from the start on")
+        return passed("seeds", "trajectories of different seeds differ from the start on")
     differs = ((digest[1:] != digest[1:, :1]) | _differs(reward, reward[:, :1])).any(axis=1)
     if not differs.any():
         seen = f"{number} seeds with the same actions give the same {len(reward):,} steps"
-        return Check(
-            name="seeds",
-            status=WARN,
-            seen=seen,
-            advice="take random numbers from the seed; ignore this if the game is deterministic",
-        )
-    return Check(
-        name="seeds", status=PASS, seen=f"trajectories of different seeds differ from step {differs.argmax()} on"
-    )
+        return warning("seeds", seen, "take random numbers from the seed; ignore this if the game is deterministic")
+    return passed("seeds", f"trajectories of different seeds differ from step {differs.argmax()} on")
 
 
 def judge_starts(starts: Starts, trace: Trace) -> Check:
@@ -154,10 +128,8 @@ def judge_starts(starts: Starts, trace: Trace) -> Check:
     repeats = sum(max(0, len(group) - 1) for group in groups)
     if repeats >= _MIN_ENDS and different > resets // 2 and all(len(np.unique(group)) <= 1 for group in groups):
         seen = f"{resets} seeds give {different} different starts, but all later episodes have the same start"
-        return Check(name="starts", status=FAIL, seen=seen, advice="do not use a fixed seed in a reset without a seed")
-    return Check(
-        name="starts", status=PASS, seen=f"{different} different start{'s' * (different > 1)} in {resets} resets"
-    )
+        return failed("starts", seen, "do not use a fixed seed in a reset without a seed")
+    return passed("starts", f"{different} different start{'s' * (different > 1)} in {resets} resets")
 
 
 def judge_time_limit(trace: Trace) -> Check:
@@ -166,18 +138,11 @@ def judge_time_limit(trace: Trace) -> Check:
     truncated, terminated = int(trace.truncated.sum()), int(trace.terminated.sum())
     seen = f"{len(lengths)} episodes: {terminated} terminated, {truncated} truncated"
     if len(lengths) < _MIN_ENDS:
-        return Check(
-            name="time_limit", status=SKIPPED, seen=f"{seen} in {len(trace.done):,} steps", advice="use more --steps"
-        )
+        return skipped("time_limit", f"{seen} in {len(trace.done):,} steps", "use more --steps")
     if not truncated and len(np.unique(lengths)) == 1 and lengths[0] > 1:
         seen = f"every episode terminates after {lengths[0]} steps"
-        return Check(
-            name="time_limit",
-            status=WARN,
-            seen=seen,
-            advice="truncate if this is a time limit; ignore this if the game is over",
-        )
-    return Check(name="time_limit", status=PASS, seen=seen)
+        return warning("time_limit", seen, "truncate if this is a time limit; ignore this if the game is over")
+    return passed("time_limit", seen)
 
 
 def judge_final_obs(trace: Trace, starts: Starts) -> Check:
@@ -185,22 +150,22 @@ def judge_final_obs(trace: Trace, starts: Starts) -> Check:
     done, num_ends = trace.done, int(trace.done.sum())
     if (done & (trace.resets > 0)).any():
         seen = "step calls reset when an episode ends, so the last observation is lost"
-        return Check(name="final_obs", status=FAIL, seen=seen, advice=_RETURN_NEXT)
+        return failed("final_obs", seen, _RETURN_NEXT)
     if num_ends < _MIN_ENDS:
         seen = f"{num_ends} episodes ended in {len(done):,} steps"
-        return Check(name="final_obs", status=SKIPPED, seen=seen, advice="use more --steps")
+        return skipped("final_obs", seen, "use more --steps")
     differs = np.any(_differs(trace.final, trace.obs[1:]), axis=-1)
     if np.ptp(trace.obs[1:][done], axis=0).any() and not differs[done].any():
         seen = f"equals the first observation of the next episode at all {num_ends} ends"
-        return Check(name="final_obs", status=FAIL, seen=seen, advice=_RETURN_NEXT)
+        return failed("final_obs", seen, _RETURN_NEXT)
     if differs[~done].any():
         seen = "final_observation differs from the observation within an episode"
-        return Check(name="final_obs", status=FAIL, seen=seen, advice=_RETURN_NEXT)
+        return failed("final_obs", seen, _RETURN_NEXT)
     inside, jumps = (of_step[done] for of_step in _return_to_start(trace, starts, trace.final))
     if inside.all() and jumps.sum() >= _MIN_ENDS:
         seen = f"is in the region of starts at all {num_ends} ends, after a jump at {int(jumps.sum())}"
-        return Check(name="final_obs", status=FAIL, seen=seen, advice=_RETURN_NEXT)
-    return Check(name="final_obs", status=PASS, seen=f"{num_ends} final observations belong to the episode that ended")
+        return failed("final_obs", seen, _RETURN_NEXT)
+    return passed("final_obs", f"{num_ends} final observations belong to the episode that ended")
 
 
 def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
@@ -213,32 +178,27 @@ def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
     within = ~trace.done
     if (resets := within & (trace.resets > 0)).any():
         seen = f"step calls reset at {_first(resets)}, without terminated or truncated"
-        return Check(name="hidden_reset", status=FAIL, seen=seen, advice=_END_EPISODE)
+        return failed("hidden_reset", seen, _END_EPISODE)
     increases = {name: np.diff(values, axis=0)[within] > 0 for name, values in trace.counters.items()}
     counters = {name: trace.counters[name] for name, grows in increases.items() if grows.size and grows.mean() > 0.5}
     for name, values in counters.items():
         if (decreases := within & (values[1:] < values[:-1])).any():
             change = f"from {values[:-1][decreases][0]:g} to {values[1:][decreases][0]:g}"
             seen = f"{name} decreases {change} at {_first(decreases)}, without terminated or truncated"
-            return Check(name="hidden_reset", status=FAIL, seen=seen, advice=_END_EPISODE)
+            return failed("hidden_reset", seen, _END_EPISODE)
     done = trace.done  # other counters may count the steps of all episodes
     restarting = [name for name, x in counters.items() if done.any() and (x[1:] <= x[:-1])[done].all()]
     if restarting:
-        return Check(name="hidden_reset", status=PASS, seen=f"{', '.join(restarting)} increases within all episodes")
+        return passed("hidden_reset", f"{', '.join(restarting)} increases within all episodes")
     if (jumps := within & _return_to_start(trace, starts, trace.obs[1:])[1]).any():
         seen = f"the observation jumps to the region of starts {int(jumps.sum())} times, first at {_first(jumps)}"
-        return Check(
-            name="hidden_reset",
-            status=WARN,
-            seen=seen,
-            advice=f"{_END_EPISODE}. Ignore this if the game has such jumps",
-        )
-    return Check(name="hidden_reset", status=PASS, seen="no observation jumps to the region of starts")
+        return warning("hidden_reset", seen, f"{_END_EPISODE}. Ignore this if the game has such jumps")
+    return passed("hidden_reset", "no observation jumps to the region of starts")
 
 
 def judge_speed(steps: int, seconds: float, how: str) -> Check:
     """Reports the speed; never fails."""
-    return Check(name="speed", status=PASS, seen=f"{steps / seconds:,.0f} steps/s ({how})")
+    return passed("speed", f"{steps / seconds:,.0f} steps/s ({how})")
 
 
 def _first(where: np.ndarray) -> str:
