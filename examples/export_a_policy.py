@@ -31,7 +31,7 @@ def main(total_steps: int = 200_000, episodes: int = 10) -> tuple[np.ndarray, np
         size, policy = (
             path.stat().st_size,
             jppo.numpy_policy.load(path),
-        )  # needs only NumPy; the module can be copied to machines without jppo
+        )  # needs only NumPy; its folder can be copied to machines without jppo
     score = play(policy, episodes)
     print(f"{size:,} bytes; with NumPy alone it balances for {score:.0f} of at most 500 steps")
     return result.policy.act(observations), policy.act(observations), score

@@ -415,7 +415,7 @@ def test_numpy_policy_needs_only_numpy(simple, exported, tmp_path, copied):
     obs = observations(FOUR, 3)
     how, found = "from jppo import numpy_policy", {"jppo"}
     if copied:
-        shutil.copy(numpy_policy.__file__, tmp_path / "numpy_policy.py")
+        shutil.copytree(Path(numpy_policy.__file__).parent, tmp_path / "numpy_policy")
         how, found = f"sys.path[:0] = [{str(tmp_path)!r}]; import numpy_policy", set()
     code = NUMPY_ALONE.format(how=how, path=str(exported), obs=obs.tolist(), found=found)
     paths = os.pathsep.join([str(Path(jppo.__file__).parent.parent)] * (not copied))
