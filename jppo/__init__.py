@@ -60,8 +60,8 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.runs.export import export_policy as export_policy
     from jppo.runs.export import load_exported as load_exported
     from jppo.runs.load import load_policy as load_policy
-    from jppo.runs.playback import play as play
     from jppo.runs.policy import TrainedPolicy as TrainedPolicy
+    from jppo.runs.render import play as play
     from jppo.sweeps import tune as tune
     from jppo.sweeps.results import SettingResult as SettingResult
     from jppo.sweeps.results import SweepResult as SweepResult
@@ -106,8 +106,8 @@ _MODULES = {
     "jppo.runs.evaluation": ("evaluate",),
     "jppo.runs.export": ("ExportedPolicy", "export_policy", "load_exported"),
     "jppo.runs.load": ("load_policy",),
-    "jppo.runs.playback": ("play",),
     "jppo.runs.policy": ("TrainedPolicy",),
+    "jppo.runs.render": ("play",),
     "jppo.sweeps.results": ("SettingResult", "SweepResult"),
     "jppo.sweeps.sweep": ("sweep",),
     "jppo.sweeps.sweep_run": ("SweepRun",),

@@ -243,7 +243,7 @@ def test_train_and_evaluate(env):
 
 
 @pytest.mark.slow
-def test_a_played_episode_is_that_of_the_agents_in_its_first_step(tmp_path):
+def test_a_played_episode_is_that_of_the_agents_in_its_first_step():
     made = []
 
     class Drawn(Team):
@@ -257,8 +257,8 @@ def test_a_played_episode_is_that_of_the_agents_in_its_first_step(tmp_path):
             return np.zeros((8, 8, 3), np.uint8)
 
     result = jppo.train(Drawn, config=config_of(), num_actors=0, total_steps=60, progress="none")
-    played = play_gif(result.agent.env, result.policy, tmp_path / "a.gif", seed=7)
-    assert played == (LIMIT, np.mean([0 + 1, sum(10 + t for t in range(LIMIT))]), True)
+    played = play_gif(result.agent.env, result.policy, seed=7)
+    assert played[1:] == (LIMIT, np.mean([0 + 1, sum(10 + t for t in range(LIMIT))]), True)
     assert made[-1].seed == 7
 
 

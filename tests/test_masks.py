@@ -71,7 +71,7 @@ def test_a_mask_in_the_info_works_in_every_command(tmp_path):
     np.testing.assert_array_equal(lengths, returns)
     evaluation = jppo.evaluate(result, num_episodes=5, sampled=True)
     np.testing.assert_array_equal(evaluation.returns, evaluation.lengths)
-    played = play_gif(result.agent.env, result.policy, tmp_path / "play.gif", sampled=True)
+    played = play_gif(result.agent.env, result.policy, sampled=True)
     assert played.episode_return == played.length
     policy = jppo.load_policy(run_dir, env=InfoMasked)
     exported = numpy_policy.load(jppo.export_policy(policy, tmp_path / "policy.npz"))
@@ -350,7 +350,7 @@ def test_bench_takes_legal_actions_only():
     np.testing.assert_array_equal(end.episode.returns, end.episode.lengths)  # -1 for an illegal action
 
 
-def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
+def test_a_policy_raises_for_a_mask_without_legal_actions():
     result = jppo.train(InfoMasked, total_steps=32, **QUICK)
     with pytest.raises(
         ValueError, match="EmptyOnHost: action_mask marks no legal action in environment 0 at step 1; e"
@@ -359,7 +359,7 @@ def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
     with pytest.raises(
         ValueError, match="EmptyOnHost: action_mask marks no legal action in environment 0 at step 1; e"
     ):
-        play_gif(jppo.make_host_env(EmptyOnHost), result.policy, tmp_path / "play.gif")
+        play_gif(jppo.make_host_env(EmptyOnHost), result.policy)
     obs = {"observation": np.zeros((2, 3)), "action_mask": np.array([[0, 0, 1, 0], [0, 0, 0, 0]], np.int8)}
     with pytest.raises(ValueError, match="action_mask marks no legal action in row 1 of the observations; every mask"):
         result.policy.act(obs)
@@ -367,7 +367,7 @@ def test_a_policy_raises_for_a_mask_without_legal_actions(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions(monkeypatch, tmp_path):
+def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions(monkeypatch):
     result = jppo.train(Masked(), config=SMALL(), total_steps=96, progress="none")
     np.testing.assert_array_equal(result.metrics["episode/return_mean"], 5.0)
     np.testing.assert_array_equal(jppo.evaluate(result, num_episodes=3).returns, 5.0)
@@ -376,11 +376,12 @@ def test_an_evaluation_on_the_device_raises_for_a_mask_without_legal_actions(mon
         jppo.evaluate(env, result.policy, num_episodes=3)
     monkeypatch.setattr(render, "check_drawable", lambda env: None)
     with pytest.raises(ValueError, match=message):
-        play_gif(env, result.policy, tmp_path / "play.gif")
-    played = render._device_episode(env, result.policy, 0, False, 3, list)
-    assert played[1:] == ([1.0, 2.0, 3.0], False)
+        play_gif(env, result.policy)
+    returns = []
+    played = render._play_on_device(env, result.policy, 0, False, 3, lambda state, so_far: returns.append(so_far))
+    assert (returns, *played) == ([1.0, 2.0, 3.0], 3.0, False)
     with pytest.raises(ValueError, match="in episode 0 at step 3; every mask"):
-        play_gif(jppo.make_env(EmptyFromThree()), result.policy, tmp_path / "play.gif")
+        play_gif(jppo.make_env(EmptyFromThree()), result.policy)
 
 
 @pytest.mark.slow

@@ -113,10 +113,10 @@ def test_report_escapes_text_from_files_and_loads_nothing(tmp_path, runs):
 
 
 def test_report_shows_an_episode_of_the_best_run(tmp_path, runs, monkeypatch):
-    def play(env, policy, output, *, max_steps, progress):
+    def play(env, policy, *, max_steps, progress):
         frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-        frames[0].save(output, save_all=True, append_images=frames[1:])
-        return Playback(2, 2.5, False)
+        frames[0].save(output := io.BytesIO(), "GIF", save_all=True, append_images=frames[1:])
+        return Playback(output.getvalue(), 2, 2.5, False)
 
     loaded = []
     run = SimpleNamespace(agent=SimpleNamespace(env=None), policy=None)

@@ -26,19 +26,21 @@ class Play(TrainedRun):
     def run(self) -> int:
         from jppo.config.checks import check_seed
         from jppo.runs.render import play_gif
+        from jppo.runs.run_dir import check_output, write_output
 
         check_seed(self.seed)
+        check_output(self.output, ".gif")
         run = self.load()
         with StatusLine() as status:
             played = play_gif(
                 run.agent.env,
                 run.policy,
-                self.output,
                 seed=self.seed,
                 sampled=self.sampled,
                 max_steps=self.max_steps,
                 progress=status.show,
             )
+        write_output(self.output, played.gif, ".gif")
         cut = "" if played.finished else f" (the episode did not end within --max-steps {self.max_steps})"
         print(f"wrote {self.output}: {played.length} steps, return {played.episode_return:.2f}{cut}")
         return 0

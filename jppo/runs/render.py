@@ -1,18 +1,17 @@
-"""Renders an episode as a GIF."""
+"""Plays an episode and draws it as a GIF."""
 
+import contextlib
 import functools
 import io
-import itertools
 import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.config.checks import check_int
+from jppo.config.checks import check_int, check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs import Environment
@@ -21,10 +20,10 @@ from jppo.envs.families import choose_mujoco_gl
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
 from jppo.ppo.types import Array, PyTree
+from jppo.runs.display import Picture
 from jppo.runs.episodes import DeviceEpisodes, check_legal_actions, make_host_player, start_episodes, step_episodes
-from jppo.runs.files import write_atomically
+from jppo.runs.evaluation import open_policy
 from jppo.runs.policy import TrainedPolicy
-from jppo.runs.run_dir import check_output
 
 _CHUNK = 500  # steps
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
@@ -42,59 +41,84 @@ _DRAWN_BY_GYMNAX = (
 )
 DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
 
+# (state of the environment, return after the next step) -> image [height, width, 3] u8
+Draw = Callable[[PyTree, float], np.ndarray]
+
 
 class Playback(NamedTuple):
-    """The episode of a GIF."""
+    """A drawn episode."""
 
-    length: int  # steps
+    gif: bytes
+    length: int  # steps, one frame each
     episode_return: float
     finished: bool  # False if the episode was cut at max_steps
+
+
+def play(
+    env_or_run: Any, policy: Any = None, *, seed: int = 0, sampled: bool = False, max_steps: int = MAX_FRAMES
+) -> Picture:
+    """Plays one episode and returns it as an animation, which a notebook shows.
+
+        jppo.play(result)                          # in a notebook
+        jppo.play("runs/first").save("play.gif")
+
+    Args:
+      env_or_run, policy: see `jppo.evaluate`.
+      seed: seed of the episode.
+      sampled: sample actions instead of taking the most likely ones.
+      max_steps: a longer episode is cut. The frames of all steps are in memory.
+
+    Raises:
+      ValueError: the environment cannot be drawn, or an argument is invalid.
+    """
+    seed, max_steps = check_seed(seed), check_int("max_steps", max_steps)
+    env, policy = open_policy(env_or_run, policy, "jppo.play")
+    played = play_gif(env, policy, seed=seed, sampled=sampled, max_steps=max_steps)
+    description = f"{env.name}: {played.length} steps, return {played.episode_return:.1f}"
+    return Picture(played.gif, "gif", description)
 
 
 def play_gif(
     env: Environment | HostEnvironment,
     policy: TrainedPolicy,
-    output: Path,
     *,
     seed: int = 0,
     sampled: bool = False,
     max_steps: int = MAX_FRAMES,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Playback:
-    """Plays one episode and writes it as a GIF.
+    """Plays one episode and draws it.
 
     Args:
-      sampled: sample actions instead of taking the most likely ones.
-      max_steps: a longer episode is cut.
-      progress: called with a short text at each step or frame.
+      seed, sampled, max_steps: see `play`.
+      progress: called with a short text at each step.
 
     Raises:
-      ValueError: the environment cannot be drawn, the output cannot be written, or an action_mask marks no legal
-        action.
+      ValueError: the environment cannot be drawn, or an action_mask marks no legal action.
     """
-    if isinstance(env, Environment):
-        check_drawable(env)
-    check_output(output, ".gif")
+    from PIL import Image
+
     max_steps = check_int("max_steps", max_steps)
+    images: list[Image.Image] = []
+
+    def add(frame: np.ndarray) -> None:
+        images.append(Image.fromarray(frame).quantize(32))  # 32 colours need a third of the memory
+        progress(f"step {len(images)}")
+
     if isinstance(env, HostEnvironment):
-        frames, played = _host_episode(env, policy, seed, sampled, max_steps, progress)
-        draw = functools.partial(_save, frames)
+        _choose_display()
+        play_episode = make_host_player(env, policy.policy, sampled)
+        episodes = play_episode(policy.state, env.num_agents, seed, max_steps, draw=add)
+        episode_return, finished = float(episodes.returns.mean()), bool(episodes.finished.all())
     else:
-        has_render = isinstance(env.source, EpisodicEnv)
-        convert = _drawer(env, progress) if has_render else list
-        states, returns, finished = _device_episode(env, policy, seed, sampled, max_steps, convert)
-        played = Playback(len(returns), returns[-1], finished)
-        if has_render:
-            draw = functools.partial(_save, states)
-        elif env.name in CLASSIC_CONTROL:
-            draw = functools.partial(_draw_classic_control, env, states, progress)
-        else:
-            draw = functools.partial(_draw_with_gymnax, env, states, returns, progress)
-    try:
-        draw(output)
-    except OSError as error:
-        raise ValueError(f"output {output} cannot be written: {error.strerror or error}") from error
-    return played
+        check_drawable(env)
+        with _open_screen(env) as draw:
+            episode_return, finished = _play_on_device(
+                env, policy, seed, sampled, max_steps, lambda *shown: add(draw(*shown))
+            )
+    file, frame_milliseconds = io.BytesIO(), 100 if env.name in _DRAWN_BY_GYMNAX else 40
+    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=frame_milliseconds, loop=0)
+    return Playback(gif=file.getvalue(), length=len(images), episode_return=episode_return, finished=finished)
 
 
 def check_drawable(env: Environment | HostEnvironment) -> None:
@@ -119,124 +143,89 @@ def _choose_display() -> None:
     choose_mujoco_gl()
 
 
-def _device_episode(
+def _play_on_device(
     env: Environment,
     policy: TrainedPolicy,
     seed: int,
     sampled: bool,
     max_steps: int,
-    convert: Callable[[list[PyTree]], list[Any]],
-) -> tuple[list[Any], list[float], bool]:
-    """Returns the environment states before each step of one episode, the return after each step, and whether it ended.
+    draw: Callable[[PyTree, float], None],
+) -> tuple[float, bool]:
+    """Plays one episode. Returns its return, and whether it ended.
 
     Steps the environment in chunks of a fixed length, because the length of the episode is unknown.
 
     Args:
-      convert: applied to the states of each chunk, for example to draw them, so that memory holds one chunk of states.
+      draw: called with the environment's state before each step, and the return after it.
     """
 
     def step(episodes: DeviceEpisodes, _: None) -> tuple[DeviceEpisodes, tuple[PyTree, Array]]:
         after = step_episodes(env, policy.policy, sampled, policy.state, episodes)
         return after, (episodes.env_state, after.returns)
 
-    play = jit(lambda start, length: jax.lax.scan(step, start, length=length), static_argnames="length")
+    run = jit(lambda start, length: jax.lax.scan(step, start, length=length), static_argnames="length")
     key = derive_key(jax.random.key(seed), "play")
-    episodes = jit(functools.partial(start_episodes, env, policy.policy))(key[None])
-    all_states: list[Any] = []
-    all_returns: list[float] = []
-    while not episodes.done.all() and len(all_returns) < max_steps:
-        episodes, played = play(episodes, length=min(_CHUNK, max_steps - len(all_returns)))
+    episodes, count = jit(functools.partial(start_episodes, env, policy.policy))(key[None]), 0
+    while not episodes.done.all() and count < max_steps:
+        episodes, played = run(episodes, length=min(_CHUNK, max_steps - count))
         check_legal_actions(env.name, np.asarray(episodes.stuck))
         states, returns = jax.device_get(played)
-        length = int(episodes.lengths[0]) - len(all_returns)
-        all_states += convert([jax.tree.map(lambda x, i=i: jnp.asarray(x[i, 0]), states) for i in range(length)])
-        all_returns += returns[:length, 0].tolist()
-    return all_states, all_returns, bool(episodes.done.all())
+        length = int(episodes.lengths[0]) - count
+        for i in range(length):
+            draw(jax.tree.map(lambda x, i=i: jnp.asarray(x[i, 0]), states), float(returns[i, 0]))
+        count += length
+    return float(episodes.returns[0]), bool(episodes.done.all())
 
 
-def _drawer(env: Environment, progress: Callable[[str], None]) -> Callable[[list[PyTree]], list[Any]]:
-    """Returns a function that draws states with the function of an EpisodicEnv."""
-    render, count = env.source.render, itertools.count(1)
-
-    def draw(states: list[PyTree]) -> list[Any]:
-        frames = []
-        for state in states:
-            progress(f"drawing frame {next(count)}")
-            frames.append(_as_image(np.asarray(render(state.env_state))))
-        return frames
-
-    return draw
+def _open_screen(env: Environment) -> contextlib.AbstractContextManager[Draw]:
+    if isinstance(env.source, EpisodicEnv):
+        render: Any = env.source.render  # not None, see check_drawable
+        return contextlib.nullcontext(lambda state, _: np.asarray(render(state.env_state)))
+    return _open_classic_control(env) if env.name in CLASSIC_CONTROL else _open_gymnax(env)
 
 
-def _draw_with_gymnax(
-    env: Environment, states: list[PyTree], returns: list[float], progress: Callable[[str], None], output: Path
-) -> None:
-    import matplotlib
-    from gymnax.visualize import Visualizer
-
-    class ProgressVisualizer(Visualizer):
-        """Reports each frame that it draws."""
-
-        def update(self, frame: int) -> None:
-            progress(f"drawing frame {frame + 1} of {len(states)}")
-            super().update(frame)
-
-    matplotlib.use("Agg")
-    ProgressVisualizer(env.source, env.params, states, np.array(returns)).animate(str(output))
-
-
-def _draw_classic_control(
-    env: Environment, states: list[PyTree], progress: Callable[[str], None], output: Path
-) -> None:
+@contextlib.contextmanager
+def _open_classic_control(env: Environment) -> Iterator[Draw]:
     """Draws with Gymnasium's renderer, because gymnax's makes a new environment for each frame."""
     _choose_display()
     import gymnasium
     from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
 
-    screen: Any = gymnasium.make(env.name, render_mode="rgb_array").unwrapped
-    screen.reset(seed=0)
-    set_gym_params(screen, env.name, env.params)
-    frames = []
-    for number, state in enumerate(states, start=1):
-        progress(f"drawing frame {number} of {len(states)}")
+    def draw(state: PyTree, _: float) -> np.ndarray:
         screen.state = get_gym_state(state, env.name)
         if env.name == "Pendulum-v1":
             screen.last_u = np.asarray(state.last_u, np.float64)
-        frames.append(_as_image(screen.render()))
-    screen.close()
-    _save(frames, output)
+        return screen.render()
+
+    with contextlib.closing(gymnasium.make(env.name, render_mode="rgb_array")) as made:
+        screen: Any = made.unwrapped
+        screen.reset(seed=0)
+        set_gym_params(screen, env.name, env.params)
+        yield draw
 
 
-def _host_episode(
-    env: HostEnvironment,
-    policy: TrainedPolicy,
-    seed: int,
-    sampled: bool,
-    max_steps: int,
-    progress: Callable[[str], None],
-) -> tuple[list[Any], Playback]:
-    """Returns the images before each step of one episode, and its length and return (mean over agents)."""
-    frames: list[Any] = []
+@contextlib.contextmanager
+def _open_gymnax(env: Environment) -> Iterator[Draw]:
+    import matplotlib
 
-    def draw(picture: np.ndarray) -> None:
-        frames.append(_as_image(picture))
-        progress(f"step {len(frames)}")
+    matplotlib.use("Agg")
+    from gymnax.visualize import Visualizer
+    from matplotlib import pyplot
 
-    _choose_display()
-    play = make_host_player(env, policy.policy, sampled)
-    played = play(policy.state, env.num_agents, seed, max_steps, draw=draw)
-    return frames, Playback(len(frames), float(played.returns.mean()), bool(played.finished.all()))
+    states: list[PyTree] = []
+    returns: list[float] = []
+    visualizer = Visualizer(env.source, env.params, states, returns)
 
+    def draw(state: PyTree, episode_return: float) -> np.ndarray:
+        states.append(state)
+        returns.append(episode_return)
+        if len(states) == 1:
+            visualizer.init()
+        visualizer.update(len(states) - 1)
+        visualizer.fig.canvas.draw()
+        return np.asarray(visualizer.fig.canvas.buffer_rgba())[..., :3]
 
-def _as_image(frame: np.ndarray) -> Any:
-    """Returns a frame as an image with 32 colours, which needs a third of its memory."""
-    from PIL import Image
-
-    return Image.fromarray(frame).quantize(32)
-
-
-def _save(images: list[Any], output: Path) -> None:
-    """Writes a GIF with 25 frames per second."""
-    file = io.BytesIO()
-    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=40, loop=0)
-    write_atomically(output, file.getvalue())
+    try:
+        yield draw
+    finally:
+        pyplot.close(visualizer.fig)

@@ -2,7 +2,6 @@
 
 import html
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,13 +173,11 @@ def _play(paths: list[Path], env: str | None, progress: Callable[[str], None]) -
     best = max(paths, key=lambda path: float("-inf") if math.isnan(x := read_run(path).return_mean) else x)
     try:
         run = load_run(best, env=env if needs_env(best) else None)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "play.gif"
-            played = play_gif(run.agent.env, run.policy, file, max_steps=_MAX_VIDEO_STEPS, progress=progress)
-            picture = Picture(file.read_bytes(), "gif", "an episode")
+        played = play_gif(run.agent.env, run.policy, max_steps=_MAX_VIDEO_STEPS, progress=progress)
     except ValueError as error:
         return f"<p>There is no video: {html.escape(str(error))}</p>"
     caption = f"{best}: an episode of {played.length} steps with return {played.episode_return:.1f}"
+    picture = Picture(played.gif, "gif", "an episode")
     return f"<figure>{picture._repr_html_()}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 

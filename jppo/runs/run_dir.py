@@ -266,4 +266,4 @@ def write_output(path: Path, data: bytes, ending: str) -> None:
     try:
         write_atomically(path, data)
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error

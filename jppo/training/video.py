@@ -6,6 +6,7 @@ from typing import Any
 
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.render import check_drawable, play_gif
+from jppo.runs.run_dir import write_output
 
 _MAX_STEPS = 1000
 
@@ -26,7 +27,8 @@ def write_video(
     """Writes an episode of at most 1,000 steps to video.gif in the run directory and reports it."""
     path = run_dir / "video.gif"
     try:
-        played = play_gif(env, policy, path, max_steps=_MAX_STEPS)
+        played = play_gif(env, policy, max_steps=_MAX_STEPS)
+        write_output(path, played.gif, ".gif")
     except Exception as error:  # of the environment or of a library that draws; the run itself is finished
         warn(f"no video: {error}")
     else:
