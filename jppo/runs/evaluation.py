@@ -6,11 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.config.checks import check_int, check_seed, names_module
+from jppo.config.checks import check_int, check_seed
 from jppo.config.run import MAX_STEPS
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
-from jppo.envs.base import Environment
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
 from jppo.envs.spaces import ObsSpec
@@ -18,7 +17,6 @@ from jppo.ppo.keys import derive_key
 from jppo.runs.episodes import Evaluation, check_legal_actions, make_host_player, make_player
 from jppo.runs.load import load_run, needs_env
 from jppo.runs.policy import TrainedPolicy
-from jppo.runs.run_dir import read_config
 
 _MAX_EPISODES = 1_000_000
 
@@ -77,48 +75,35 @@ def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, Train
       ValueError: an argument is something else, or the environment and the policy have different spaces.
     """
     if policy is None:
-        return _open_run("env_or_run", env_or_run, function)
-    if not isinstance(policy, str | Path | TrainedPolicy):
-        policy = _open_run("policy", policy, function)[1]
-    env = _open_env(env_or_run, policy)
-    if isinstance(policy, str | Path):
-        policy = _open_run("policy", policy, function, env)[1]
-    _check_spaces(env, policy)
-    return env, policy
+        trained = _open_policy("env_or_run", env_or_run)
+        if trained.env is None:
+            raise ValueError(f"this TrainedPolicy has no environment; use {function}(env, policy)")
+        return trained.env, trained
+    is_result = isinstance(getattr(env_or_run, "policy", None), TrainedPolicy)
+    env = env_or_run.policy.env if is_result else env_or_run
+    if isinstance(policy, str | Path) and needs_env(Path(policy)):
+        trained = load_run(policy, env=env).policy
+        return trained.env, trained
+    trained = _open_policy("policy", policy)
+    env = make_env(env) if choose_backend(env) == "device" else make_host_env(env)
+    _check_spaces(env, trained)
+    return env, trained
 
 
-def _open_run(name: str, run: Any, function: str, env: Any = None) -> tuple[Any, TrainedPolicy]:
-    """Returns the environment and the policy of a result, a run of a sweep or a run directory.
+def _open_policy(name: str, run: Any) -> TrainedPolicy:
+    """Returns the policy of a result, a run of a sweep or a run directory, or `run` if it is a policy.
 
     Args:
-      env: the environment of a run directory, if its config.json describes none.
+      name: the argument's name, for the error message.
     """
     if isinstance(run, str | Path):
-        run = load_run(run, env=env if needs_env(Path(run)) else None)
-    if isinstance(run, TrainedPolicy):
-        if run.env is None:
-            raise ValueError(f"this TrainedPolicy has no environment; use {function}(env, policy)")
-        return run.env, run
-    policy = getattr(run, "policy", None)
-    if isinstance(policy, TrainedPolicy) and hasattr(run, "agent"):
-        return run.agent.env, policy
-    kinds = "a result of jppo.train, a run of a sweep, its policy or a run directory"
-    raise ValueError(
-        f"{name} is a {type(run).__name__}; it must be {kinds}{' (or pass a policy)' * (name != 'policy')}"
-    )
-
-
-def _open_env(env: Any, policy: Any) -> Any:
-    """Returns an environment. A module:name has the backend of the policy's run directory."""
-    if isinstance(env, Environment | HostEnvironment):
-        return env
-    if hasattr(env, "agent") and hasattr(env, "policy"):  # a result
-        return env.agent.env
-    is_run_dir = names_module(env) and isinstance(policy, str | Path)
-    backend = read_config(Path(policy))["backend"] if is_run_dir else choose_backend(env)
-    if backend == "device":
-        return make_env(env)
-    return make_host_env(env)
+        return load_run(run).policy
+    policy = run if isinstance(run, TrainedPolicy) else getattr(run, "policy", None)
+    if not isinstance(policy, TrainedPolicy):
+        kinds = "a result of jppo.train, a run of a sweep, its policy or a run directory"
+        remedy = " (or pass a policy)" if name != "policy" else ""
+        raise ValueError(f"{name} is a {type(run).__name__}; it must be {kinds}{remedy}")
+    return policy
 
 
 def _check_spaces(env: Any, policy: TrainedPolicy) -> None:

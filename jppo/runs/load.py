@@ -14,7 +14,6 @@ from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoint, latest_checkpoint
-from jppo.runs.display import show_record
 from jppo.runs.files import read_json
 from jppo.runs.leaves import LeafMismatch
 from jppo.runs.policy import TrainedPolicy
@@ -26,11 +25,6 @@ class LoadedRun(NamedTuple):
     agent: Any  # Anakin, or Sebulba if the run used actors
     policy_state: PolicyState
     settings: dict[str, Any]  # config.json
-
-    def __repr__(self) -> str:
-        return show_record(
-            "LoadedRun", {name: self.settings[name] for name in ("env", "backend", "seed", "total_steps")}
-        )
 
     @property
     def policy(self) -> TrainedPolicy:
@@ -144,14 +138,12 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
                 raise  # the file is not damaged, and a checkpoint does not fit either
             damage = error
     checkpoint = newest_checkpoint()
+    if checkpoint is None:
+        raise damage or ValueError(no_policy)
     if damage is not None:
-        if checkpoint is None:
-            raise damage
         warnings.warn(
             f"{damage}; the policy of the newest checkpoint, after update {checkpoint.update}, is used", stacklevel=4
         )
-    elif checkpoint is None:
-        raise ValueError(no_policy)
     return checkpoint.restore(runs.on_one_device(like), ".train.policy")
 
 
