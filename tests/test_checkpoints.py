@@ -254,14 +254,6 @@ def test_lines_of_several_updates_do_not_depend_on_a_resume(full, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_more_than_a_gigabyte_of_metrics_says_so(tmp_path):
-    reporter = Stopping(1)
-    given = {"config": CONFIG, "total_steps": 1e10}
-    jppo.train(Cued(), run_dir=tmp_path / "run", progress=reporter, **given)
-    assert any("metrics.jsonl will have about 187.5 GB; a higher log_every" in text for text in reporter.messages)
-
-
-@pytest.mark.slow
 def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = jppo.train(Moving(), run_dir="run", config=CONFIG, total_steps=2 * BATCH)

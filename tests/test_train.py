@@ -407,17 +407,6 @@ def test_sigterm_ends_the_process_at_once_while_it_compiles(monkeypatch):
     assert callable(handlers[1])
 
 
-def test_interrupt_during_the_first_update_does_not_wait_for_it(monkeypatch):
-    class Never:
-        def is_ready(self):
-            return False
-
-    monkeypatch.setattr(device_loop.ChunkLoop, "_abandons_first_update", True)
-    loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logger(1, None, NullReporter()))
-    with pytest.raises(KeyboardInterrupt):
-        loop._fetch(1, {"finite": Never()}, 0.0, lambda: True)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -540,16 +529,3 @@ def test_policy_with_pytree_observations():
         trained.act(obs | {"time": np.zeros((3, 2))})
     with pytest.raises(ValueError, match=r"the observations are arrays with \[2, 3\] rows; each must have the same"):
         trained.act(batch | {"time": np.zeros((3, 2, 2))})
-
-
-def test_deadlocked_device_raises_an_error(monkeypatch):
-    """A chunk that is never ready, as when XLA's CPU client deadlocks."""
-
-    class Never:
-        def is_ready(self):
-            return False
-
-    monkeypatch.setattr(device_loop, "_STALL_POLLS", 3)
-    loop = device_loop.ChunkLoop(None, None, None, 1, device_loop.Logger(1, None, NullReporter()))
-    with pytest.raises(RuntimeError, match=r"XLA's CPU client is deadlocked"):
-        loop._fetch(1, {"finite": Never()}, 0.0, lambda: False)

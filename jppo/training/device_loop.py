@@ -24,14 +24,10 @@ from jppo.training.monitor import SOLVED, Monitor
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
 POLL_SECONDS = 0.005
-_STALL_POLLS = 5000  # about 30 seconds; a process that used less CPU time than the next constant is stalled
-_STALL_CPU_SECONDS = 1.5
 
 
 class ChunkLoop:
     """Runs chunks of a compiled program. While a chunk is logged, the next one already runs."""
-
-    _abandons_first_update = False  # whether a stop request does not wait for the first update, which is not saved yet
 
     def __init__(
         self,
@@ -88,11 +84,11 @@ class ChunkLoop:
                     self.monitor.start(first + launched, self.policy_state)
             if pending is not None:
                 chunk_start = self._log.seconds
-                if not self._fetch(*pending, start, stop_requested):
+                if not self._fetch(*pending, start):
                     return LoopResult("diverged")
                 if (ended := self.monitor.ended) is not None:
                     # After a failed evaluation, the next chunk already runs, and its updates are part of the state.
-                    if ended.error is None or following is None or self._fetch(*following, start, stop_requested):
+                    if ended.error is None or following is None or self._fetch(*following, start):
                         return ended
                     return LoopResult("diverged")
                 pace = (self._log.seconds - chunk_start) / pending[0]
@@ -135,23 +131,13 @@ class ChunkLoop:
         rows = allgather_ints([length, stop])
         return int(rows[0, 0]), bool(rows[:, 1].any())
 
-    def _fetch(self, length: int, buffers: Metrics, start: float, stop_requested: Callable[[], bool]) -> bool:
-        """Waits for a chunk and logs its metrics. Returns False if an update diverged.
-
-        Raises:
-          KeyboardInterrupt: a stop was requested, and there is no earlier update to save.
-        """
+    def _fetch(self, length: int, buffers: Metrics, start: float) -> bool:
+        """Waits for a chunk and logs its metrics. Returns False if an update diverged."""
         finished: Any = buffers["finite"]
-        polls, cpu_seconds = 0, time.process_time()
         update = self._log.updates + length
         while not (finished.is_ready() and self.monitor.is_ready(update)):  # a blocking wait would delay Ctrl-C
             time.sleep(POLL_SECONDS)
             self._log.reporter.tick()
-            if self._abandons_first_update and not self._log.updates and stop_requested():
-                raise KeyboardInterrupt
-            polls += 1
-            if polls % _STALL_POLLS == 0:
-                cpu_seconds = _check_not_stalled(cpu_seconds)
         columns = {name: np.asarray(column)[..., :length] for name, column in buffers.items()}
         now = time.perf_counter() - start
         columns = self._until_target(columns)
@@ -166,24 +152,6 @@ class ChunkLoop:
             return columns
         self.monitor.ended = SOLVED
         return {name: column[: np.argmax(reached) + 1] for name, column in columns.items()}
-
-
-def _check_not_stalled(before: float) -> float:
-    """Returns the CPU time of this process in seconds, given the CPU time of the previous call.
-
-    XLA's CPU client can deadlock, for example if a program with batched linear algebra needs all its threads. Polling
-    alone uses about 2 % of a core, so a process that uses less than 5 % of one does not compute.
-
-    Raises:
-      RuntimeError: this process has used almost no CPU time since the previous call.
-    """
-    now = time.process_time()
-    if jax.default_backend() == "cpu" and jax.process_count() == 1 and now - before < _STALL_CPU_SECONDS:
-        raise RuntimeError(
-            "XLA's CPU client is deadlocked. The cause may be batched linear algebra (QR, SVD, ... under vmap) in an "
-            "environment or a network; use max_parallel_runs = 1 and num_devices = 1"
-        )
-    return now
 
 
 def init_state(agent: Anakin, seed: int, hyperparams: Hyperparams) -> AnakinState:
@@ -248,8 +216,6 @@ def state_shapes(agent: Anakin, hyperparams: Hyperparams) -> AnakinState:
 
 class DeviceLoop(ChunkLoop):
     """Trains one agent on the device."""
-
-    _abandons_first_update = True
 
     def __init__(
         self,

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from jppo.training.ray_loop import RayLoop
 
 
-_LINE_BYTES = {True: 600, False: 900}  # of metrics.jsonl, on the device and with actors
-
-
 def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) -> Result:
     """Trains in this process and, if JAX runs in several processes, together with them.
 
@@ -204,8 +201,6 @@ def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
                     reporter.message(advice)
                 log_every = prepared.run.log_every or 1
                 log = Logger(config.batch_size, writer, reporter, files.hooks, log_every, prepared.run.callback_every)
-                if writer is not None and (text := _describe_large_metrics(prepared)):
-                    reporter.message(text)
                 checkpoints = files.open_checkpoints(log)
                 loop = make_loop(prepared, log, checkpoints, files.run_dir)
                 log.truncate_after()
@@ -243,14 +238,6 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
         agent, update = prepared.agent, log.updates + 1
         text = describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, update)
         raise NoLegalAction(text, update, result)
-
-
-def _describe_large_metrics(prepared: PreparedRun) -> str:
-    """Returns the expected size of metrics.jsonl and a remedy; '' below 1 GB."""
-    size = prepared.agent.num_updates // (prepared.run.log_every or 1) * _LINE_BYTES[isinstance(prepared.agent, Anakin)]
-    if size < 1e9:
-        return ""
-    return f"metrics.jsonl will have about {size / 1e9:,.1f} GB; a higher log_every makes it smaller"
 
 
 def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> Monitor:
