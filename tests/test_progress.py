@@ -107,7 +107,7 @@ def test_bar_shows_last_status():
     bar.start()
     bar.update(50, 10.0, 1.5)
     bar.close()
-    assert "50/100 steps" in console.file.getvalue()
+    assert "50/100  10/s  0:05 left  return 1.5" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(("encoding", "sparkline"), [("utf-8", "▁▂▃▄▅▆▇█"), ("latin-1", "")])
@@ -121,7 +121,7 @@ def test_bar_shows_everything_in_80_columns(encoding, sparkline):
     bar.close()
     file.seek(0)
     line = [text for text in re.split(r"[\r\n]|\x1b\[\??[0-9]+[A-Za-z]", file.read()) if text.strip()][-1]
-    assert "30% 1.53M/5.12M steps  54.3k steps/s  1:06 left  return -1000.0" in line
+    assert "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0" in line
     assert line.rstrip().endswith(sparkline or "return -1000.0")
     assert len(line) <= 80
 
@@ -130,7 +130,7 @@ def test_bar_shows_everything_in_80_columns(encoding, sparkline):
     ("width", "shown"),
     [
         (80, "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0  eval -998.0 ▁▂▃▄▅▆▇█"),
-        (40, "1.53M/5.12M  return -1000.0  1:06 left"),
+        (40, "1.53M/5.12M  1:06 left  return -1000.0"),
     ],
 )
 def test_bar_with_an_evaluation_leaves_two_columns_for_the_echo_of_ctrl_c(width, shown):
@@ -165,7 +165,7 @@ def test_sparkline_shows_the_whole_course_of_many_values():
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [(70, "500k/1M steps  10k steps/s"), (40, "500k/1M  return 1.5  0:50 left")]
+    ("width", "shown"), [(70, "500k/1M  10k/s  0:50 left"), (40, "500k/1M  0:50 left  return 1.5")]
 )
 def test_narrow_terminal_shows_numbers_instead_of_bar(width, shown):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)

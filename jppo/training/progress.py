@@ -19,7 +19,7 @@ from jppo.runs.plots import format_steps
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
 _BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
-_STATUS_COLUMNS = 60  # a terminal with fewer columns shows only steps, return and the remaining time
+_STATUS_COLUMNS = 60  # a terminal with fewer columns shows no speed
 _INTERRUPT = "^C"  # a terminal shows this behind the line; on the next line, it would leave the old progress visible
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 8  # characters
@@ -72,7 +72,7 @@ class BarReporter(Reporter):
     """Shows a progress bar on a terminal."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
-        status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True))
+        status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="crop"))
         columns: list[ProgressColumn] = [status]
         if console.width >= _BAR_COLUMNS:  # the bar takes the columns that the status does not need
             columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), status]
@@ -94,13 +94,11 @@ class BarReporter(Reporter):
             self._progress.refresh()
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        values = (env_steps, self._total, steps_per_second, recent_return)
-        status = format_short_status(*values, self._evaluation)
+        columns = self._progress.console.width
+        status = format_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation, columns)
         if self._returns is not None:
             self._returns.add(recent_return)
             status += f" {self._returns}"
-        if self._progress.console.width < _STATUS_COLUMNS:
-            status = format_tiny_status(*values)
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
@@ -223,11 +221,6 @@ class DisplayStream(io.TextIOBase):
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()
 
-    def fileno(self) -> int:
-        if self._stream is None:
-            raise io.UnsupportedOperation("fileno")
-        return self._stream.fileno()
-
 
 def silence(stream: TextIO) -> None:
     """Redirects a stream that cannot be written to /dev/null, so that neither training nor the exit of Python fails."""
@@ -238,40 +231,29 @@ def silence(stream: TextIO) -> None:
 
 
 def format_status(
-    env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float = math.nan
+    env_steps: int,
+    total_steps: int,
+    steps_per_second: float,
+    recent_return: float,
+    evaluation: float = math.nan,
+    columns: int | None = None,
 ) -> str:
-    """Returns the steps so far, the speed, the remaining time, the recent return and the last evaluation in a line."""
-    rest = _format_rest(env_steps, total_steps, steps_per_second, recent_return, evaluation)
-    return f"{env_steps:,}/{total_steps:,} steps{rest}"
+    """Returns the steps so far, the speed, the remaining time, the recent return and the last evaluation in a line.
 
-
-def format_short_status(
-    env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float = math.nan
-) -> str:
-    """Returns the same as `format_status` in less space; an evaluation takes the place of the unit of the steps."""
-    rest = _format_rest(env_steps, total_steps, steps_per_second, recent_return, evaluation)
-    status = f"{format_steps(env_steps)}/{format_steps(total_steps)} steps{rest}"
-    return status if math.isnan(evaluation) else status.replace(" steps", "")
-
-
-def format_tiny_status(env_steps: int, total_steps: int, steps_per_second: float, recent_return: float) -> str:
-    """Returns the steps so far, the recent return and the remaining time in less than 40 columns."""
-    returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    left = _format_left(env_steps, total_steps, steps_per_second)
-    return f"{format_steps(env_steps)}/{format_steps(total_steps)}  {returns}  {left} left"
-
-
-def _format_left(env_steps: int, total_steps: int, steps_per_second: float) -> str:
-    return _format_duration(max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf)
-
-
-def _format_rest(
-    env_steps: int, total_steps: int, steps_per_second: float, recent_return: float, evaluation: float
-) -> str:
-    speed, left = format_steps(steps_per_second), _format_left(env_steps, total_steps, steps_per_second)
-    returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    evaluated = "" if math.isnan(evaluation) else f"  eval {evaluation:.1f}"
-    return f"  {speed} steps/s  {left} left  {returns}{evaluated}"
+    Args:
+      columns: width of a terminal, which gets rounded numbers and, if it is narrow, no speed.
+    """
+    if columns is None:
+        parts = [f"{env_steps:,}/{total_steps:,} steps", f"{format_steps(steps_per_second)} steps/s"]
+    else:
+        parts = [f"{format_steps(env_steps)}/{format_steps(total_steps)}"]
+        parts += [f"{format_steps(steps_per_second)}/s"] * (columns >= _STATUS_COLUMNS)
+    left = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
+    parts.append(f"{_format_duration(left)} left")
+    parts.append("no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}")
+    if not math.isnan(evaluation):
+        parts.append(f"eval {evaluation:.1f}")
+    return "  ".join(parts)
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
