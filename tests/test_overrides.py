@@ -10,6 +10,7 @@ from lenient import lenient_env
 import jppo
 from jppo.config.overrides import check_overrides, resolve_settings, take_ray, take_run
 from jppo.sweeps.tune_trial import apply_space
+from jppo.training.settings import RunSettings
 
 PRESET = jppo.PRESETS["pendulum"]
 
@@ -168,5 +169,8 @@ def test_train_and_sweep_accept_overrides():
 
 
 def test_a_search_space_overrides_the_settings_of_a_trial():
-    config, hyperparams, seed = apply_space({"num_envs": 8, "gamma": 0.5, "seed": 3}, *PRESET[:2], 0)
-    assert (config, hyperparams, seed) == (PRESET.config.replace(num_envs=8), PRESET.hyperparams.replace(gamma=0.5), 3)
+    settings = RunSettings(env="CartPole-v1", network="mlp", overrides={"gamma": 0.9, "clip_eps": 0.1})
+    space = {"num_envs": 8, "gamma": 0.5, "network": "cnn", "seed": 3}
+    changed = apply_space(space, settings)
+    assert (changed.seed, changed.network) == (3, None)
+    assert changed.overrides == {"num_envs": 8, "gamma": 0.5, "network": "cnn", "clip_eps": 0.1}

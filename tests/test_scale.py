@@ -15,7 +15,7 @@ from jppo.config.overrides import resolve_settings
 from jppo.runs.files import read_json
 from jppo.sweeps.grid import check_settings, make_groups
 from jppo.sweeps.tune_trial import apply_space
-from jppo.training.settings import RunSettings
+from jppo.training.settings import RunSettings, prepare_run
 
 BASE = SMALL(num_minibatches=2, num_epochs=1)
 PRESET = jppo.PRESETS["cleanrl-classic"]
@@ -32,8 +32,8 @@ def test_scale_envs_is_a_setting_like_others():
     config, hyperparams = resolve_settings(PRESET, None, None, {"scale_envs": 4, "num_steps": 64})
     assert config == PRESET.config.replace(num_steps=64).scale_envs(4)
     assert hyperparams == PRESET.hyperparams
-    assert apply_space({"scale_envs": 2}, BASE, jppo.Hyperparams(), 0)[0] == BASE.scale_envs(2)
     settings = RunSettings(env=TimeLimit(), config=BASE)
+    assert prepare_run(apply_space({"scale_envs": 2}, settings)).agent.config == BASE.scale_envs(2)
     groups = make_groups(settings, seeds=[0], values=check_settings({"scale_envs": [1, 2]}))
     assert [group.agent.config for group in groups] == [BASE, BASE.scale_envs(2)]
     assert [group.runs[0].settings for group in groups] == [{"scale_envs": 1}, {"scale_envs": 2}]

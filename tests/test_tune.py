@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 from lenient import lenient, lenient_env
+from probes import TimeLimit
 from ray import tune as ray_tune
 
 import jppo
@@ -24,6 +25,7 @@ from jppo.runs.checkpoints import latest_checkpoint
 from jppo.runs.load import load_run
 from jppo.sweeps import tune, tune_trial
 from jppo.training import ray_loop
+from jppo.training.settings import RunSettings, prepare_run
 
 CONFIG = jppo.PPOConfig(num_envs=4, num_steps=16, num_epochs=1, num_minibatches=2)
 STEPS = 8 * CONFIG.batch_size
@@ -32,9 +34,10 @@ SPACE = {"learning_rate": jppo.schedules.linear(1e-2, 0.0), "seed": 5}
 
 def test_search_space_replaces_arguments():
     space = {"num_envs": np.int64(8), "hidden_sizes": [32], "learning_rate": np.float64(0.1), "seed": 3}
-    config, hyperparams, seed = tune_trial.apply_space(space, CONFIG, jppo.Hyperparams(gamma=0.5), 0)
-    assert config == dataclasses.replace(CONFIG, num_envs=8, hidden_sizes=(32,))
-    assert (hyperparams.learning_rate, hyperparams.gamma, seed) == (0.1, 0.5, 3)
+    settings = RunSettings(env=TimeLimit(), config=CONFIG, hyperparams=jppo.Hyperparams(gamma=0.5))
+    prepared = prepare_run(tune_trial.apply_space(space, settings))
+    assert prepared.agent.config == dataclasses.replace(CONFIG, num_envs=8, hidden_sizes=(32,))
+    assert (prepared.hyperparams.learning_rate, prepared.hyperparams.gamma, prepared.seed) == (0.1, 0.5, 3)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,7 @@ def test_search_space_replaces_arguments():
 )
 def test_invalid_search_space_raises(space, message):
     with pytest.raises(ValueError, match=message):
-        tune_trial.apply_space(space, CONFIG, jppo.Hyperparams(), 0)
+        prepare_run(tune_trial.apply_space(space, RunSettings(env=TimeLimit(), config=CONFIG)))
 
 
 @pytest.mark.parametrize(

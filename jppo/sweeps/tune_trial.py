@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from ray import tune
 
-from jppo.config.checks import check_seed
-from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, override
-from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.config.overrides import take_network
 from jppo.config.ray import RayConfig
 from jppo.envs.backends import choose_backend
 from jppo.errors import TrainingDiverged
@@ -45,10 +43,10 @@ def train_trial(settings: RunSettings, space: dict[str, Any], checkpoint_updates
             with checkpoint.as_directory() as saved:
                 shutil.copytree(saved, run_dir)
         first_call = 1 if settings.run.callback is None else settings.run.callback_every
-        hooks = TrialHooks(space, run_dir, checkpoint_updates, bool(settings.run.eval_every), first_call)
+        hooks = TrialHooks(run_dir, checkpoint_updates, bool(settings.run.eval_every), first_call)
         run = dataclasses.replace(settings.run, run_dir=run_dir, max_checkpoints=1, progress=PrintReporter())
         try:
-            train_with_settings(dataclasses.replace(settings, run=run), hooks)
+            train_with_settings(dataclasses.replace(apply_space(space, settings), run=run), hooks)
         except TrainingDiverged as error:
             hooks.report()
             raise FloatingPointError(str(error)) from None  # Ray cannot pickle the result of a run
@@ -69,7 +67,6 @@ class TrialHooks(RunHooks):
 
     def __init__(
         self,
-        space: dict[str, Any],
         run_dir: Path,
         checkpoint_updates: int,
         evaluates: bool = False,
@@ -81,15 +78,11 @@ class TrialHooks(RunHooks):
           first_call: update of the callback's first call, which shows the names of its numbers. Updates before it are
             reported after it, or with a checkpoint.
         """
-        self._space, self._run_dir, self.checkpoint_updates = space, run_dir, checkpoint_updates
-        self._first_call = first_call
+        self._run_dir, self.checkpoint_updates, self._first_call = run_dir, checkpoint_updates, first_call
         before = read_metrics(run_dir) if run_dir.exists() else {}
         self._newest: dict[str, Any] = {f"eval/{name}": math.nan for name in METRICS} if evaluates else {}
         self._newest |= {name: _newest(column) for name, column in before.items()}
         self._unreported: list[dict[str, Any]] = []  # a checkpoint may follow the last one
-
-    def adjust(self, config: PPOConfig, hyperparams: Hyperparams, seed: int) -> tuple[PPOConfig, Hyperparams, int]:
-        return apply_space(self._space, config, hyperparams, seed)
 
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -120,17 +113,8 @@ def _newest(column: np.ndarray) -> float:
     return float(values[-1]) if len(values) else math.nan
 
 
-def apply_space(
-    space: dict[str, Any], config: PPOConfig, hyperparams: Hyperparams, seed: int
-) -> tuple[PPOConfig, Hyperparams, int]:
-    """Returns the config, hyperparameters and seed with the values of a trial.
-
-    Raises:
-      ValueError: the search space has an unknown name or an invalid value.
-    """
-    names = (*CONFIG_NAMES, *HYPERPARAM_NAMES, "seed")
-    for name in space:
-        if name not in names:
-            raise ValueError(f"the search space has an unknown setting {name!r}{hint_for(name, names)}")
-    values = {name: value for name, value in space.items() if name != "seed"}
-    return *override(config, hyperparams, values), check_seed(space.get("seed", seed))
+def apply_space(space: dict[str, Any], settings: RunSettings) -> RunSettings:
+    """Returns the settings of a run with the values of a trial."""
+    network, overrides = take_network(settings.network, settings.overrides)
+    overrides |= {name: value for name, value in space.items() if name != "seed"}
+    return dataclasses.replace(settings, network=network, overrides=overrides, seed=space.get("seed", settings.seed))

@@ -1,24 +1,19 @@
-"""Hooks with which another program, for example a trial of Ray Tune, adjusts and follows a run."""
+"""Hooks with which another program, for example a trial of Ray Tune, follows a run."""
 
 from collections.abc import Callable
 from typing import Any
 
-from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.runs.checkpoints import Checkpoints
 
 
 class RunHooks:
-    """Adjusts and follows a run. The methods of this base class change nothing.
+    """Follows a run. The methods of this base class do nothing.
 
     A run with hooks may resume a run directory with other hyperparameters, another seed or other total_steps.
     """
 
     checkpoint_updates: int = 0
     """Updates between two checkpoints, which replaces the time between them. 0: only the end of a run saves one."""
-
-    def adjust(self, config: PPOConfig, hyperparams: Hyperparams, seed: int) -> tuple[PPOConfig, Hyperparams, int]:
-        """Returns the config, hyperparameters and seed to use."""
-        return config, hyperparams, seed
 
     def on_updates(self, rows: list[dict[str, Any]]) -> None:
         """Is called with the metrics of consecutive updates, one dict per update.

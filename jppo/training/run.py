@@ -49,7 +49,7 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
     """Trains in this process and, if JAX runs in several processes, together with them.
 
     Args:
-      hooks: adjust and follow the run; `settings` then does not take missing arguments from a previous run.
+      hooks: follow the run; `settings` then does not take missing arguments from a previous run.
     """
     if settings.run_dir is not None:  # an environment may change the working directory
         run = dataclasses.replace(settings.run, run_dir=settings.run_dir.absolute())
@@ -59,7 +59,7 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
             previous = read_previous_run(settings)
             if previous is not None and hooks is None:
                 settings = fill_from_previous_run(settings, previous)
-            prepared = prepare_run(settings, adjust=None if hooks is None else hooks.adjust)
+            prepared = prepare_run(settings)
             if settings.run_dir is not None and previous is not None and hooks is None:
                 check_same_run(settings.run_dir, previous, prepared.config_json)
             reporter = make_reporter(settings.run.progress, prepared.total_steps)

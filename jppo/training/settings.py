@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -76,17 +76,8 @@ class PreparedRun:
     config_json: dict[str, Any]  # content of config.json
 
 
-def prepare_run(
-    settings: RunSettings,
-    *,
-    adjust: Callable[[PPOConfig, Hyperparams, int], tuple[PPOConfig, Hyperparams, int]] | None = None,
-    num_actor_cores: int | None = None,
-) -> PreparedRun:
+def prepare_run(settings: RunSettings) -> PreparedRun:
     """Validates the arguments of a run, fills in the missing ones and makes the agent.
-
-    Args:
-      adjust: changes (config, hyperparams, seed) after the preset has been applied, for example to a trial's values.
-      num_actor_cores: default number of actors per process; the number of cores if None.
 
     Raises:
       ValueError: an argument is invalid.
@@ -99,13 +90,9 @@ def prepare_run(
     config, hyperparams = resolve_settings(preset, settings.config, settings.hyperparams, overrides)
     total_steps = check_total_steps(preset.total_steps if settings.total_steps is None else settings.total_steps)
     seed = check_seed(0 if settings.seed is None else settings.seed)
-    num_envs = config.num_envs
-    if adjust is not None:
-        config, hyperparams, seed = adjust(config, hyperparams, seed)
     check_hyperparams(hyperparams)
     fixed = settings.config is not None or bool({"num_envs", SCALE_ENVS} & set(overrides))
-    fixed = fixed or num_envs != config.num_envs
-    config, ray = _spread_over_actors(settings, config, env, backend, fixed, num_actor_cores or num_cores())
+    config, ray = _spread_over_actors(settings, config, env, backend, fixed)
     num_devices = settings.num_devices
     if num_devices is None:
         num_devices = math.gcd(max_usable_devices(config), config.num_envs // env.num_agents)
@@ -187,12 +174,12 @@ def _make_agent(backend: str, env: Any, config: PPOConfig, **options: Any) -> Ag
 
 
 def _spread_over_actors(
-    settings: RunSettings, config: PPOConfig, env: Any, backend: str, fixed: bool, cores: int
+    settings: RunSettings, config: PPOConfig, env: Any, backend: str, fixed: bool
 ) -> tuple[PPOConfig, RayConfig]:
     """Returns the sizes of a run with actors; an on-device run keeps its config and must not have actors."""
     ray, processes = settings.ray or RayConfig(), jax.process_count()
     if backend == "ray":
-        config, ray = spread_envs(config, ray, processes * cores, fixed, processes, env.num_agents)
+        config, ray = spread_envs(config, ray, processes * num_cores(), fixed, processes, env.num_agents)
         return config, dataclasses.replace(ray, max_restarts=0) if settings.run.deterministic else ray
     if ray != RayConfig():
         remedy = "use backend='ray' (--backend ray) to train with actors"
