@@ -1,6 +1,5 @@
 """Hooks with which another program, for example a trial of Ray Tune, follows a run."""
 
-from collections.abc import Callable
 from typing import Any
 
 from jppo.runs.checkpoints import Checkpoints
@@ -34,16 +33,14 @@ class PeriodicCheckpoints(Checkpoints):
 
     keeps_hyperparams = False
 
-    def __init__(self, *args: Any, every_updates: int, num_updates: int, on_saved: Callable[[int], None]) -> None:
+    def __init__(self, hooks: RunHooks, num_updates: int, *args: Any) -> None:
         """
         Args:
-          args: arguments of `Checkpoints`.
-          every_updates: updates between two checkpoints; 0: none before the end.
           num_updates: updates of the whole run.
-          on_saved: is called with the update of each checkpoint before the end, when it is on disk.
+          args: arguments of `Checkpoints`.
         """
         super().__init__(*args)
-        self.every_updates, self._num_updates, self._on_saved = every_updates, num_updates, on_saved
+        self._hooks, self.every_updates, self._num_updates = hooks, hooks.checkpoint_updates, num_updates
 
     def due(self, update: int) -> bool:
         """Returns whether the state after this update is to be saved."""
@@ -55,4 +52,4 @@ class PeriodicCheckpoints(Checkpoints):
         if update < self._num_updates:
             self.wait()
             if self.update == update:
-                self._on_saved(update)
+                self._hooks.on_checkpoint(update)

@@ -57,25 +57,23 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
     with interrupt_all_processes():
         with raise_on_all_processes():
             previous = read_previous_run(settings)
-            if previous is not None and hooks is None:
+            resumes = previous is not None
+            if hooks is not None:
+                previous = None
+            if previous is not None:
                 settings = fill_from_previous_run(settings, previous)
             prepared = prepare_run(settings)
-            if settings.run_dir is not None and previous is not None and hooks is None:
+            if previous is not None and settings.run_dir is not None:
                 check_same_run(settings.run_dir, previous, prepared.config_json)
             reporter = make_reporter(settings.run.progress, prepared.total_steps)
-        same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": previous is not None}
+        same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": resumes}
         assert_same_settings(json.dumps(prepared.config_json | same, default=str))
         if number := jax.process_index():
             reporter = WorkerReporter(reporter, number)
-        if (
-            previous is not None
-            and hooks is None
-            and (result := _finished_result(settings, previous, prepared, reporter))
-        ):
+        if previous is not None and (result := _finished_result(settings, previous, prepared, reporter)):
             if prepared.run.video and result.run_dir is not None and not (result.run_dir / "video.gif").exists():
                 reporter.message(f"this run has no video; write one with: jppo play {result.run_dir}")
             return result
-        files = _Files(settings, prepared, previous, hooks)
         sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
         has_video = bool(prepared.run.video) and not number
         if has_video:
@@ -83,7 +81,7 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
 
             has_video = can_write_video(prepared.agent.env, _warn_with(reporter))
         with explain_out_of_memory(f"lower {sizes}"):
-            result = _train(prepared, files, reporter)
+            result = _train(prepared, resumes, hooks, reporter)
     if has_video and result.run_dir is not None and result.summary["status"] != "interrupted":
         write_video(result.agent.env, result.policy, result.run_dir, reporter.message, _warn_with(reporter))
     return result
@@ -100,14 +98,13 @@ def _finished_result(
     run_dir, agent = settings.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
     summary = read_summary(run_dir)
-    is_whole = summary.keys() >= {"return_mean", "return_std", "steps_per_second", "compile_seconds", "updates"}
-    is_whole &= "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
+    is_whole = "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
     if summary.get("status") not in ("finished", "stopped", "solved") or not is_whole:
         return None
     checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))
     same = all(previous.get(name) == prepared.config_json.get(name) for name in ("total_steps", "stop_at_return"))
     ended_early = same and summary["status"] != "finished"
-    last = summary.get("updates", 0) if ended_early else agent.num_updates
+    last = summary["updates"] if ended_early else agent.num_updates
     if checkpoint is None or checkpoint.update < last:
         return None
     state: Any
@@ -133,50 +130,34 @@ def _finished_result(
     )
 
 
-class _Files:
-    """Opens the run directory of a run: the writer and the checkpoints, or None if nothing is saved."""
+def _open_writer(prepared: PreparedRun, resumes: bool, reporter: Reporter) -> RunWriter | None:
+    """Opens the run directory in the first process; returns None if nothing is saved."""
+    run = prepared.run
+    if run.run_dir is None or jax.process_index():
+        return None
+    return RunWriter(Path(run.run_dir), prepared.config_json, run.wandb, resumes, _warn_with(reporter))
 
-    def __init__(
-        self, settings: RunSettings, prepared: PreparedRun, previous: dict[str, Any] | None, hooks: RunHooks | None
-    ) -> None:
-        self.run_dir = settings.run_dir
-        self._run, self._config_json, self._previous = settings.run, prepared.config_json, previous
-        self._num_updates, self.hooks = prepared.agent.num_updates, hooks
 
-    def open_writer(self, reporter: Reporter) -> RunWriter | None:
-        """Opens the writer in the first process."""
-        if self.run_dir is None or jax.process_index():
-            return None
-        return RunWriter(self.run_dir, self._config_json, self._run.wandb, bool(self._previous), _warn_with(reporter))
+def _open_checkpoints(prepared: PreparedRun, resumes: bool, log: Logger, hooks: RunHooks | None) -> Checkpoints | None:
+    """Opens the checkpoints and, if a run is resumed, restores the log up to the newest one; None if nothing is saved.
 
-    def open_checkpoints(self, log: Logger) -> Checkpoints | None:
-        """Opens the checkpoints and, if a run is resumed, restores the log up to the newest one.
-
-        All processes of a run read and write the checkpoints, so the run directory must be on a shared disk.
-        """
-        if self.run_dir is None:
-            return None
-        arguments = (
-            self.run_dir,
-            self._run.checkpoint_seconds,
-            self._run.max_checkpoints,
-            _warn_with(log.reporter),
-        )
-        if (hooks := self.hooks) is None:
-            checkpoints = Checkpoints(*arguments)
-        else:
-            checkpoints = PeriodicCheckpoints(
-                *arguments,
-                every_updates=hooks.checkpoint_updates,
-                num_updates=self._num_updates,
-                on_saved=hooks.on_checkpoint,
-            )
-        if (start := checkpoints.start) is not None:
-            log.info(f"resuming from {start.path}, after {start.update:,} updates")
-            log.restore(self.run_dir, start)
-        elif self._previous is not None:
-            log.info(f"{self.run_dir} has no checkpoint; starting from the beginning")
-        return checkpoints
+    All processes of a run read and write the checkpoints, so the run directory must be on a shared disk.
+    """
+    run = prepared.run
+    if run.run_dir is None:
+        return None
+    run_dir = Path(run.run_dir)
+    arguments = run_dir, run.checkpoint_seconds, run.max_checkpoints, _warn_with(log.reporter)
+    if hooks is None:
+        checkpoints = Checkpoints(*arguments)
+    else:
+        checkpoints = PeriodicCheckpoints(hooks, prepared.agent.num_updates, *arguments)
+    if (start := checkpoints.start) is not None:
+        log.info(f"resuming from {start.path}, after {start.update:,} updates")
+        log.restore(run_dir, start)
+    elif resumes:
+        log.info(f"{run_dir} has no checkpoint; starting from the beginning")
+    return checkpoints
 
 
 def _warn_with(reporter: Reporter) -> Callable[[str], None]:
@@ -186,23 +167,23 @@ def _warn_with(reporter: Reporter) -> Callable[[str], None]:
     return lambda text: reporter.message(f"WARNING: {text}")
 
 
-def _train(prepared: PreparedRun, files: _Files, reporter: Reporter) -> Result:
+def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporter: Reporter) -> Result:
     """Trains, saves and closes everything that was opened."""
     writer, loop, checkpoints = None, None, None
     agent, config = prepared.agent, prepared.agent.config
     try:
         with stop_on_interrupt(reporter) as stop_requested:
             with raise_on_all_processes():
-                writer = files.open_writer(reporter)
+                writer = _open_writer(prepared, resumes, reporter)
             with raise_on_all_processes():
                 reporter.start()
                 reporter.message(describe_start(prepared))
                 if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
                 log_every = prepared.run.log_every or 1
-                log = Logger(config.batch_size, writer, reporter, files.hooks, log_every, prepared.run.callback_every)
-                checkpoints = files.open_checkpoints(log)
-                loop = make_loop(prepared, log, checkpoints, files.run_dir)
+                log = Logger(config.batch_size, writer, reporter, hooks, log_every, prepared.run.callback_every)
+                checkpoints = _open_checkpoints(prepared, resumes, log, hooks)
+                loop = make_loop(prepared, log, checkpoints)
                 log.truncate_after()
                 if stop_requested():
                     raise KeyboardInterrupt
@@ -240,7 +221,7 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
         raise NoLegalAction(text, update, result)
 
 
-def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> Monitor:
+def _make_monitor(prepared: PreparedRun, log: Logger) -> Monitor:
     """Returns the monitor of a run. Compiles its evaluation."""
     agent, run = prepared.agent, prepared.run
     evaluate: Evaluator | None = None
@@ -255,9 +236,9 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
     elif run.eval_every:
         evaluate = make_host_evaluator(agent, run, prepared.seed)
     best = None
-    if run_dir is not None:
+    if run.run_dir is not None:
         try:
-            best = runs.read_best(run_dir)
+            best = runs.read_best(Path(run.run_dir))
         except ValueError as error:
             log.info(f"WARNING: {error}; the run selects a new best policy")
     return Monitor(
@@ -270,11 +251,9 @@ def _make_monitor(prepared: PreparedRun, log: Logger, run_dir: Path | None) -> M
     )
 
 
-def make_loop(
-    prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None = None, run_dir: Path | None = None
-) -> "DeviceLoop | RayLoop":
+def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
-    monitor = _make_monitor(prepared, log, run_dir)
+    monitor = _make_monitor(prepared, log)
     agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
     if isinstance(agent, Anakin):
         return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
