@@ -168,7 +168,7 @@ class PopulationLogger:
         self.runs, self.seconds, self.reporter, self.batch_size = runs, seconds, progress.reporter, batch_size
         self.updates = update  # of the runs that have not ended
         self._progress = progress
-        self._history = History(max(2, _HISTORY_ROWS // len(runs)), first=update + 1)
+        self._history = History(max(2, _HISTORY_ROWS // len(runs)))
 
     @property
     def active(self) -> np.ndarray:

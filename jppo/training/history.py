@@ -72,41 +72,35 @@ class History:
     the others. metrics.jsonl has all updates.
     """
 
-    def __init__(self, capacity: int = _CAPACITY, first: int = 1) -> None:
+    def __init__(self, capacity: int = _CAPACITY) -> None:
         """
         Args:
           capacity: maximum number of rows; at least 2.
-          first: number of the first row to add.
         """
-        self._capacity, self._first, self._last, self._stride = capacity, first, first - 1, 1
+        self._capacity, self._stride = capacity, 1
+        self._first: int | None = None  # number of the first update, which is always stored
         self._blocks: list[dict[str, np.ndarray]] = []
 
     def add(self, rows: dict[str, np.ndarray]) -> None:
         """Adds consecutive updates, as columns [updates, ...] of equal length. Missing metrics become NaN."""
-        numbers = self._last + 1 + np.arange(len(rows["update"]))
-        self._last += len(numbers)
-        self._blocks.append({name: column[self._is_stored(numbers)] for name, column in rows.items()})
+        if self._first is None and len(rows["update"]):
+            self._first = int(rows["update"][0])
+        self._blocks.append(self._thin_out(rows))
+        while sum(len(block["update"]) for block in self._blocks) > self._capacity:
+            self._stride *= 2
+            self._blocks = [self._thin_out(self.arrays())]
         if len(self._blocks) > _MAX_BLOCKS:
             self.arrays()
-        while self._is_full:
-            numbers = np.arange(self._first - self._first % self._stride, self._last + 1, self._stride)
-            numbers[0] = self._first
-            self._stride *= 2
-            self._blocks = [{name: column[self._is_stored(numbers)] for name, column in self.arrays().items()}]
 
-    def _is_stored(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns for each row number whether the history stores the row."""
-        return np.logical_or(numbers % self._stride == 0, numbers == self._first)
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether more rows than the capacity are stored."""
-        return (self._last - self._first + self._first % self._stride) // self._stride >= self._capacity
+    def _thin_out(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the rows that the history stores."""
+        is_stored = np.logical_or(rows["update"] % self._stride == 0, rows["update"] == self._first)
+        return {name: column[is_stored] for name, column in rows.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], updates: int) -> None:
-        """Restores a history of `updates` updates with the same capacity and first row from its `arrays()`."""
-        self._blocks, self._last = [arrays], self._first - 1 + updates
-        while self._is_full:
+        """Restores a history of the updates 1, ..., `updates` with the same capacity from its `arrays()`."""
+        self._blocks, self._first = [arrays], 1
+        while updates // self._stride + (self._stride > 1) > self._capacity:
             self._stride *= 2
 
     def arrays(self) -> dict[str, np.ndarray]:
