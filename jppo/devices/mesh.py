@@ -7,7 +7,6 @@ Every device runs the same program on its shard of the environments. If JAX runs
 import contextlib
 import functools
 import signal
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jppo.config.checks import check_int
 from jppo.config.ppo import PPOConfig
+from jppo.devices.signals import end_process_at
 from jppo.errors import HostFailed
 
 AXIS = "devices"
@@ -120,22 +120,9 @@ def interrupt_all_processes() -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         if jax.process_count() > 1:
-            with _end_at_ctrl_c():
+            with end_process_at(signal.SIGINT):
                 _exchange(True, [])
         raise
-
-
-@contextlib.contextmanager
-def _end_at_ctrl_c() -> Iterator[None]:
-    """Lets Ctrl-C end the process at once. Python's handler would wait, because XLA's exchange blocks on CPU."""
-    if threading.current_thread() is not threading.main_thread():  # an environment raised the KeyboardInterrupt
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager

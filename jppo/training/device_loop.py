@@ -1,6 +1,7 @@
 """The training loop of the on-device mode: runs chunks of updates and logs each one while the next one runs."""
 
 import functools
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,12 @@ from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
+from jppo.devices.signals import end_process_at
 from jppo.ppo import anakin
 from jppo.ppo.anakin import RECENT_EPISODES, Anakin, AnakinState, ReturnTarget, run_chunk
 from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.history import RecentEpisodes
-from jppo.training.interrupts import end_at_sigterm
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
 
@@ -236,7 +237,7 @@ class DeviceLoop(ChunkLoop):
           ValueError: the run needs more memory than is free.
         """
         start = time.perf_counter()
-        with end_at_sigterm():
+        with end_process_at(signal.SIGTERM):
             flags = make_flags(agent, None if monitor is None else monitor.target, log.recent)
             compiled = compile_chunk(agent, hyperparams, flags)
             if not force:

@@ -41,19 +41,3 @@ def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-@contextlib.contextmanager
-def end_at_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the process at once.
-
-    Python's handlers wait until a call of XLA returns, which may take minutes while it compiles or allocates.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)

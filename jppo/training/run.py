@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax
 from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, raise_on_all_processes
+from jppo.devices.signals import end_process_at
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
 from jppo.ppo.anakin import Anakin, min_episodes
 from jppo.ppo.networks import hint
@@ -26,7 +28,7 @@ from jppo.training.callback import RunInfo
 from jppo.training.device_loop import DeviceLoop, init_state, state_shapes
 from jppo.training.evaluator import DeviceEvaluator, Evaluator, make_host_evaluator
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
-from jppo.training.interrupts import end_at_sigterm, stop_on_interrupt
+from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
@@ -226,7 +228,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger) -> Monitor:
     agent, run = prepared.agent, prepared.run
     evaluate: Evaluator | None = None
     if run.eval_every and isinstance(agent, Anakin):
-        with end_at_sigterm():
+        with end_process_at(signal.SIGTERM):
             shapes = state_shapes(agent, prepared.hyperparams).train.policy
             evaluate = DeviceEvaluator(agent, shapes, run, prepared.seed)
     elif run.eval_every and prepared.ray.num_actors:
