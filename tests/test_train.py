@@ -419,7 +419,7 @@ def test_sigterm_ends_the_process_at_once_while_it_compiles(monkeypatch):
         ({"total_steps": 1e5 + 0.5}, "total_steps = 100000.5 must be"),
         ({"total_steps": math.nan}, "total_steps = nan must be"),
         ({"total_steps": 1e30}, r"total_steps = 1,000,.* updates; there must be less than 2\*\*31"),
-        ({"preset": "cartpole"}, "unknown preset 'cartpole'; there are default, "),
+        ({"preset": "cartpole"}, "unknown preset 'cartpole'; choose from default, "),
         ({"hyperparams": jppo.Hyperparams(gamma=2.0)}, r"gamma = 2 is outside \[0, 1\]"),
         ({"config": SMALL(network="cnn")}, 'network = "cnn" needs an image'),
         ({"progress": "bar"}, "progress = 'bar' must be"),

@@ -15,10 +15,10 @@ import tyro
 
 from jppo.cli.interrupt import EXIT_INTERRUPTED
 from jppo.config import schedules
-from jppo.config.checks import did_you_mean, find_similar
+from jppo.config.checks import find_similar
 from jppo.config.overrides import HYPERPARAM_NAMES, SCALE_ENVS, SCALED, check_scale_envs
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
-from jppo.config.presets import PRESETS, Preset, preset_for
+from jppo.config.presets import PRESETS, Preset, choose_preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS
 from jppo.errors import strip_colours
@@ -261,10 +261,7 @@ class PreParse:
     @property
     def chosen_preset(self) -> Preset:
         """The preset with the default values. Raises ValueError for an unknown name."""
-        name = preset_for(self.env) if self.preset == "auto" else self.preset
-        if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
-        return PRESETS[name]
+        return PRESETS[choose_preset(self.preset, self.env)]
 
 
 def pre_parse(argv: list[str]) -> PreParse:

@@ -4,6 +4,7 @@ import fnmatch
 import re
 from typing import NamedTuple
 
+from jppo.config.checks import did_you_mean
 from jppo.config.families import family_of
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
@@ -261,6 +262,15 @@ PRESETS = {
         envs=("navix:*",),
     ),
 }
+
+
+def choose_preset(name: str, env_name: str) -> str:
+    """Returns the name of a preset; for "auto", of the environment's preset. Raises ValueError for an unknown name."""
+    if name == "auto":
+        return preset_for(env_name)
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
+    return name
 
 
 def preset_for(env_name: str) -> str:

@@ -14,6 +14,7 @@ from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_events, take_network, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
+from jppo.config.presets import choose_preset
 from jppo.config.ray import RayConfig
 from jppo.config.resources import Resources
 from jppo.config.run import RunConfig
@@ -28,7 +29,7 @@ from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.log import RunLog, SweepProgress
 from jppo.sweeps.tune_trial import METRIC, train_trial
 from jppo.training.progress import PrintReporter
-from jppo.training.settings import RunSettings, check_preset
+from jppo.training.settings import RunSettings
 
 
 def trainable(
@@ -85,8 +86,7 @@ def trainable(
     check_hyperparams(hyperparams or Hyperparams())
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
-    if preset != "auto":
-        check_preset(preset)
+    choose_preset(preset, "")
     check_int("checkpoint_updates", checkpoint_updates, 0)
     if ray is not None and ray.num_actors is None:
         raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")

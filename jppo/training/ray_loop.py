@@ -269,10 +269,7 @@ class RayLoop:
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint after this update. The first process decides for all."""
-        if self._checkpoints is None:
-            return False
-        due = self._checkpoints.due(update)
-        return bool(allgather_ints([due])[0, 0]) if jax.process_count() > 1 else due
+        return self._checkpoints is not None and bool(allgather_ints([self._checkpoints.due(update)])[0, 0])
 
     def _launch(self, policy_state: PolicyState, updates: int) -> None:
         """Starts the rollout of the update that follows `updates` updates."""

@@ -12,7 +12,7 @@ import jax
 from jppo.config.checks import check_seed, check_total_steps
 from jppo.config.overrides import SCALE_ENVS, SCALED, resolve_settings, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
-from jppo.config.presets import PRESETS, preset_for
+from jppo.config.presets import PRESETS, choose_preset
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import EVALUATION_DETAILS, SAVED_FIELDS, RunConfig
 from jppo.devices.determinism import check_determinism
@@ -235,18 +235,6 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
         ray=ray,
         run=dataclasses.replace(settings.run, **run_defaults),
     )
-
-
-def choose_preset(name: str, env_name: str) -> str:
-    """Returns the name of a preset; for "auto", of the environment's preset. Raises ValueError for an unknown name."""
-    return preset_for(env_name) if name == "auto" else check_preset(name)
-
-
-def check_preset(name: str) -> str:
-    """Returns the name of a preset. Raises ValueError for an unknown name."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
-    return name
 
 
 def check_sizes(config: PPOConfig, total_steps: int) -> None:
