@@ -151,6 +151,7 @@ def test_an_actor_has_one_thread_on_the_cpu_and_half_a_core(told):
     for fact in facts:
         assert fact["environ"]["JAX_PLATFORMS"] == "cpu"
         assert fact["environ"]["OMP_NUM_THREADS"] == fact["environ"]["NPROC"] == "1"
+        assert {*os.environ["XLA_FLAGS"].split()} <= {*fact["environ"]["XLA_FLAGS"].split()}, "flags of the user"
         assert fact["threads"].count("tf_XLAEigen") <= 1, "XLA may have one thread"
         assert fact["at_once"], "computations must run in the calling thread"
         assert fact["cpus"] == 0.5

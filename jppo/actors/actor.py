@@ -13,15 +13,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
 from jppo.config.ray import RayConfig
-from jppo.devices.determinism import inherited_flags
 from jppo.envs.contract import BrokenContractError
 from jppo.errors import describe_error, first_line, strip_colours
 from jppo.ppo.types import PolicyState
 
-_ONE_THREAD = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    **dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-}  # environment variables of the process
+_ONE_THREAD = dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=1"
 
 CollectArgs = tuple[PolicyState, float]  # arguments of EnvRunner.collect
 
@@ -79,19 +76,20 @@ class ActorProcess:
 
 
 def start_actor(config: RayConfig, several_processes: bool, process: type[ActorProcess] = ActorProcess) -> Any:
-    """Starts an actor and returns its handle without waiting for it.
+    """Starts an actor and returns its handle without waiting for it. It gets the XLA_FLAGS of this process.
 
     Args:
       several_processes: whether several processes train together. Each one's actors run on its own node.
     """
     platform = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if config.actor_gpus else {"JAX_PLATFORMS": "cpu"}
-    flags = {"XLA_FLAGS": f"{_ONE_THREAD['XLA_FLAGS']} {inherited_flags()}"}
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags = flags if flags.lstrip().startswith("-") else ""  # the actor's node may not have a file of flags
     options = {
         "num_cpus": config.actor_cpus,
         "num_gpus": config.actor_gpus,
         "enable_task_events": False,  # Ray's head would store the last 100,000 calls for its dashboard
         "scheduling_strategy": _strategy(several_processes),
-        "runtime_env": {"env_vars": _ONE_THREAD | platform | flags},
+        "runtime_env": {"env_vars": _ONE_THREAD | platform | {"XLA_FLAGS": f"{flags} {_XLA_FLAGS}".strip()}},
     }
     import_path = [os.path.abspath(directory) for directory in sys.path]
     return ray.remote(process).options(**options).remote(import_path)

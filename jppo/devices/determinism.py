@@ -17,14 +17,9 @@ def ask_for_determinism() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {GPU_FLAG}".strip()
 
 
-def inherited_flags() -> str:
-    """Returns the part of XLA_FLAGS that processes started on other machines need as well."""
-    return GPU_FLAG if GPU_FLAG in os.environ.get("XLA_FLAGS", "").split() else ""
-
-
 def check_determinism() -> None:
     """Raises ValueError if JAX uses a GPU and was started without the flag."""
-    if jax.default_backend() == "gpu" and not inherited_flags():
+    if jax.default_backend() == "gpu" and GPU_FLAG not in os.environ.get("XLA_FLAGS", "").split():
         raise ValueError(
             f"deterministic = True needs XLA_FLAGS={GPU_FLAG} in the environment when JAX starts on a GPU (jppo train "
             "--deterministic sets it)"
