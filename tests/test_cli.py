@@ -367,12 +367,12 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--gamma", "2:1"], "jppo: --gamma linear(2, 1) has a value outside its range: 2 is"),
         (
             ["train", "CartPole-v1", "--ent-coef", "1:2:3"],
-            "jppo: --ent-coef: '1:2:3' is not a number or a schedule;",
+            "jppo: Error parsing --ent-coef: '1:2:3' is not a number or a schedule;",
         ),
-        (["sweep", "CartPole-v1", "--ent-coef", "0.1:0", "cosin:1:0"], "jppo: --ent-coef: 'cosin:1:0' is not a"),
-        (["train", "CartPole-v1", "--learning-rate", "1", "--ent_coef="], "jppo: --ent-coef: '' is not a number"),
-        (["train", "CartPole-v1", "--run-dir", "a:b", "--gamma=a:b"], "jppo: --gamma: 'a:b' is not a number"),
-        (["sweep", "a,b", "--gamma", "1:0", "--hidden-sizes", "1:0"], "jppo: --hidden-sizes: '1:0' is not a list"),
+        (["sweep", "CartPole-v1", "--ent-coef", "0.1:0", "cosin:1:0"], "--ent-coef: 'cosin:1:0' is not a"),
+        (["train", "CartPole-v1", "--learning-rate", "1", "--ent_coef="], "--ent-coef: '' is not a number"),
+        (["train", "CartPole-v1", "--run-dir", "a:b", "--gamma=a:b"], "--gamma: 'a:b' is not a number"),
+        (["sweep", "a,b", "--gamma", "1:0", "--hidden-sizes", "1:0"], "--hidden-sizes: '1:0' is not a list"),
         (["train", "CartPole-v1", "--no-anneal-learning-rate"], "write --learning-rate 2.5e-4:0 for a linear decrease"),
         (["train", "CartPole-v1", "--seed", "-1"], "jppo: --seed -1 must be a whole number from 0 to 2**32 - 1"),
         (["train", "CartPole-v1", "--seed", "0.5"], "Error parsing --seed"),
@@ -412,7 +412,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         ),
         (
             ["sweep", "CartPole-v1", "--hidden-sizes", "64;64"],
-            "jppo: --hidden-sizes: '64;64' is not a list of layer sizes; write --hidden-sizes 64,64",
+            "jppo: Error parsing --hidden-sizes: '64;64' is not a list of layer sizes; write whole numbers with commas",
         ),
         (["sweep", "CartPole-v1", "--seeds", "0"], "jppo: --seeds 0 must be from 1 to 100,000"),
         (

@@ -33,15 +33,15 @@ CASES = [
     ("jppo train CartPole-v1 --checkpoint-seconds x", "Error parsing --checkpoint-seconds: 'x' is not a number; `jppo"),
     (
         "jppo train CartPole-v1 --hidden-sizes 64,64",
-        "Error parsing --hidden-sizes: write whole numbers with spaces between them; `jppo",
+        "Error parsing --hidden-sizes: '64,64' is not a whole number; separate several values with spaces; `jppo",
     ),
     (
         "jppo sweep CartPole-v1 --num-envs 8 x",
-        "Error parsing --num-envs: write whole numbers with spaces between them; `jppo",
+        "Error parsing --num-envs: 'x' is not a whole number; `jppo",
     ),
     (
         "jppo sweep CartPole-v1 --hidden-sizes a,b",
-        "--hidden-sizes: 'a,b' is not a list of layer sizes; write --hidden-sizes 64,64",
+        "--hidden-sizes: 'a,b' is not a list of layer sizes; write whole numbers with commas",
     ),
     ("jppo sweep CartPole-v1 --sweep-dir FILE", "FILE cannot be written: a file has this name"),
     ("jppo eval RUN --env os:getcwd", "os:getcwd made the str '"),

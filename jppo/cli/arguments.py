@@ -6,17 +6,18 @@ import dataclasses
 import itertools
 import math
 import re
+import types
 import typing
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jppo.cli.interrupt import EXIT_INTERRUPTED
 from jppo.config import schedules
 from jppo.config.checks import find_similar
-from jppo.config.overrides import HYPERPARAM_NAMES, SCALE_ENVS, SCALED, check_scale_envs
+from jppo.config.overrides import SCALE_ENVS, SCALED, check_scale_envs
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, choose_preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -34,9 +35,7 @@ RunDirs = Annotated[
     tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(at least one)"),
 ]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 ScaleEnvs = Annotated[int | None, tyro.conf.arg(metavar="K")]
-OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 
 
@@ -60,34 +59,8 @@ _HINTS = {  # options of other programs
 _REWORDED = (  # messages of tyro
     (r"Missing value for argument '(-.+)'\. Expected 1 values", r"\1 needs a value"),
     (r"Unrecognized options: ", "unexpected argument "),
-    (r"no type matching \{None\}\|INT could be instantiated from \['(.*)'\]", r"'\1' is not a whole number"),
-    (r"no type matching \{None\}\|FLOAT could be instantiated from \['(.*)'\]", r"'\1' is not a number"),
     (r"could not convert string to float: ('.*')", r"\1 is not a number"),
-    (r"Could not find valid parse for arguments: .*", "write whole numbers with spaces between them"),
 )
-
-
-class InvalidValue(Exception):
-    """The value of an option is malformed. tyro does not catch this error; its own one would lack the reason."""
-
-    def __init__(self, value: str, reason: str, fields: Collection[str]) -> None:
-        """
-        Args:
-          fields: names of the options that would reject the value.
-        """
-        self.value, self.reason, self.fields = value, reason, fields
-
-    def message(self, words: list[str]) -> str:
-        """Returns the error with the option that has the value in a command line."""
-        field = ""
-        for word in words:
-            value: str | None = word
-            if word.startswith("--"):
-                name, equals, rest = word.partition("=")
-                field, value = name[2:].replace("-", "_"), rest if equals else None
-            if value == self.value and field in self.fields:
-                break
-        return f"{show_option(field)}: {self.reason}"
 
 
 def check_options(name: str, command: Any, words: list[str]) -> None:
@@ -186,44 +159,80 @@ def _parse_whole_number(text: str) -> int:
     return int(number)
 
 
-WHOLE_NUMBER = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="INT",
-    instance_from_str=lambda words: _parse_whole_number(words[0]),
-    is_instance=lambda value: isinstance(value, int) or value is None,
-    str_from_instance=lambda value: ["preset" if value is None else str(value)],
-)
-
-
-def _parse_hyperparam(text: str) -> Any:
-    try:
-        return schedules.parse(text)
-    except ValueError as error:
-        several = "; separate several values with spaces" if "," in text else ""
-        raise InvalidValue(text, f"{error}{several}", HYPERPARAM_NAMES) from None
-
-
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
-def _whole_number_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def _whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """Returns how to parse an int."""
-    return WHOLE_NUMBER if info.type is int else None
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: _parse_whole_number(words[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @REGISTRY.primitive_rule
-def _hyperparam_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def _hyperparam_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """Returns how to parse a field of Hyperparams, a number or a schedule."""
     if info.type != Hyperparam:
         return None
-    return tyro.constructors.PrimitiveConstructorSpec(
+    return PrimitiveConstructorSpec(
         nargs=1,
         metavar="FLOAT|SCHEDULE",
-        instance_from_str=lambda words: _parse_hyperparam(words[0]),
+        instance_from_str=lambda words: schedules.parse(words[0]),
         is_instance=lambda value: isinstance(value, float | int | schedules.Schedule),
         str_from_instance=lambda value: [schedules.show_parsable(value)],
     )
+
+
+@REGISTRY.primitive_rule
+def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Returns how to parse `T | None`: the word None, or a T. With tyro's own rule, errors and help would show both."""
+    kind, *others = typing.get_args(info.type) or (None,)
+    spec = _find_spec(kind, info) if others == [types.NoneType] else None
+    if spec is None:
+        return None
+    return dataclasses.replace(
+        spec,
+        instance_from_str=lambda words: None if words == ["None"] else spec.instance_from_str(words),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+    )
+
+
+@REGISTRY.primitive_rule
+def _several_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Returns how to parse `tuple[T, ...]`. With tyro's own rule, the error of a value would get lost."""
+    kind, *others = typing.get_args(info.type) or (None,)
+    spec = _find_spec(kind, info) if others == [...] else None
+    if spec is None:
+        return None
+
+    def parse(word: str) -> Any:
+        try:
+            return spec.instance_from_str([word])
+        except ValueError as error:
+            raise ValueError(f"{error}; separate several values with spaces" if "," in word else str(error)) from None
+
+    return dataclasses.replace(
+        spec,
+        nargs="*",
+        metavar=f"[{spec.metavar} [{spec.metavar} ...]]",
+        instance_from_str=lambda words: tuple(map(parse, words)),
+        is_instance=lambda value: isinstance(value, tuple) and all(map(spec.is_instance, value)),
+        str_from_instance=lambda value: [word for item in value for word in spec.str_from_instance(item)],
+    )
+
+
+def _find_spec(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Returns how to parse a type inside another one; None unless its values have one word."""
+    spec = tyro.constructors.ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
+    return spec if isinstance(spec, PrimitiveConstructorSpec) and spec.nargs == 1 else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -292,7 +301,7 @@ class RunArguments:
     seed: int = 0
     """Seed of all random numbers."""
     preset: Annotated[str, tyro.conf.arg(help=_PRESET_HELP)] = "auto"
-    num_devices: OptionalInt = None
+    num_devices: int | None = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
     scale_envs: ScaleEnvs = None
     """Multiply the preset's num_envs and num_minibatches by this number. The minibatch size does not change."""

@@ -3,8 +3,9 @@
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
-from jppo.cli.arguments import EXIT_FAILED, OptionalPath, RunArguments
+from jppo.cli.arguments import EXIT_FAILED, RunArguments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class Bench(RunArguments):
 
     seconds: float = 2.0
     """Measuring time of the run, and of its slowest part, in seconds."""
-    output: OptionalPath = None
+    output: Path | None = None
     """Also draw the result, as this PNG file."""
     json: bool = False
     """Print one line of JSON instead of a table."""

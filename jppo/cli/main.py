@@ -20,7 +20,6 @@ from jppo.cli.arguments import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     REGISTRY,
-    InvalidValue,
     check_options,
     first_error,
     name_options,
@@ -216,8 +215,6 @@ def parse_command(argv: list[str]) -> Any:
     try:
         with contextlib.redirect_stderr(printed):
             parsed = tyro.cli(command, prog=f"jppo {name}", args=words, config=config, registry=REGISTRY, **options)
-    except InvalidValue as error:
-        raise ValueError(error.message(words)) from None
     except SystemExit as end:
         if end.code:
             raise ValueError(first_error(printed.getvalue(), name)) from None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import Environment, Inline, OptionalInt, PreParse, ScaleEnvs
+from jppo.cli.arguments import Environment, Inline, PreParse, ScaleEnvs
 from jppo.config.overrides import SCALE_ENVS, check_scale_envs
 from jppo.config.ppo import PPOConfig
 
@@ -22,7 +22,7 @@ class Plan:
     """JAX environment, as for `jppo train`."""
     preset: str = "auto"
     """Preset with the default values of the options below (auto: the environment's own)."""
-    num_devices: OptionalInt = None
+    num_devices: int | None = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
     scale_envs: ScaleEnvs = None
     """Multiply the preset's num_envs and num_minibatches by this number. The minibatch size does not change."""

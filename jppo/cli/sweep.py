@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, WHOLE_NUMBER, Inline, InvalidValue, OptionalInt, PreParse, show_option
+from jppo.cli.arguments import EXIT_CODES, Inline, PreParse, show_option
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import EVALUATION_FIELDS, RunConfig
@@ -23,11 +23,7 @@ class _Absent(tuple):
 
 def _parse_layer_sizes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise InvalidValue(
-            text,
-            f"{text!r} is not a list of layer sizes; write --hidden-sizes 64,64 or --hidden-sizes 64,64 128",
-            fields=("hidden_sizes",),
-        )
+        raise ValueError(f"{text!r} is not a list of layer sizes; write whole numbers with commas between them")
     return tuple(int(size) for size in text.split(","))
 
 
@@ -78,13 +74,13 @@ class Sweep:
     """JAX environments to train on; `jppo envs` lists them."""
     seeds: int = 4
     """Runs of each combination, with the seeds 0, 1, ..."""
-    total_steps: Annotated[int | None, WHOLE_NUMBER] = None
+    total_steps: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: preset)")] = None
     """Environment steps of each run, rounded up to whole updates."""
     preset: str = "auto"
     """Preset with the default values of the settings (auto: each environment's own)."""
     selection: Literal["none", "successive_halving", "pbt"] = "none"
     """What happens to the worst runs. successive_halving: the worse half stops after 1/16, 1/8, 1/4 and 1/2 of the updates. pbt (population-based training): at regular times, they become copies of the best runs, and the hyperparameters with several values change in the copies (docs/sweeps.md)."""  # noqa: E501
-    pbt_every: OptionalInt = None
+    pbt_every: int | None = None
     """With --selection pbt: number of updates between two exchanges. Default: a twentieth of the updates."""
     pbt_fraction: float = PBTConfig.fraction
     """With --selection pbt: fraction of the runs that are replaced by copies; at most 0.5."""
@@ -96,11 +92,11 @@ class Sweep:
     """Directory for results, table and plot (default: runs/sweeps/<time>). Saved runs are not trained again."""
     eval_every: int = 0
     """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: OptionalInt = None
+    eval_episodes: int | None = None
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
-    stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    stop_at_return: float | None = None
     """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --selection pbt, all runs end (needs --eval-every)."""  # noqa: E501
     run_dirs: bool = False
     """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""

@@ -6,11 +6,9 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-import tyro
-
-from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, OptionalInt, OptionalPath, PreParse, RunArguments
+from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, PreParse, RunArguments
 from jppo.config.checks import names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
 from jppo.config.terminal import wrap
@@ -27,9 +25,9 @@ class Train(RunArguments):
 
     total_steps: int = 1_000_000
     """Number of environment steps, rounded up to whole updates."""
-    run_dir: OptionalPath = None
+    run_dir: Path | None = None
     """Directory of the run (default: runs/<env>/<time>-<seed>). If it contains a run, that run is resumed with its own settings."""  # noqa: E501
-    resume: OptionalPath = None
+    resume: Path | None = None
     """Directory of a run to resume. Like --run-dir, but the run must exist. ENV may be left out, unless it is a module:name."""  # noqa: E501
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints. The end of a run always writes one."""
@@ -43,11 +41,11 @@ class Train(RunArguments):
     """Number of updates whose means form one line of metrics.jsonl."""
     eval_every: int = 0
     """Number of updates between two evaluations of the policy on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: OptionalInt = None
+    eval_episodes: int | None = None
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
-    stop_at_return: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    stop_at_return: float | None = None
     """End the run when the mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes."""  # noqa: E501
     video: bool = False
     """Write an episode of the final policy to video.gif in the run directory."""
