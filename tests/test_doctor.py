@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import namedtuple
 from pathlib import Path
@@ -17,7 +18,6 @@ from jppo.actors import ray_cluster
 from jppo.cli import diagnosis
 from jppo.cli.diagnosis import Finding
 from jppo.cli.main import main
-from jppo.devices import memory
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -90,13 +90,6 @@ def test_a_platform_that_jax_does_not_have():
     assert b"fix='unset JAX_PLATFORMS'" in done.stdout
 
 
-def test_gymnax_overwritten_by_another_package(monkeypatch):
-    monkeypatch.setattr(diagnosis, "find_version", lambda name: {"gymnax": "1.0.1"}.get(name, "missing"))
-    assert diagnosis.check_gymnax() == Finding("gymnax", "1.0.1")
-    monkeypatch.setattr(diagnosis, "find_version", lambda name: "1.0.1")
-    assert diagnosis.check_gymnax().problem.startswith("stable-gymnax has overwritten the files of gymnax")
-
-
 def test_missing_and_old_packages(monkeypatch):
     lines = ["jax>=0.10.2,<0.12", "optax>=0.2.6", "ray>=2.51,<3", "chex>=0.1.90", 'wandb>=0.19; extra == "wandb"']
     monkeypatch.setattr(diagnosis.importlib.metadata, "requires", lambda name: lines)
@@ -109,7 +102,6 @@ def test_missing_and_old_packages(monkeypatch):
         ("optax is not installed; jppo needs it", "pip install 'optax>=0.2.6'"),
         ("ray is not installed; jppo needs it", "pip install 'ray<3,>=2.51'"),
     ]
-    assert diagnosis.check_ray() == Finding("Ray", "missing")
 
 
 def test_an_installation_without_metadata(monkeypatch):
@@ -121,21 +113,16 @@ def test_an_installation_without_metadata(monkeypatch):
     assert finding.fix == f"pip install -e {Path(jppo.__file__).parents[1]}"
 
 
-def test_files_that_hide_packages(tmp_path):
+def test_damaged_packages(tmp_path):
     """In a new process, where JAX and Ray cannot be imported; all other checks still run."""
-    for name in ("jax", "optax", "ray"):
+    for name in ("jax", "ray"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('broken')")
-    (tmp_path / "numpy").mkdir()
-    (tmp_path / "numpy/__init__.py").touch()
     path = f"{tmp_path}:{Path(jppo.__file__).parents[1]}"
     command = [sys.executable, "-m", "jppo", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONPATH": path}, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
-    fixes = {one["problem"]: one["fix"] for one in json.loads(done.stdout) if one["problem"]}
-    hidden = {f"{tmp_path}/{name}": name.partition(".")[0] for name in ("jax.py", "optax.py", "ray.py", "numpy")}
-    expected = {f"{file} hides the installed package {name}": f"mv {file} {file}.bak" for file, name in hidden.items()}
-    assert expected.items() <= fixes.items()
-    assert {"JAX cannot be imported: broken", "Ray cannot be imported: broken"} <= set(fixes)
+    problems = {one["problem"] for one in json.loads(done.stdout)}
+    assert {"JAX cannot be imported: broken", "Ray cannot be imported: broken"} <= problems
 
 
 @pytest.fixture
@@ -201,11 +188,12 @@ def test_sessions_of_ray(tmp_path, monkeypatch):
     assert [path.name for path in folder.iterdir()] == ["session_2026-11-24_1_2"]
 
 
-def test_low_memory_and_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "host_bytes_free", lambda: 2.0**20)
+def test_low_memory_and_disk(monkeypatch):
+    monkeypatch.setattr(diagnosis, "host_bytes_free", lambda: 2.0**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 2**20))
-    assert findings_of(diagnosis.check_free_memory())["memory"].problem == "only 1 MiB of memory are free"
-    assert findings_of(diagnosis.check_disk(tmp_path))["disk"].problem == f"only 1 MiB are free in {tmp_path}"
+    found = findings_of(diagnosis.diagnose())
+    assert found["memory"].problem == "memory: only 1 MiB free"
+    assert found["disk"].problem == f"disk: only 1 MiB free in {tempfile.gettempdir()}"
 
 
 def test_extras_are_those_of_the_project(monkeypatch):

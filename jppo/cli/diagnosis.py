@@ -1,7 +1,6 @@
 """Checks of the installation for `jppo doctor`."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 
 import jppo
 from jppo.config.ray import num_cores
+from jppo.devices.memory import host_bytes_free, show_bytes
 
 EXTRAS = {  # the packages of each extra of pyproject.toml that jppo itself does not need
     "wandb": ("wandb",),
@@ -33,8 +33,7 @@ EXTRAS = {  # the packages of each extra of pyproject.toml that jppo itself does
     "train": ("pandas", "pyarrow"),
     "tune": ("pandas", "pyarrow", "optuna"),
 }
-_OWN_CHECK = ("jax", "gymnax", "ray")  # packages with their own line
-_REINSTALL_GYMNAX = "pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
+_OWN_CHECK = ("jax", "ray")  # packages with their own line
 _LOW_BYTES = 2**30  # of free memory, disk or shared memory
 _OLD_SESSIONS_BYTES = 2 * 2**30
 _COMMAND_SECONDS = 20
@@ -51,16 +50,17 @@ class Finding(NamedTuple):
 
 def diagnose() -> Iterator[Finding]:
     """Yields the findings of all checks."""
-    yield Finding(name="Python", text=f"{platform.python_version()}, {sys.executable}")
-    yield Finding(name="jppo", text=f"{jppo.__version__}, {Path(jppo.__file__).parent}")
+    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
+    yield Finding("jppo", f"{jppo.__version__}, {Path(jppo.__file__).parent}")
     yield from check_packages()
     yield from check_jax()
-    yield check_gymnax()
     yield check_ray()
     yield check_sessions(Path(tempfile.gettempdir()) / "ray")
-    yield check_free_memory()
+    largest = "ps -eo pid,rss,args --sort=-rss | head  # shows the largest processes"
+    yield check_space("memory", host_bytes_free(), fix=largest)
     for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
-        yield check_disk(folder)
+        largest = f"du -xh -d 2 {folder} | sort -h | tail  # shows the largest folders"
+        yield check_space("disk", shutil.disk_usage(folder).free, f" in {folder}", fix=largest)
     for extra, packages in EXTRAS.items():
         yield check_extra(extra, packages)
 
@@ -70,16 +70,14 @@ def check_packages() -> Iterator[Finding]:
     try:
         lines = importlib.metadata.requires("jppo") or []
     except importlib.metadata.PackageNotFoundError:
-        folder = Path(jppo.__file__).parents[1]
+        folder = shlex.quote(str(Path(jppo.__file__).parents[1]))
         problem = "jppo is not installed, so the versions of its packages cannot be checked"
-        yield Finding(
-            name="packages", text="unknown", problem=problem, fix=f"pip install -e {shlex.quote(str(folder))}"
-        )
+        yield Finding("packages", "unknown", problem=problem, fix=f"pip install -e {folder}")
         return
     needed = {one.name: one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate()}
     versions = {name: find_version(name) for name in (*needed, "numpy")}  # numpy is a dependency of JAX
     shown = sorted(f"{name} {number}" for name, number in versions.items() if name not in _OWN_CHECK)
-    yield Finding(name="packages", text=", ".join(shown))
+    yield Finding("packages", ", ".join(shown))
     for name, requirement in needed.items():
         if versions[name] == "missing":
             problem = f"{name} is not installed; jppo needs it"
@@ -87,149 +85,82 @@ def check_packages() -> Iterator[Finding]:
             problem = f"jppo needs {requirement}; version {versions[name]} is installed"
         else:
             continue
-        yield Finding(
-            name="package", text=f"{name} {versions[name]}", problem=problem, fix=f"pip install '{requirement}'"
-        )
-    for name in (*versions, *(name for packages in EXTRAS.values() for name in packages)):
-        if (other := find_hiding_file(name)) is not None:
-            problem = f"{other} hides the installed package {name}"
-            yield Finding(
-                name="package",
-                text=name,
-                problem=problem,
-                fix=f"mv {shlex.quote(str(other))} {shlex.quote(f'{other}.bak')}",
-            )
-
-
-def find_hiding_file(package: str) -> Path | None:
-    """Returns the file or folder that Python imports instead of an installed package, or None."""
-    try:
-        distribution = importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    for file in distribution.files or ():
-        if len(file.parts) != 2 or file.name != "__init__.py":
-            continue
-        spec, installed = importlib.util.find_spec(file.parts[0]), Path(str(distribution.locate_file(file)))
-        if spec is not None and spec.origin and installed.exists() and not installed.samefile(spec.origin):
-            return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
-    return None
+        yield Finding("package", f"{name} {versions[name]}", problem=problem, fix=f"pip install '{requirement}'")
 
 
 def check_jax() -> Iterator[Finding]:
     """Yields the findings on JAX, its devices and its cache of compiled programs."""
     versions = f"{find_version('jax')}, jaxlib {find_version('jaxlib')}"
-    if find_version("jax") == "missing":  # check_packages reports it
-        yield Finding(name="jax", text=versions)
-        return
     try:
         import jax
     except Exception as error:  # a damaged installation raises any type
-        yield Finding(
-            name="jax",
-            text=versions,
-            problem=f"JAX cannot be imported: {error}",
-            fix="pip install --force-reinstall jax jaxlib",
-        )
+        problem = f"JAX cannot be imported: {error}"
+        yield Finding("jax", versions, problem=problem, fix="pip install --force-reinstall jax jaxlib")
         return
-    yield Finding(name="jax", text=versions)
-    gpus = count_gpus()
+    yield Finding("jax", versions)
     platforms = os.environ.get("JAX_PLATFORMS", "")
     try:
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:
-        if platforms:
-            problem = f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here"
-            yield Finding(name="devices", text="none", problem=problem, fix="unset JAX_PLATFORMS")
-        else:
-            yield Finding(
-                name="devices", text="none", problem=f"JAX has no device: {error}", fix="export JAX_PLATFORMS=cpu"
-            )
+        unknown = f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here"
+        problem = unknown if platforms else f"JAX has no device: {error}"
+        yield Finding("devices", "none", problem, "unset JAX_PLATFORMS" if platforms else "export JAX_PLATFORMS=cpu")
         return
     kinds = {device.device_kind: sum(d.device_kind == device.device_kind for d in devices) for device in devices}
     text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    if gpus and devices[0].platform == "cpu" and not platforms:
+    if devices[0].platform == "cpu" and not platforms and (gpus := count_gpus()):
         problem = f"this machine has {gpus} NVIDIA GPU{'s' * (gpus > 1)}, but jaxlib has no support for GPUs"
-        yield Finding(name="devices", text=text, problem=problem, fix="pip install -U 'jax[cuda13]'")
+        yield Finding("devices", text, problem=problem, fix="pip install -U 'jax[cuda13]'")
     else:
-        yield Finding(name="devices", text=text + (f" (JAX_PLATFORMS={platforms})" if platforms else ""))
+        yield Finding("devices", text + (f" (JAX_PLATFORMS={platforms})" if platforms else ""))
     yield check_cache()
 
 
 def check_cache() -> Finding:
     """Returns the location and the size of the compilation cache, or why it is not used."""
     from jppo.devices.jit import CACHE, cache_path
-    from jppo.devices.memory import show_bytes
 
     path = cache_path()
     if path is None:
-        return Finding(name="cache", text=f"off ({CACHE}={os.environ.get(CACHE, '')})")
+        return Finding("cache", f"off ({CACHE}={os.environ.get(CACHE, '')})")
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK) or not existing.is_dir():
         problem = f"the cache of compiled programs cannot be written: {existing}"
-        return Finding(name="cache", text=str(path), problem=problem, fix=f"export {CACHE}=/another/folder")
-    return Finding(name="cache", text=f"{path}, {show_bytes(measure(path))}, writable")
-
-
-def check_gymnax() -> Finding:
-    """Returns the version of gymnax, and whether another package has overwritten it."""
-    installed = find_version("gymnax")
-    if find_version("stable-gymnax") != "missing":
-        problem = "stable-gymnax has overwritten the files of gymnax, and its interface is an older one"
-        return Finding(
-            name="gymnax", text=installed, problem=problem, fix=f"pip uninstall -y stable-gymnax && {_REINSTALL_GYMNAX}"
-        )
-    return Finding(name="gymnax", text=installed)
+        return Finding("cache", str(path), problem=problem, fix=f"export {CACHE}=/another/folder")
+    return Finding("cache", f"{path}, {show_bytes(measure(path))}, writable")
 
 
 def check_ray() -> Finding:
     """Returns the version of Ray and its resources on this machine or at RAY_ADDRESS."""
-    installed = find_version("ray")
-    if installed == "missing":  # check_packages reports it
-        return Finding(name="Ray", text=installed)
+    installed, address, shared = find_version("ray"), os.environ.get("RAY_ADDRESS", ""), Path("/dev/shm")
+    problem = fix = ""
     try:
         from jppo.actors.ray_cluster import check_reachable
-    except Exception as error:  # a damaged installation raises any type
-        return Finding(
-            name="Ray",
-            text=installed,
-            problem=f"Ray cannot be imported: {error}",
-            fix="pip install --force-reinstall ray",
-        )
-    address = os.environ.get("RAY_ADDRESS", "")
-    try:
+
         check_reachable(address)
     except OSError as error:
-        problem = f"no Ray cluster answers at RAY_ADDRESS={address} ({error})"
-        return Finding(name="Ray", text=installed, problem=problem, fix="unset RAY_ADDRESS")
-    shared = Path("/dev/shm")
-    if shared.exists() and (free := shutil.disk_usage(shared).free) < _LOW_BYTES:
-        problem = f"/dev/shm has {free / 2**20:.0f} MiB free; Ray stores large objects in it"
-        return Finding(
-            name="Ray",
-            text=installed,
-            problem=problem,
-            fix="mount -o remount,size=4G /dev/shm  # in Docker: --shm-size=4g",
-        )
+        problem, fix = f"no Ray cluster answers at RAY_ADDRESS={address} ({error})", "unset RAY_ADDRESS"
+    except Exception as error:  # a damaged installation raises any type
+        problem, fix = f"Ray cannot be imported: {error}", "pip install --force-reinstall ray"
+    if not problem and shared.exists() and (free := shutil.disk_usage(shared).free) < _LOW_BYTES:
+        problem = f"/dev/shm has {show_bytes(free)} free; Ray stores large objects in it"
+        fix = "mount -o remount,size=4G /dev/shm  # in Docker: --shm-size=4g"
     where = f"cluster at {address}" if address else f"{num_cores()} CPUs on this machine"
-    return Finding(name="Ray", text=f"{installed}, {where}")
+    return Finding("Ray", f"{installed}, {where}", problem=problem, fix=fix)
 
 
 def check_sessions(folder: Path) -> Finding:
     """Returns the sessions of Ray that run on this machine, and the size of the files of old ones."""
-    from jppo.devices.memory import show_bytes
-
     running = find_sessions()
     old = [path for path in folder.glob("session_*") if path.is_dir() and path.name not in (*running, "session_latest")]
     size = sum(map(measure, old))
     count = f"{len(running)} running" + (f" ({', '.join(running)}; `ray stop` ends them)" if running else "")
     text = f"{count}, files of {len(old)} old ones in {folder}: {show_bytes(size)}"
     if size < _OLD_SESSIONS_BYTES:
-        return Finding(name="Ray sessions", text=text)
+        return Finding("Ray sessions", text)
+    problem = f"old sessions of Ray use {show_bytes(size)} in {folder}"
     fix = f"find {folder} -maxdepth 1 -name 'session_2*' -mtime +1 -exec rm -r {{}} +"
-    return Finding(
-        name="Ray sessions", text=text, problem=f"old sessions of Ray use {show_bytes(size)} in {folder}", fix=fix
-    )
+    return Finding("Ray sessions", text, problem=problem, fix=fix)
 
 
 def find_sessions(processes: Path = Path("/proc")) -> list[str]:
@@ -246,34 +177,19 @@ def find_sessions(processes: Path = Path("/proc")) -> list[str]:
     return sorted(set(found))
 
 
-def check_free_memory() -> Finding:
-    """Returns the free memory of the machine or the container."""
-    from jppo.devices.memory import host_bytes_free, show_bytes
-
-    free = host_bytes_free()
-    problem = f"only {show_bytes(free)} of memory are free" if free < _LOW_BYTES else ""
-    fix = "ps -eo pid,rss,args --sort=-rss | head  # shows the largest processes" if problem else ""
-    return Finding(name="memory", text=f"{show_bytes(free)} free", problem=problem, fix=fix)
-
-
-def check_disk(folder: Path) -> Finding:
-    """Returns the free space of a folder."""
-    from jppo.devices.memory import show_bytes
-
-    free = shutil.disk_usage(folder).free
-    problem = f"only {show_bytes(free)} are free in {folder}" if free < _LOW_BYTES else ""
-    fix = f"du -xh -d 2 {folder} | sort -h | tail  # shows the largest folders" if problem else ""
-    return Finding(name="disk", text=f"{show_bytes(free)} free in {folder}", problem=problem, fix=fix)
+def check_space(name: str, free: float, where: str = "", *, fix: str) -> Finding:
+    """Returns the free space in memory or on a disk, in bytes, and the command for too little of it."""
+    text = f"{show_bytes(free)} free{where}"
+    return Finding(name, text, problem=f"{name}: only {text}", fix=fix) if free < _LOW_BYTES else Finding(name, text)
 
 
 def check_extra(extra: str, packages: tuple[str, ...]) -> Finding:
     """Returns the versions of the packages of an extra, or the command that installs it. Extras are optional."""
     versions = {name: find_version(name) for name in packages}
     if "missing" in versions.values():
-        return Finding(name="extra", text=f"{extra:<11}missing: pip install 'jppo[{extra}]'")
-    return Finding(
-        name="extra", text=f"{extra:<11}installed: {', '.join(f'{name} {number}' for name, number in versions.items())}"
-    )
+        return Finding("extra", f"{extra:<11}missing: pip install 'jppo[{extra}]'")
+    installed = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return Finding("extra", f"{extra:<11}installed: {installed}")
 
 
 def find_version(package: str) -> str:
@@ -286,8 +202,6 @@ def find_version(package: str) -> str:
 
 def count_gpus() -> int:
     """Returns the number of GPUs that nvidia-smi lists; 0 if it does not exist or fails."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
