@@ -503,11 +503,6 @@ def test_output_that_cannot_be_written(trained):
             assert main([*words, str(trained[0])]) == code
 
 
-def test_a_closed_standard_output_is_opened():
-    code = "import os; from jppo.cli.main import _open_closed_streams; os.close(1); _open_closed_streams(); os.fstat(1)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_an_interrupt_during_the_imports_is_one_line():
     code = (
         "import os, signal, sys, types, jppo.__main__ as entry\n"

@@ -111,7 +111,6 @@ def main(argv: list[str] | None = None) -> int:
     owns_process = argv is None
     if argv is None:
         argv = sys.argv[1:]
-        _open_closed_streams()
         signal.signal(signal.SIGINT, exit_at_once)
         warnings.showwarning = _show_warning
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -163,16 +162,6 @@ def _run(command: Any) -> int:
         print(f"jppo: {error}", file=sys.stderr)
         return EXIT_FAILED
     return code
-
-
-def _open_closed_streams() -> None:
-    """Opens standard streams that the caller has closed. Otherwise a file of the run would get the number of such a
-    stream, and text of libraries would be written into it."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
