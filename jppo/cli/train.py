@@ -109,27 +109,14 @@ class Train(RunArguments):
         from jppo.training.train import train
 
         stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
+        names = {field.name for field in dataclasses.fields(RunConfig)} & set(vars(self))
+        run = {name: getattr(self, name) for name in names} | {
+            "run_dir": self._choose_run_dir() or default_run_dir(self.env, self.seed),
+            "resume": self.resume is not None,
+            "progress": make_reporter("none" if self.quiet else "auto", self.total_steps, stream),
+        }
         try:
-            result = train(
-                **self.arguments(),
-                total_steps=self.total_steps,
-                run=RunConfig(
-                    run_dir=self._choose_run_dir() or default_run_dir(self.env, self.seed),
-                    resume=self.resume is not None,
-                    checkpoint_seconds=self.checkpoint_seconds,
-                    max_checkpoints=self.max_checkpoints,
-                    log_every=self.log_every,
-                    eval_every=self.eval_every,
-                    eval_episodes=self.eval_episodes,
-                    eval_sampled=self.eval_sampled,
-                    stop_at_return=self.stop_at_return,
-                    video=self.video,
-                    force=self.force,
-                    wandb=self.wandb,
-                    deterministic=self.deterministic,
-                    progress=make_reporter("none" if self.quiet else "auto", self.total_steps, stream),
-                ),
-            )
+            result = train(**self.arguments(), total_steps=self.total_steps, run=RunConfig(**run))
         except (TrainingDiverged, ActorsFailed) as error:
             print(f"jppo: {error}", file=DisplayStream(sys.stderr))
             if error.result is None:  # it failed before the first update
