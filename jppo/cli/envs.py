@@ -1,6 +1,7 @@
 """`jppo envs`."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from jppo.config.families import FAMILIES, HOST_FAMILIES
@@ -36,7 +37,8 @@ class Envs:
         missing += [family for family in HOST_FAMILIES if not is_host_family_installed(family)]
         if missing:
             title = "families not installed (docs/environments.md, docs/host_environments.md):"
-            print("", *wrap(title), *_install_lines({name: install_command(name) for name in missing}), sep="\n")
+            lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]
+            print("", *wrap(title), *itertools.chain(*lines), sep="\n")
         return 0
 
 
@@ -47,11 +49,3 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
         (_, *titles), *others = rows
         return [line for name, *cells in others for line in row_lines(name, dict(zip(titles, cells, strict=True)))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _install_lines(commands: dict[str, str]) -> list[str]:
-    """Returns a line per family; two if the terminal is too narrow."""
-    lines = [f"  {family:<12}{command}" for family, command in commands.items()]
-    if max(map(len, lines)) <= columns():
-        return lines
-    return [line for family, command in commands.items() for line in (f"  {family}", f"    {command}")]
