@@ -25,7 +25,7 @@ from saved import save_run
 import jppo
 from jppo import PRESETS
 from jppo.cli import main as cli
-from jppo.cli import play
+from jppo.cli import output
 from jppo.cli.main import main
 from jppo.envs import available
 from jppo.envs.backends import choose_backend
@@ -970,14 +970,14 @@ def test_envs_fits_into_40_columns(capsys, monkeypatch):
 
 def test_play_shows_progress_on_the_standard_error(monkeypatch):
     clock, err = SimpleNamespace(now=0.0), io.StringIO()
-    monkeypatch.setattr(play, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(sys, "stderr", err)
-    with play.StatusLine() as status:
+    with output.StatusLine() as status:
         for clock.now in range(1, 12):
             status.show(f"step {clock.now}")
     assert err.getvalue() == "step 5\nstep 10\n"
     err.isatty = lambda: True
-    with pytest.raises(ValueError, match="no frame"), play.StatusLine() as status:  # noqa: PT012
+    with pytest.raises(ValueError, match="no frame"), output.StatusLine() as status:  # noqa: PT012
         for clock.now in (12, 12.01, 13):
             status.show(f"step {clock.now}")
         raise ValueError("no frame")

@@ -1,11 +1,11 @@
 """`jppo bench`."""
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
 from jppo.cli.arguments import EXIT_FAILED, RunArguments
+from jppo.cli.output import print_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,6 @@ class Bench(RunArguments):
         from jppo.benchmark.bench import bench
         from jppo.benchmark.report import draw_bench, print_bench
         from jppo.errors import ActorsFailed
-        from jppo.runs.files import jsonable
         from jppo.runs.run_dir import check_output
 
         if self.output is not None:
@@ -37,7 +36,7 @@ class Bench(RunArguments):
             _print_message(f"jppo: {error}")
             return EXIT_FAILED
         if self.json:
-            print(json.dumps(jsonable(result.summary())))
+            print_json(result.summary())
         else:
             print_bench(result)
         if self.output is not None:

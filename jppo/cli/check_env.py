@@ -1,9 +1,9 @@
 """`jppo check-env`."""
 
 import dataclasses
-import json
 
 from jppo.cli.arguments import Backend, Environment
+from jppo.cli.output import print_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,10 @@ class CheckEnv:
 
     def run(self) -> int:
         from jppo.envs.checks import check_env, print_report
-        from jppo.runs.files import jsonable
 
         report = check_env(self.env, backend=self.backend, steps=self.steps, seed=self.seed, num_envs=self.num_envs)
         if self.json:
-            print(json.dumps(jsonable(report.summary())))
+            print_json(report.summary())
         else:
             print_report(report)
         return 0 if report.passed else 1

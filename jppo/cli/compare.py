@@ -1,10 +1,10 @@
 """`jppo compare`."""
 
 import dataclasses
-import json
 from typing import Any
 
 from jppo.cli.arguments import RunDirs
+from jppo.cli.output import print_json
 from jppo.config.checks import escape_controls
 from jppo.config.terminal import wrap
 
@@ -27,13 +27,12 @@ class Compare:
 
     def run(self) -> int:
         from jppo.runs.comparison import compare
-        from jppo.runs.files import jsonable
 
         if not self.run_dirs:
             raise ValueError("no run directory; name at least two, for example: jppo compare runs/CartPole-v1/*")
         result = compare(self.run_dirs)
         if self.json:
-            print(json.dumps(jsonable(result.summary())))
+            print_json(result.summary())
             return 0
         for env in dict.fromkeys(score.group.env for score in result.scores):
             _print_table(env, [score for score in result.scores if score.group.env == env])

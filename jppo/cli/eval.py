@@ -1,9 +1,9 @@
 """`jppo eval`."""
 
 import dataclasses
-import json
 
 from jppo.cli.arguments import TrainedRun
+from jppo.cli.output import print_json
 from jppo.config.run import MAX_STEPS
 from jppo.config.terminal import wrap
 
@@ -39,7 +39,7 @@ class Eval(TrainedRun):
         )
         summary = result.summary()
         if self.json:
-            print(json.dumps({"env": run.agent.env.name, "sampled": self.sampled} | summary))
+            print_json({"env": run.agent.env.name, "sampled": self.sampled} | summary)
             return 0
         texts = [
             f"{run.agent.env.name}, {'sampled' if self.sampled else 'greedy'}, {summary['episodes']} episodes",

@@ -1,12 +1,12 @@
 """`jppo plan`."""
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import tyro
 
 from jppo.cli.arguments import Environment, Inline, PreParse, ScaleEnvs
+from jppo.cli.output import print_json
 from jppo.config.overrides import SCALE_ENVS, check_scale_envs
 from jppo.config.ppo import PPOConfig
 
@@ -43,12 +43,11 @@ class Plan:
     def run(self) -> int:
         from jppo.benchmark.plan import plan
         from jppo.benchmark.report import print_plan
-        from jppo.runs.files import jsonable
 
         scale: dict[str, Any] = {} if self.scale_envs is None else {SCALE_ENVS: self.scale_envs}
         result = plan(self.env, config=self.config, preset=self.preset, num_devices=self.num_devices, **scale)
         if self.json:
-            print(json.dumps(jsonable(result.summary())))
+            print_json(result.summary())
         else:
             print_plan(result)
         return 0

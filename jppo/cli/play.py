@@ -1,12 +1,10 @@
 """`jppo play`."""
 
 import dataclasses
-import sys
-import time
 from pathlib import Path
-from typing import Self
 
 from jppo.cli.arguments import TrainedRun
+from jppo.cli.output import StatusLine
 from jppo.config.run import MAX_FRAMES
 
 
@@ -44,28 +42,3 @@ class Play(TrainedRun):
         cut = "" if played.finished else f" (the episode did not end within --max-steps {self.max_steps})"
         print(f"wrote {self.output}: {played.length} steps, return {played.episode_return:.2f}{cut}")
         return 0
-
-
-class StatusLine:
-    """Shows the newest text on one line of the terminal; on other outputs, a line every five seconds."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._last, self._width = time.monotonic(), 0
-
-    def show(self, text: str) -> None:
-        """Shows a text unless the last one is too recent."""
-        if time.monotonic() - self._last < (0.1 if self._is_terminal else 5.0):
-            return
-        self._last = time.monotonic()
-        end = "\r" if self._is_terminal else "\n"
-        print(text.ljust(self._width), end=end, file=sys.stderr, flush=True)
-        self._width = len(text)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Erases the line on a terminal."""
-        if self._is_terminal:
-            print(" " * self._width, end="\r", file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from jppo.cli.arguments import RunDirs
-from jppo.cli.play import StatusLine
+from jppo.cli.output import StatusLine
 
 
 @dataclasses.dataclass(frozen=True)

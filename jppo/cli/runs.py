@@ -1,13 +1,13 @@
 """`jppo runs`."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from jppo.cli.output import print_json
 from jppo.config.checks import escape_controls
 from jppo.config.terminal import columns, row_lines, wrap
 
@@ -27,7 +27,6 @@ class Runs:
     """Print one line of JSON instead of a table."""
 
     def run(self) -> int:
-        from jppo.runs.files import jsonable
         from jppo.runs.listing import RunState, find_runs
 
         found = find_runs(self.folder)
@@ -35,7 +34,7 @@ class Runs:
         damaged = [one for one in found if not isinstance(one, RunState)]
         if self.json:
             rows = [state._asdict() | {"path": str(state.path)} for state in runs]
-            print(json.dumps(jsonable({"runs": rows, "damaged": list(map(str, damaged))})))
+            print_json({"runs": rows, "damaged": list(map(str, damaged))})
             return 0
         folders: dict[tuple[str, str], list[Any]] = {}
         for state in runs:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import re
 import shlex
 import sys
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jppo.cli.arguments import EXIT_CODES, Inline, PreParse, show_option
+from jppo.cli.output import print_json
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import EVALUATION_FIELDS, RunConfig
@@ -117,7 +117,6 @@ class Sweep:
         return dataclasses.replace(self, words=pre_parsed.words)
 
     def run(self) -> int:
-        from jppo.runs.files import jsonable
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
@@ -151,5 +150,5 @@ class Sweep:
                 where = [] if self.sweep_dir else ["--sweep-dir", str(short_path(result.sweep_dir))]
                 print("next:", shlex.join(["jppo", "sweep", *self.words, *where]), sep="\n  ", file=stream)
         if self.json:
-            print(json.dumps(jsonable(result.summary())))
+            print_json(result.summary())
         return EXIT_CODES.get(result.status, 0)

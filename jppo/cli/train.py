@@ -1,7 +1,6 @@
 """`jppo train`."""
 
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, PreParse, RunArguments
+from jppo.cli.output import print_json
 from jppo.config.checks import names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
 from jppo.config.terminal import wrap
@@ -103,7 +103,6 @@ class Train(RunArguments):
 
     def run(self) -> int:
         from jppo.errors import ActorsFailed, TrainingDiverged
-        from jppo.runs.files import jsonable
         from jppo.runs.run_dir import default_run_dir
         from jppo.training.progress import DisplayStream, make_reporter, short_path, summary_lines
         from jppo.training.train import train
@@ -133,7 +132,7 @@ class Train(RunArguments):
             if self.deterministic:
                 print(f"policy: SHA-256 {summary['policy_sha256']}", file=stream, flush=True)
         if self.json:
-            print(json.dumps(jsonable(summary)))
+            print_json(summary)
         return EXIT_CODES.get(summary["status"], EXIT_FAILED if "failed_writes" in summary else 0)
 
     def _next_commands(self, run_dir: Path, summary: dict[str, Any], can_play: bool) -> list[list[str]]:
