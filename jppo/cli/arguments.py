@@ -70,34 +70,27 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
         if re.fullmatch("-[a-zA-Z]", word) and word != "-h":
             raise ValueError(f"unknown option {word}; `jppo {name} --help` lists all options, which start with --")
         option = word.partition("=")[0][2:].replace("-", "_")
-        if not word.startswith("--") or not option or option.removeprefix("no_") in known:
-            continue
-        similar = find_similar(option, known)
-        hint = f"did you mean {show_option(similar)}? " if similar else ""
-        if option in _HINTS:
-            is_device = "num_devices" in known and _HINTS[option] == _HINTS["gpu"]
-            hint = f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "
-        if option in _ENV_NAMES and "env" not in known:
-            hint = f"{_env_hint(name, command)}; "
-        if option == "run_dir":
-            hint = _run_dir_hint(name, command, known)
-        raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
+        if word.startswith("--") and option and option.removeprefix("no_") not in known:
+            hint = _hint_for(option, name, command, known)
+            raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
 
 
-def _env_hint(name: str, command: Any) -> str:
-    """Returns how a command without the option --env gets its environment."""
-    fields = {field.name for field in dataclasses.fields(command)}
-    if fields & {"env", "envs"}:
-        return f"the environment is an argument without an option: jppo {name} CartPole-v1"
-    return "the run directories name the environment" if "run_dirs" in fields else "this command has no environment"
-
-
-def _run_dir_hint(name: str, command: Any, known: list[str]) -> str:
-    """Returns how a command without the option --run-dir gets or saves runs, or ''."""
-    if "sweep_dir" in known:
-        return "did you mean --sweep-dir? "
-    arguments = {field.name for field in dataclasses.fields(command)} & {"run_dir", "run_dirs"}
-    return f"the run directory is an argument without an option: jppo {name} RUN_DIR; " if arguments else ""
+def _hint_for(option: str, name: str, command: Any, known: list[str]) -> str:
+    """Returns what to write in place of an unknown option of a command, or ''."""
+    arguments = {field.name for field in dataclasses.fields(command)} - set(known)
+    if option in _HINTS:
+        is_device = "num_devices" in known and _HINTS[option] == _HINTS["gpu"]
+        return f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "
+    if option in _ENV_NAMES and "env" not in known:
+        if arguments & {"env", "envs"}:
+            return f"the environment is an argument without an option: jppo {name} CartPole-v1; "
+        is_named = "run_dirs" in arguments
+        return "the run directories name the environment; " if is_named else "this command has no environment; "
+    if option == "run_dir" and "sweep_dir" not in known:
+        is_argument = arguments & {"run_dir", "run_dirs"}
+        return f"the run directory is an argument without an option: jppo {name} RUN_DIR; " if is_argument else ""
+    similar = "sweep_dir" if option == "run_dir" else find_similar(option, known)
+    return f"did you mean {show_option(similar)}? " if similar else ""
 
 
 def first_error(printed: str, name: str) -> str:
