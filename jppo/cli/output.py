@@ -1,4 +1,4 @@
-"""What several commands print: JSON, and a line of progress."""
+"""Output that several commands share: a line of JSON, and a line of progress."""
 
 import json
 import sys
