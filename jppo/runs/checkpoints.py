@@ -93,7 +93,7 @@ class Checkpoints:
     def due(self, update: int) -> bool:
         """Returns whether to save a checkpoint after `update` updates."""
         if self._pending is not None and not self._manager.is_saving_in_progress():
-            self._finish_pending_save()
+            self.wait()
         elapsed = time.monotonic() - self._last_save
         return self._pending is None and elapsed >= self._interval and update > self.update
 
@@ -111,7 +111,7 @@ class Checkpoints:
           update, seconds, counts, log: see `Checkpoint`.
           state: arrays; in a program of several processes, `jax.Array`s of all processes or equal NumPy arrays.
         """
-        self._finish_pending_save()
+        self.wait()
         if update == self.update:
             return
         leaves = copy_leaves(state)
@@ -125,13 +125,9 @@ class Checkpoints:
         except Exception as error:  # orbax, tensorstore and the file system raise many types
             self._report(update, error)
 
-    def wait(self) -> None:
-        """Waits until the pending checkpoint, if any, is written."""
-        self._finish_pending_save()
-
     def close(self) -> None:
         """Waits until the last checkpoint is written. Repeated calls do nothing."""
-        self._finish_pending_save()
+        self.wait()
         if self._manager is not None:
             manager, self._manager = self._manager, None
             manager.close()
@@ -147,7 +143,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
         self._manager.save(update, args=ocp.args.StandardSave(leaves), custom_metadata=info, force=True)
 
-    def _finish_pending_save(self) -> None:
+    def wait(self) -> None:
+        """Waits until the pending checkpoint, if any, is written."""
         if self._pending is None:
             return
         update, self._pending = self._pending, None

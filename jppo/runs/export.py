@@ -27,9 +27,8 @@ from jppo.errors import describe_error
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
-from jppo.runs.files import write_atomically
 from jppo.runs.policy import NO_STATE, TrainedPolicy, actor_leaves, as_batch, as_starts, check_state, complete_obs
-from jppo.runs.run_dir import check_output
+from jppo.runs.run_dir import check_output, write_output
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _VERSION = 1
@@ -71,10 +70,7 @@ def export_policy(
 
         policy = load_run(policy, env=env, trust_env=trust_env).policy
     content = _as_npz(policy) if path.suffix.lower() == ".npz" else _as_stablehlo(policy, platforms)
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error
+    write_output(path, content, path.suffix.lower())
     return path
 
 

@@ -1,19 +1,17 @@
 """Finds the runs in a folder and reads their state."""
 
-import contextlib
-import json
 import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from jppo.runs.groups import changed_settings
 from jppo.runs.load import read_summary
-from jppo.runs.run_dir import read_config
+from jppo.runs.run_dir import parse_row, read_config
 from jppo.runs.writer import is_written
 
 _RUN_FILES = ("config.json", "metrics.jsonl")
@@ -83,22 +81,16 @@ def read_run(path: Path) -> RunState:
 def _last_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the last lines of metrics.jsonl. Raises ValueError if they are damaged or the file is missing."""
     try:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            start, *lines = file.read().split(b"\n")[:-1] or [b""]
+            file.seek(start)
+            lines = file.read().split(b"\n")[:-1]
     except OSError:
         raise ValueError(f"{path.parent} is not a run directory: it has no metrics.jsonl") from None
-    if path.stat().st_size <= _TAIL_BYTES:
-        lines = [start, *lines]
-    rows = []
-    for line in filter(None, lines):
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                rows.append(row)
-                continue
+    rows = [parse_row(line) for line in (lines[1:] if start else lines)]  # the first one may be incomplete
+    if None in rows:
         raise ValueError(f"{path} is damaged")
-    return rows
+    return cast(list[dict[str, Any]], rows)
 
 
 def _recent_return(rows: list[dict[str, Any]]) -> float:

@@ -130,7 +130,7 @@ def rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, An
         raise ValueError(f"{path} cannot be read ({error.strerror}); use another run_dir") from None
     with file as lines:
         for line in lines:
-            row = _parse_row(line)
+            row = parse_row(line)
             if row is not None and line.endswith(b"\n") and last < row["update"] <= update:
                 last = row["update"]
                 yield line, row
@@ -149,7 +149,7 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
     rows = []
     for number, line in enumerate(lines, 1):
-        if (row := _parse_row(line)) is None:
+        if (row := parse_row(line)) is None:
             raise ValueError(f"{path} is damaged: line {number} does not contain the metrics of an update")
         rows.append(row)
     if not rows:
@@ -157,7 +157,7 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     return _to_columns(rows)
 
 
-def _parse_row(line: bytes) -> dict[str, Any] | None:
+def parse_row(line: bytes) -> dict[str, Any] | None:
     """Returns the metrics in a line of metrics.jsonl; None if the line is damaged."""
     try:
         row = json.loads(line)

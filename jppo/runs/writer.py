@@ -17,7 +17,6 @@ from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
 from jppo.runs.run_dir import BEST, POLICY, BestPolicy, rows_until, save_policy
 
 _METRICS, _LOCK = "metrics.jsonl", ".lock"
-_FLUSH_SECONDS = 10.0  # between two flushes of the TensorBoard file
 
 
 class RunWriter:
@@ -46,8 +45,7 @@ class RunWriter:
         self._new_parents = [parent for parent in path.parents if not os.path.exists(parent)]
         self.path, self._config, self._resume, self._message = path, config, resume, message
         self._has_lines = False
-        self._lost_rows = False  # whether lines of metrics.jsonl could not be written
-        self._lost_best = False  # whether the best policy could not be written
+        self._failed: list[str] = []  # names of the files that could not be written completely
         self._events: _TensorBoard | None = None
         self._wandb: Any = None
         with _as_value_error(path):
@@ -89,12 +87,8 @@ class RunWriter:
     def write_updates(self, rows: list[dict[str, Any]]) -> None:
         """Appends one line per update to metrics.jsonl; TensorBoard and W&B get the means over the rows."""
         self._has_lines = True
-        try:
-            self._append("".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode())
-        except OSError as error:
-            if not self._lost_rows:
-                self._warn(_METRICS, error, "its lines are lost until the file can be written again")
-            self._lost_rows = True
+        lines = "".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode()
+        self._try(_METRICS, lambda: self._append(lines), "its lines are lost until the file can be written again")
         step = rows[-1]["env_steps"]
         means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "env_steps")}
         means = {name: value for name, value in means.items() if not math.isnan(value)}
@@ -109,13 +103,9 @@ class RunWriter:
 
     def save_best(self, policy: PolicyState, best: BestPolicy) -> None:
         """Writes the best policy so far."""
-        try:
-            save_policy(self.path, policy, best)
-            self._lost_best = False
-        except OSError as error:
-            if not self._lost_best:
-                self._warn(BEST, error, "the one before stays")
-            self._lost_best = True
+        is_saved = self._try(BEST, lambda: save_policy(self.path, policy, best), "the one before stays")
+        if is_saved and BEST in self._failed:
+            self._failed.remove(BEST)
 
     def _append(self, lines: bytes) -> None:
         """Writes whole lines. Raises OSError, also if the file was deleted; the file is then as before."""
@@ -136,27 +126,16 @@ class RunWriter:
         Returns:
           the names of the files that could not be written completely; the summary has them as "failed_writes".
         """
-        failed = [name for name, lost in ((_METRICS, self._lost_rows), (BEST, self._lost_best)) if lost]
         with contextlib.suppress(OSError):  # the other files report it
             if not (self.path / "config.json").exists():  # deleted during the run, but needed to load the policy
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_json(self.path / "config.json", self._config)
-        writes: dict[str, Callable[[], Any]] = {
-            _METRICS: lambda: self._append(b""),  # fails if the file was deleted after the last lines
-            POLICY: lambda: save_policy(self.path, policy),
-            "summary.json": lambda: write_json(
-                self.path / "summary.json", summary | ({"failed_writes": failed} if failed else {})
-            ),
-        }
-        for name, write in writes.items():
-            try:
-                write()
-            except OSError as error:
-                if name not in failed:
-                    failed.append(name)
-                    self._warn(name, error, "it is lost")
+        self._try(_METRICS, lambda: self._append(b""), "it is lost")  # fails if it was deleted after the last lines
+        self._try(POLICY, lambda: save_policy(self.path, policy), "it is lost")
+        summary = summary | ({"failed_writes": self._failed} if self._failed else {})
+        self._try("summary.json", lambda: write_json(self.path / "summary.json", summary), "it is lost")
         self._close()
-        return failed
+        return self._failed
 
     def abort(self) -> None:
         """Closes the files without a policy or summary. Deletes the directory of a new run that has saved no update."""
@@ -166,6 +145,17 @@ class RunWriter:
                 shutil.rmtree(self.path)
                 for parent in self._new_parents:
                     parent.rmdir()  # raises if it contains another run
+
+    def _try(self, name: str, write: Callable[[], None], consequence: str) -> bool:
+        """Writes a file and returns whether it succeeded. Reports the first failure of each file."""
+        try:
+            write()
+        except OSError as error:
+            if name not in self._failed:
+                self._warn(name, error, consequence)
+                self._failed.append(name)
+            return False
+        return True
 
     def _warn(self, name: str, error: Exception, consequence: str) -> None:
         self._message(f"{self.path / name} could not be written ({short_reason(error)}); {consequence}")
@@ -204,16 +194,13 @@ class _TensorBoard:
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=purge_step, wall_time=time.time(), session_log=start))
         self._writer.flush()
-        self._last_flush = time.monotonic()
 
     def add(self, values: dict[str, float], step: int) -> None:
         """Writes one event. Raises OSError."""
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         event = self._event(step=step, wall_time=time.time(), summary=self._summary(value=scalars))
         self._writer.write_event(event)
-        if time.monotonic() - self._last_flush >= _FLUSH_SECONDS:
-            self._writer.flush()
-            self._last_flush = time.monotonic()
+        self._writer.flush()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
