@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jppo.runs.groups import RunGroup, group_runs
+from jppo.runs.groups import RunGroup, format_value, group_runs
 from jppo.runs.listing import RunState, read_run
 from jppo.runs.statistics import MIN_SEEDS, bootstrap_interval, difference_interval, interquartile_mean
 
@@ -32,6 +32,11 @@ class Difference(NamedTuple):
     interval: tuple[float, float] | None  # 95 % bootstrap interval of the difference; None if seeds are too few
     verdict: str
 
+    def describe(self) -> str:
+        """Returns one line of text."""
+        interval = f" (95 % interval {_show(self.interval)})" if self.interval else ""
+        return f"{self.second} - {self.first} = {self.difference:.1f}{interval}: {self.verdict}"
+
 
 class Comparison(NamedTuple):
     """The settings of runs, their scores, and the difference of each setting to the first of its environment."""
@@ -39,6 +44,23 @@ class Comparison(NamedTuple):
     scores: list[SettingScore]
     differences: list[Difference]
     notes: list[str]  # runs that are left out or not finished
+
+    def rows(self, env: str) -> list[dict[str, str]]:
+        """Returns the table of an environment: one row per setting, with the settings that differ between the rows."""
+        scores = [score for score in self.scores if score.group.env == env]
+        settings = [score.group.settings for score in scores]
+        all_names = dict.fromkeys(name for one in settings for name in one)
+        names = [name for name in all_names if len({repr(one.get(name)) for one in settings}) > 1]
+        return [
+            {"": score.name}
+            | {name: format_value(score.group.settings.get(name, "-")) for name in names}
+            | {
+                "runs": ", ".join(f"{count} {status}" for status, count in score.statuses.items()),
+                "return": f"{score.score:.1f}" if len(score.returns) else "-",
+                "95 % interval": _show(score.interval) if score.interval else "-",
+            }
+            for score in scores
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Returns the content as JSON types."""
@@ -109,6 +131,10 @@ def _difference(first: SettingScore, second: SettingScore) -> Difference:
         interval=interval,
         verdict=verdict,
     )
+
+
+def _show(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.1f} to {interval[1]:.1f}"
 
 
 def _letters(number: int) -> str:

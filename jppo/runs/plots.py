@@ -47,7 +47,10 @@ def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETUR
     num_columns = min(len(metrics), 2)
     num_rows = -(-len(metrics) // num_columns)
     names = [group.settings or group.env if len(envs) == 1 else group.label for group in groups]
-    labels = [_legend_label(name, len(group.runs)) for name, group in zip(names, groups, strict=True)]
+    labels = [
+        textwrap.fill(f"{name}: {len(group.runs)} run{'s' * (len(group.runs) != 1)}", 80)
+        for name, group in zip(names, groups, strict=True)
+    ]
     longest = max(len(line) for label in labels for line in label.splitlines())
     width = 6.6 * num_columns
     legend_columns = int(np.clip(width // (0.6 + _LETTER * longest), 1, len(labels)))
@@ -56,12 +59,8 @@ def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETUR
     for panel, metric in zip(axes, metrics, strict=False):
         for number, group in enumerate(groups):
             _draw_curve(panel, make_curve(group, metric, x), number)
-        panel.set_xlabel(_X_LABELS[x])
+        _format_x_axis(panel, x)
         panel.set_ylabel(_NAMES.get(metric, metric), parse_math=False)
-        if x == "steps":
-            panel.xaxis.set_major_formatter(lambda value, _: format_steps(value))
-        panel.set_xlim(left=0)
-        panel.grid(alpha=0.3)
     for panel in axes[len(metrics) :]:
         panel.remove()
     figure.suptitle(", ".join(envs) if len(envs) == 1 else None, parse_math=False)
@@ -78,11 +77,6 @@ def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETUR
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name may contain dollar signs
     return _to_png(figure)
-
-
-def _legend_label(label: str, num_runs: int) -> str:
-    """Returns the label with the number of runs, in lines that fit into the figure."""
-    return textwrap.fill(f"{label}: {num_runs} run{'s' * (num_runs != 1)}", 80)
 
 
 def _draw_curve(panel: Any, curve: Curve, number: int) -> None:
@@ -121,10 +115,7 @@ def draw_curves(panels: dict[str, list[SettingCurves]], output: Path) -> None:
         most = max(len(curves.metrics) for curves in settings)
         left_out = f", best {_MOST_CURVES} of {len(settings)} settings" if len(settings) > _MOST_CURVES else ""
         axes.set_title(f"{env} ({most} seed{'s' if most > 1 else ''}{left_out})")
-        axes.set_xlabel(_X_LABELS["steps"])
-        axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
+        _format_x_axis(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small", frameon=False)
     figure.axes[0].set_ylabel("episode return (interquartile mean, 95 % interval)")
     _save(figure, output)
@@ -156,10 +147,8 @@ def draw_populations(
             for axes, name in zip(row[1:], hyperparams, strict=True):
                 _draw_steps(axes, metrics["env_steps"], metrics[f"hyperparams/{name}"], color)
         for axes, name in zip(row, ("episode return", *hyperparams), strict=True):
-            axes.set(title=name, xlabel=_X_LABELS["steps"])
-            axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
-            axes.set_xlim(left=0)
-            axes.grid(alpha=0.3)
+            axes.set_title(name)
+            _format_x_axis(axes)
         for axes, name in zip(row[1:], hyperparams, strict=True):
             values = np.concatenate([metrics[f"hyperparams/{name}"] for metrics, _ in runs])
             if values.min() > 0.0 and values.max() > _LOG_RATIO * values.min():
@@ -197,6 +186,14 @@ def draw_bars(
     axes.grid(alpha=0.3, axis="x")
     axes.set_axisbelow(True)
     _save(figure, output)
+
+
+def _format_x_axis(axes: Any, x: str = "steps") -> None:
+    axes.set_xlabel(_X_LABELS[x])
+    if x == "steps":
+        axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
 
 
 def _new_figure(width: float, height: float) -> Any:

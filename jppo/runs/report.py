@@ -83,13 +83,15 @@ def _section(env: str, paths: list[Path], video: str) -> list[str]:
     groups = read_groups([path for score in comparison.scores for path in score.group.paths])
     if len(groups) > 1:  # the table has the settings
         groups = [group._replace(settings=score.name) for group, score in zip(groups, comparison.scores, strict=True)]
+    differences = [one.describe() for one in comparison.differences]
     losses, speed = (
         [name for name in names if all(name in run for group in groups for run in group.runs)]
         for names in (_LOSSES, _SPEED)
     )
     return [
         f"<h2>{html.escape(env)}</h2>",
-        *_describe_scores(comparison),
+        _wide(html_table("Interquartile mean of the final returns over seeds", *comparison.rows(env))),
+        *(f"<p>{html.escape(line)}</p>" for line in (*differences, *comparison.notes)),
         "<h3>Learning curves</h3>",
         _figure(groups, [RETURN], "steps"),
         _figure(groups, [RETURN], "minutes"),
@@ -101,22 +103,6 @@ def _section(env: str, paths: list[Path], video: str) -> list[str]:
         _wide(html_table("Runs", *map(_describe_run, paths))),
         "<h3>Settings</h3>",
         _settings_table(comparison),
-    ]
-
-
-def _describe_scores(comparison: Comparison) -> list[str]:
-    rows = []
-    names = dict.fromkeys(name for score in comparison.scores for name in score.group.settings)
-    for score in comparison.scores:
-        settings = {name: format_value(score.group.settings.get(name, "-")) for name in names}
-        interval = "-" if score.interval is None else f"{score.interval[0]:.1f} to {score.interval[1]:.1f}"
-        runs = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
-        shown = f"{score.score:.1f}" if len(score.returns) else "-"
-        rows.append({"": score.name} | settings | {"runs": runs, "return": shown, "95 % interval": interval})
-    lines = [f"{x.second} - {x.first} = {x.difference:.1f}: {x.verdict}" for x in comparison.differences]
-    return [
-        _wide(html_table("Interquartile mean of the final returns over seeds", *rows)),
-        *(f"<p>{html.escape(line)}</p>" for line in [*lines, *comparison.notes]),
     ]
 
 

@@ -228,10 +228,7 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
     like = on_one_device(like)
     dtypes = {jax.tree_util.keystr(key): leaf.dtype for key, leaf in jax.tree_util.tree_leaves_with_path(like)}
     try:
-        with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"{damaged} has another checksum")
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             leaves = {
                 name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in BestPolicy._fields
             }
