@@ -8,7 +8,6 @@ import hashlib
 import io
 import itertools
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from jppo.errors import describe_error
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
-from jppo.runs.policy import NO_STATE, TrainedPolicy, actor_leaves, as_batch, as_starts, check_state, complete_obs
+from jppo.runs.policy import TrainedPolicy, actor_leaves, as_arguments, complete_obs
 from jppo.runs.run_dir import check_output, write_output
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -89,18 +88,17 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
         content = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    mark = re.search(re.escape(_MARK) + rb"(\d{1,9})\Z", content[-len(_MARK) - 9 :])
-    if mark is None:
+    head, mark, version = content.rpartition(_MARK)
+    if not mark or not version.isdigit():
         remedy = "; load an .npz file with jppo.numpy_policy.load" if content[:2] == b"PK" else ""
         raise ValueError(f"{path} is incomplete or was not written by jppo as a .stablehlo file{remedy}")
-    if int(mark[1]) != _VERSION:
+    if int(version) != _VERSION:
         raise ValueError(
-            f"{path} has version {int(mark[1])} of the format; jppo {__version__} reads {_VERSION}: load "
+            f"{path} has version {int(version)} of the format; jppo {__version__} reads {_VERSION}: load "
             "it with the version of jppo that exported it"
         )
-    end = len(content) - len(mark[0]) - _DIGEST_SIZE
-    program = content[: max(end, 0)]
-    if hashlib.sha256(program).digest() != content[max(end, 0) : -len(mark[0])]:
+    program, digest = head[:-_DIGEST_SIZE], head[-_DIGEST_SIZE:]
+    if hashlib.sha256(program).digest() != digest:
         raise ValueError(f"{path} is damaged: its bytes are not those that were exported")
     try:
         return ExportedPolicy(export.deserialize(bytearray(program)))
@@ -122,7 +120,7 @@ class ExportedPolicy:
         self.exported = exported
         (obs, _, *memory), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
         self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(shape=leaf.shape[1:], dtype=str(leaf.dtype)), obs)
-        self._state_shapes = memory[0] if memory else None
+        self._carry_like = memory[0] if memory else ()
         outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
         self._actor_obs = tuple(outputs.get("actor_obs", ()))  # files of jppo 0.2 lack it
         self._call, self._seeds = jit(exported.call), itertools.count()
@@ -130,7 +128,7 @@ class ExportedPolicy:
     @property
     def is_recurrent(self) -> bool:
         """Whether the policy has a state."""
-        return self._state_shapes is not None
+        return self._carry_like != ()
 
     def act(
         self,
@@ -153,17 +151,8 @@ class ExportedPolicy:
         return self._outputs(obs, state, None, 0)["value"]
 
     def _outputs(self, obs: Any, state: PyTree, episode_start: Any, seed: int) -> dict[str, Any]:
-        batch, single = as_batch(self._obs_spec, obs)
-        size = len(jax.tree.leaves(batch)[0])
-        memory: tuple[Any, ...] = ()
-        if self.is_recurrent:
-            start = as_starts(size, state, episode_start)
-            if state is None:  # every row starts, which replaces these zeros
-                state = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), self._state_shapes)
-            memory = (check_state(state, self._state_shapes, size), start)
-        elif state is not None or episode_start is not None:
-            raise ValueError(NO_STATE)
-        outputs = jax.device_get(self._call(batch, np.uint32(seed), *memory))
+        batch, single, *memory = as_arguments(self._obs_spec, self._carry_like, obs, state, episode_start)
+        outputs = jax.device_get(self._call(batch, np.uint32(seed), *(memory if self.is_recurrent else ())))
         return {
             name: jax.tree.map(lambda leaf: leaf[0], output) if single and name != "state" else output
             for name, output in outputs.items()

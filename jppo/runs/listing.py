@@ -3,7 +3,6 @@
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -42,20 +41,15 @@ def find_runs(folder: Path) -> list[RunState | ValueError]:
     if not os.path.isdir(folder):
         raise ValueError(f"there is no folder {folder}; name the folder of your runs: jppo runs FOLDER")
     found: list[RunState | ValueError] = []
-    for path in _run_dirs(folder):
-        try:
-            found.append(read_run(path))
-        except ValueError as error:
-            found.append(error)
-    return found
-
-
-def _run_dirs(folder: Path) -> Iterator[Path]:
     for path, names, files in os.walk(folder):
         names.sort()
         if any(name in files for name in _RUN_FILES):
             names.clear()  # a run contains no other runs
-            yield Path(path)
+            try:
+                found.append(read_run(Path(path)))
+            except ValueError as error:
+                found.append(error)
+    return found
 
 
 def read_run(path: Path) -> RunState:
@@ -64,13 +58,12 @@ def read_run(path: Path) -> RunState:
     rows, summary = _last_rows(path / "metrics.jsonl"), read_summary(path)
     returns = summary.get("return_mean", _recent_return(rows))
     steps = summary.get("steps", rows[-1].get("env_steps") if rows else 0)
-    unfinished = "running" if is_written(path) else "killed"
     return RunState(
         path=path,
         env=config["env"],
         seed=config["seed"],
         changes=changed_settings(config, path),
-        status=unfinished if unfinished == "running" else str(summary.get("status", unfinished)),
+        status="running" if is_written(path) else str(summary.get("status", "killed")),
         steps=steps if isinstance(steps, int) else 0,
         total_steps=config["total_steps"],
         return_mean=float(returns) if isinstance(returns, int | float) else math.nan,

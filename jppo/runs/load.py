@@ -8,7 +8,6 @@ import jax
 
 from jppo.config.checks import names_module
 from jppo.envs.backends import choose_backend
-from jppo.envs.base import Environment
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.networks import Network
 from jppo.ppo.types import PolicyState
@@ -72,9 +71,9 @@ def load_run(
     if not is_env_passed:
         env = _check_env_name(run_dir, settings, trust_env)
     config, _ = runs.config_of(settings, run_dir)
-    opened = not isinstance(env, str | Environment) and choose_backend(env) == "ray"
+    backend = settings["backend"] if isinstance(env, str) else choose_backend(env)
     agent: Any
-    if opened or (settings["backend"] == "ray" and not isinstance(env, Environment)):
+    if backend == "ray":
         from jppo.actors.sebulba import make_sebulba  # an on-device run does not need the actors package
 
         agent = make_sebulba(env, config, network=network)

@@ -17,8 +17,6 @@ from jppo.ppo.policy import Policy, act, make_policy, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
 from jppo.runs.display import Picture, Shown
 
-NO_STATE = "this policy is not recurrent: call act(obs) without state and episode_start"
-
 
 class TrainedPolicy(Shown):
     """Selects actions for NumPy observations.
@@ -45,7 +43,9 @@ class TrainedPolicy(Shown):
 
         self._carry_like = jax.eval_shape(lambda: policy.initial_carry(1))
         self._act = jit(select_action, static_argnames="sampled")
-        self._value = jit(lambda state, obs, carry: policy.step(state, obs, carry)[1])
+        self._value = jit(
+            lambda state, obs, carry, start: policy.step(state, obs, reset_carry(policy, carry, start))[1]
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes pickle and `copy` use the network, the spaces and the parameters. The copy has no environment."""
@@ -85,20 +85,16 @@ class TrainedPolicy(Shown):
           ValueError: the observation does not have the environment's structure or shape, its `action_mask` marks no
             legal action, another argument is invalid, or the policy is not recurrent and a state was passed.
         """
-        batch, single = as_batch(self.obs_spec, complete_obs(self.obs_spec, actor_leaves(self.policy), obs))
+        obs = complete_obs(self.obs_spec, actor_leaves(self.policy), obs)
+        batch, single, carry, start = as_arguments(self.obs_spec, self._carry_like, obs, state, episode_start)
         if (row := row_without_legal_action(self.policy, batch)) is not None:
             raise ValueError(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
-        size = len(jax.tree.leaves(batch)[0])
-        if not self.policy.is_recurrent and (state is not None or episode_start is not None):
-            raise ValueError(NO_STATE)
         if seed is None:
             if self._key is None:
                 self._key = derive_key(jax.random.key(0), "act without a seed")
             self._key, key = jax.random.split(self._key)
         else:
             key = derive_key(jax.random.key(check_seed(seed)), "act")
-        carry = self._carry(state, size)
-        start = as_starts(size, state, episode_start)
         actions, carry = self._act(self.state, batch, key, carry, start, sampled=sampled)
         actions = jax.tree.map(lambda leaf: np.asarray(leaf)[0] if single else np.asarray(leaf), actions)
         return (actions, jax.tree.map(np.asarray, carry)) if self.policy.is_recurrent else actions
@@ -113,11 +109,8 @@ class TrainedPolicy(Shown):
           ValueError: the observation does not have the environment's structure or shape, or the policy is not recurrent
             and a state was passed.
         """
-        batch, single = as_batch(self.obs_spec, obs)
-        if not self.policy.is_recurrent and state is not None:
-            raise ValueError("this policy is not recurrent: call value(obs) without state")
-        carry = self._carry(state, len(jax.tree.leaves(batch)[0]))
-        values = np.asarray(self._value(self.state, batch, carry))
+        batch, single, carry, start = as_arguments(self.obs_spec, self._carry_like, obs, state)
+        values = np.asarray(self._value(self.state, batch, carry, start))
         return values[0] if single else values
 
     def play(self, env: Any = None, *, seed: int = 0, sampled: bool = False, max_steps: int = MAX_FRAMES) -> Picture:
@@ -138,17 +131,39 @@ class TrainedPolicy(Shown):
         run, policy = (self, None) if env is None else (env, self)
         return jppo.play(run, policy, seed=seed, sampled=sampled, max_steps=max_steps)
 
-    def _carry(self, state: PyTree, size: int) -> PyTree:
-        """Returns the carry of `size` rows. Raises ValueError if the state of a caller has other shapes."""
-        return self.policy.initial_carry(size) if state is None else check_state(state, self._carry_like, size)
-
 
 def _restore(network: Any, obs_spec: PyTree, action_spec: PyTree, state: PolicyState) -> TrainedPolicy:
     """Returns the copy of a policy."""
     return TrainedPolicy(make_policy(network, obs_spec, action_spec), jax.device_put(state))
 
 
-def check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
+def as_arguments(
+    obs_spec: PyTree, carry_like: PyTree, obs: Any, state: PyTree, episode_start: Any = None
+) -> tuple[PyTree, bool, PyTree, np.ndarray]:
+    """Checks and converts the arguments of `TrainedPolicy.act` or `ExportedPolicy.act`.
+
+    Args:
+      carry_like: shapes and dtypes of a carry, leaves [B, ...]; () if the policy is not recurrent.
+
+    Returns:
+      the observations [B, *obs], whether `obs` is one observation without B, the carry before the step, and the rows in
+      which an episode starts, [B] bool. The carry is zero without a state; all of its rows start.
+
+    Raises:
+      ValueError: an argument has another structure, shape or dtype, or a policy that is not recurrent gets a state.
+    """
+    batch, single = as_batch(obs_spec, obs)
+    size = len(jax.tree.leaves(batch)[0])
+    if not jax.tree.leaves(carry_like) and (state is not None or episode_start is not None):
+        raise ValueError("this policy is not recurrent: call it without state and episode_start")
+    if state is None:
+        carry = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), carry_like)
+    else:
+        carry = _check_state(state, carry_like, size)
+    return batch, single, carry, _as_starts(size, state, episode_start)
+
+
+def _check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
     """Returns a caller's state of a recurrent policy in the policy's dtypes. A list may replace a tuple.
 
     Args:
@@ -182,7 +197,7 @@ def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | boo
     return int(np.argmax(empty)) if empty.any() else None
 
 
-def as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
+def _as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
     """Returns the rows in which an episode starts, [B] bool with B = size: all rows without a state.
 
     Raises ValueError if the argument of a caller is not bool or has another shape.
