@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.config.presets import PRESETS as PRESETS
     from jppo.config.presets import Preset as Preset
     from jppo.config.ray import RayConfig as RayConfig
-    from jppo.config.resources import Resources as Resources
+    from jppo.config.ray import Resources as Resources
     from jppo.config.run import RunConfig as RunConfig
     from jppo.devices.jit import jit as jit
     from jppo.envs import make_env as make_env
@@ -84,8 +84,7 @@ _MODULES = {
     "jppo.config.pbt": ("PBTConfig",),
     "jppo.config.ppo": ("Hyperparams", "PPOConfig"),
     "jppo.config.presets": ("PRESETS", "Preset"),
-    "jppo.config.ray": ("RayConfig",),
-    "jppo.config.resources": ("Resources",),
+    "jppo.config.ray": ("RayConfig", "Resources"),
     "jppo.config.run": ("RunConfig",),
     "jppo.config.schedules": ("schedules",),
     "jppo.devices.jit": ("jit",),

@@ -1,4 +1,4 @@
-"""Settings of Ray actors, and the number of environments of each actor."""
+"""Settings of Ray actors and of trials of Ray Tune, and the number of environments of each actor."""
 
 import dataclasses
 import numbers
@@ -43,6 +43,26 @@ class RayConfig:
         if timeout is not None and (not isinstance(timeout, numbers.Real) or not timeout > 0.0):
             raise ValueError(f"actor_timeout = {timeout!r} must be more than 0 seconds")
         check_int("max_restarts", self.max_restarts, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Resources that Ray reserves for each trial of Ray Tune.
+
+    Attributes:
+      cpus: number of CPUs, which is also the number of threads of the process.
+      gpus: number of GPUs. A fraction also limits the share of the GPU's memory. With 0, the process uses the CPU.
+
+    Raises:
+      ValueError: a number is negative or not finite.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_non_negative("cpus", self.cpus)
+        check_non_negative("gpus", self.gpus)
 
 
 def num_cores() -> int:

@@ -15,8 +15,7 @@ from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_events, take_network, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import choose_preset
-from jppo.config.ray import RayConfig
-from jppo.config.resources import Resources
+from jppo.config.ray import RayConfig, Resources
 from jppo.config.run import RunConfig
 from jppo.envs.backends import BACKENDS
 from jppo.ppo.advantages import Advantages
