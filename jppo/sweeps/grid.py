@@ -28,12 +28,11 @@ from jppo.ppo.keys import is_key
 from jppo.runs.files import jsonable
 from jppo.runs.groups import format_value
 from jppo.runs.run_dir import safe_name
-from jppo.training.settings import RunSettings, own_parts, prepare_run
+from jppo.training.settings import OWN_PARTS, RunSettings, own_parts, prepare_run
 
 _MAX_HALVINGS = 4
 _CANDIDATES = 20  # for the best policy of a run without evaluations
 _MAX_SEEDS = 100_000
-_PARTS = ("network", "optimizer", "loss", "advantages")
 _TUPLES = ("hidden_sizes", "actor_obs", "critic_obs")  # fields of which one value is a tuple
 
 
@@ -128,7 +127,7 @@ def make_groups(
     for env in envs:
         require_device(env, "sweep", "pass an environment of that kind, or use jppo.tune.trainable instead")
     groups: list[ProgramGroup] = []
-    parts = {name: _represent(getattr(settings, name)) for name in _PARTS}
+    parts = {name: _represent(getattr(settings, name)) for name in OWN_PARTS}
     parts["callback"] = _represent(settings.run.callback)
     names, index = [], itertools.count()
     for env in envs:
@@ -183,7 +182,7 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
         "updates": group.agent.num_updates,
         "config": dataclasses.asdict(group.agent.config),
         "hyperparams": _as_json(run.hyperparams),
-        "parts": {name: group.parts[name] for name in _PARTS},
+        "parts": {name: group.parts[name] for name in OWN_PARTS},
         "halving": group.rungs if group.successive_halving else None,
         "pbt": dataclasses.asdict(group.pbt) if group.pbt else None,
         "competitors": competitors if group.runs_compete else None,
