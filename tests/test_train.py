@@ -21,7 +21,6 @@ from jppo.errors import TrainingDiverged
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
-from jppo.runs import writer
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import config_of, load_policy_state, read_config, read_metrics
@@ -353,21 +352,6 @@ def test_evaluations_count_as_memory_of_a_run(monkeypatch):
     )
     with pytest.raises(ValueError, match=message):
         jppo.train(Probe(), **arguments, eval_episodes=10_000)
-
-
-def test_ctrl_c_while_an_aborted_run_is_deleted_leaves_no_directory(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    def interrupt_once(path):
-        monkeypatch.undo()
-        interrupt()
-
-    monkeypatch.setattr(run_module, "make_loop", interrupt)
-    monkeypatch.setattr(writer.shutil, "rmtree", interrupt_once)
-    with pytest.raises(KeyboardInterrupt):
-        jppo.train(Probe(), config=CONFIG, run_dir=tmp_path / "runs" / "run")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_second_ctrl_c_before_the_first_line_of_metrics_keeps_the_checkpoints(tmp_path):

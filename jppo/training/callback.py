@@ -95,12 +95,11 @@ class CallbackEvent:
         if name in self.metrics or name.startswith("eval/"):
             raise ValueError(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
         number = value.item() if getattr(value, "size", 0) == 1 else value
-        if not isinstance(number, int | float) or (isinstance(number, int) and number.bit_length() > _FLOAT_BITS):
+        if not isinstance(number, int | float):
             raise ValueError(f"the metric {name!r} must be a number, not {' '.join(repr(value).split())}")
         self.logged[name] = float(number)
 
 
-_FLOAT_BITS = 1023  # of integers that a float can represent
 Callback = Callable[[CallbackEvent], None]
 
 

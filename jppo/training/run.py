@@ -196,7 +196,6 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
     except BaseException:
         with contextlib.ExitStack() as stack:  # closes in reverse order; a second Ctrl-C skips nothing
             if writer is not None:
-                stack.callback(writer.abort)  # again, because a second Ctrl-C may end the first call
                 stack.callback(writer.abort)
             if checkpoints is not None:
                 stack.callback(checkpoints.close)  # while the writer holds the lock

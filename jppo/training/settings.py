@@ -210,11 +210,11 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
     """
     assert settings.run_dir is not None, "a previous run has a directory"
     config, hyperparams = runs.config_of(previous, settings.run_dir)
-    actors, ray = previous.get("actors", {}), settings.ray
-    if actors and ray is None:
-        ray = RayConfig(num_actors=actors.get("num_actors"), policy_lag=actors.get("policy_lag", 0))
-    elif actors and ray is not None and ray.num_actors is None and ray.envs_per_actor is None:
-        ray = dataclasses.replace(ray, num_actors=actors.get("num_actors"))
+    ray = settings.ray
+    if actors := previous.get("actors"):
+        ray = ray or RayConfig(policy_lag=actors.get("policy_lag", 0))
+        if ray.num_actors is None and ray.envs_per_actor is None:
+            ray = dataclasses.replace(ray, num_actors=actors.get("num_actors"))
     run_defaults = {"deterministic": previous.get("deterministic", False), "log_every": previous.get("log_every", 1)}
     eval_every = previous.get("eval_every") if settings.run.eval_every is None else settings.run.eval_every
     names = [name for name in SAVED_FIELDS if eval_every or name not in EVALUATION_DETAILS]
