@@ -44,16 +44,11 @@ def read_selection(selection: Any) -> tuple[bool, PBTConfig | None]:
     Raises:
       ValueError: the value is not None, one of SELECTIONS, or a PBTConfig.
     """
-    if isinstance(selection, PBTConfig):
+    if selection is None or isinstance(selection, PBTConfig):
         return False, selection
-    if selection is None:
-        return False, None
-    is_name = isinstance(selection, str)  # an array compares its elements
-    if is_name and selection == HALVING:
-        return True, None
-    if is_name and selection == "pbt":
-        return False, PBTConfig()
-    similar = find_similar(selection, SELECTIONS) if is_name else None
+    if isinstance(selection, str) and selection in SELECTIONS:
+        return selection == HALVING, PBTConfig() if selection == "pbt" else None
+    similar = find_similar(str(selection), SELECTIONS)
     hint = f"; did you mean {similar}?" if similar else ""
     raise ValueError(
         f"selection = {selection!r} must be None, {', '.join(map(repr, SELECTIONS))} or a jppo.PBTConfig{hint}"
