@@ -82,8 +82,6 @@ def _place(array: np.ndarray | None, like: Any) -> Any:
         return array
     if is_key(like):
         wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(like))
-        if like.sharding.is_fully_addressable:
-            return jax.device_put(wrap(jnp.asarray(array)), like.sharding)
         data = jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
         return jax.jit(wrap, out_shardings=like.sharding)(data)
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])

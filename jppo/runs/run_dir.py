@@ -125,15 +125,12 @@ def rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, An
     """
     last, path = 0, run_dir / "metrics.jsonl"
     try:
-        file = open(path, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); use another run_dir") from None
-    with file as lines:
-        for line in lines:
-            row = parse_row(line)
-            if row is not None and line.endswith(b"\n") and last < row["update"] <= update:
+        for line, row in _complete_lines(path):
+            if row is not None and last < row["update"] <= update:
                 last = row["update"]
                 yield line, row
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); use another run_dir") from None
 
 
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
@@ -142,19 +139,25 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the file is missing, empty or damaged.
     """
-    path = run_dir / "metrics.jsonl"
+    path, rows = run_dir / "metrics.jsonl", []
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        for number, (_, row) in enumerate(_complete_lines(path), 1):
+            if row is None:
+                raise ValueError(f"{path} is damaged: line {number} does not contain the metrics of an update")
+            rows.append(row)
     except OSError:
         raise ValueError(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if (row := parse_row(line)) is None:
-            raise ValueError(f"{path} is damaged: line {number} does not contain the metrics of an update")
-        rows.append(row)
     if not rows:
         raise ValueError(f"{path} has no updates yet")
     return _to_columns(rows)
+
+
+def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yields the lines of metrics.jsonl with their content, see `parse_row`. Raises OSError."""
+    with open(path, "rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield line, parse_row(line)
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:

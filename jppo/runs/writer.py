@@ -5,9 +5,10 @@ import json
 import math
 import os
 import shutil
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,11 @@ class RunWriter:
         lines = "".join(json.dumps(jsonable(row)) + "\n" for row in rows).encode()
         self._try(_METRICS, lambda: self._append(lines), "its lines are lost until the file can be written again")
         step = rows[-1]["env_steps"]
-        means = {name: _mean(row[name] for row in rows) for name in rows[-1] if name not in ("update", "env_steps")}
-        means = {name: value for name, value in means.items() if not math.isnan(value)}
+        means = {}
+        for name in rows[-1]:
+            values = [row[name] for row in rows if not math.isnan(row[name])]
+            if values and name not in ("update", "env_steps"):
+                means[name] = statistics.fmean(values)
         if self._events is not None:
             try:
                 self._events.add(means, step)
@@ -256,9 +260,3 @@ def _import_wandb() -> Any:
     except ImportError:
         raise ValueError("--wandb needs the wandb package: pip install 'jppo[wandb]'") from None
     return wandb
-
-
-def _mean(values: Iterable[float]) -> float:
-    """Returns the mean of the values that are not NaN; NaN if all are."""
-    present = [value for value in values if not math.isnan(value)]
-    return sum(present) / len(present) if present else math.nan
