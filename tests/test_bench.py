@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 
-import faulty_envs
 import host_probes
 import jax
 import numpy as np
@@ -176,17 +175,6 @@ def test_random_actions_fit_the_environment(env, shape):
     assert action.shape == shape
     assert len(np.unique(action)) > 1
     assert np.abs(action).max() <= 1
-
-
-def test_waiting_environments_use_no_core(tmp_path):
-    def waiting():
-        return faulty_envs.Healthy(notes=tmp_path, step_seconds=0.005)
-
-    environments = timing.HostStepper(jppo.make_host_env(waiting), CONFIG, 2, jax.random.key(0))
-    environments(1)
-    environments.close()
-    assert environments.busy_cores < 0.5
-    assert faulty_envs.noted(tmp_path, "closed")
 
 
 METRICS = {

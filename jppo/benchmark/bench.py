@@ -1,7 +1,6 @@
 """`jppo.bench`: the speed of a run, and the time of its parts."""
 
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ import numpy as np
 from jppo.actors.sebulba import Sebulba
 from jppo.benchmark.memory import memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
-from jppo.benchmark.timing import HostStepper, Program, device_programs, repeat, sample_rollout, time_programs
+from jppo.benchmark.timing import device_programs, time_programs
 from jppo.config.overrides import check_overrides, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
@@ -34,6 +33,7 @@ from jppo.training.settings import PreparedRun, RunSettings, prepare_run
 
 _TOTAL_STEPS = 2**31 - 1  # long enough that the measured run never ends
 _MIN_UPDATES = 3  # of a run with actors, after the warm-up
+_ALONE = {"environment": "actors/env_seconds", "policy": "actors/policy_seconds", "update": "time/update"}
 
 
 def bench(
@@ -59,7 +59,7 @@ def bench(
     Args:
       env, seed, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`.
       backend, num_devices, ray: as for `jppo.train`.
-      seconds: measuring time of the run, and of its slowest part. Slow parts run at least five times.
+      seconds: measuring time of the run and, on the device, of its slowest part. Slow parts run at least five times.
       message: gets a line of text at each stage.
       **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams` and `jppo.RayConfig`, as for `jppo.train`.
 
@@ -125,7 +125,7 @@ def _bench_device(
     _run_for(0.5 * seconds, agent, loop, log, stop_requested)
     log.info("measuring the parts")
     state = jax.tree.map(lambda x: x.copy(), loop.state)  # launch() reuses the memory of loop.state
-    programs = device_programs(agent, state, _parts_key(prepared))
+    programs = device_programs(agent, state, jax.random.key(prepared.seed))
     programs["whole"] = lambda count: jax.block_until_ready(loop.launch(count))
     times = time_programs(programs, seconds, stop_requested)
     _run_for(0.5 * seconds, agent, loop, log, stop_requested)
@@ -172,7 +172,7 @@ def _check_result(ended: LoopResult, agent: Any, log: Logger, stop_requested: Ca
 def _bench_actors(
     prepared: PreparedRun, log: Logger, seconds: float, stop_requested: Callable[[], bool]
 ) -> BenchResult:
-    """Reads the times that the run logs. Then stops the actors and measures environments and update alone."""
+    """Reads the times of the parts from the metrics of the run."""
     agent: Any = prepared.agent
     warm_up = 1 + prepared.ray.policy_lag  # updates
     loop = RayLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.ray)
@@ -185,7 +185,6 @@ def _bench_actors(
     finally:
         loop.close()
     _check_result(ended, agent, log, stop_requested)
-    log.info("measuring the parts")
     columns = log.history.arrays()
     speeds = columns["time/steps_per_second"]
     warm_up = max(warm_up, int(np.argmax(speeds != speeds[0])))  # leave out all rows of the first write
@@ -193,18 +192,13 @@ def _bench_actors(
     columns = {name: column[warm_up:] for name, column in columns.items()}
     steps = log.batch_size * len(columns["time/update"])
     parts, shares = _read_parts(columns, prepared.ray.policy_lag)
-    times = _time_alone(prepared, loop, seconds, stop_requested)
     loop_seconds = columns["time/wait_rollouts"] + columns["time/host_to_device"] + columns["time/update"]
     return _make_result(
         prepared,
         compile_seconds=loop.compile_seconds,
         loop=_speed(log.batch_size, loop_seconds),
         run=_with_quartiles(steps / elapsed, columns["time/steps_per_second"]),
-        alone={
-            "environment": _speed(log.batch_size, times["environment"]),
-            "policy": _speed(log.batch_size, columns["actors/policy_seconds"]),
-            "update": _speed(log.batch_size, times["update"]),
-        },
+        alone={part: _speed(log.batch_size, columns[name]) for part, name in _ALONE.items()},
         seconds=parts,
         shares=shares,
         memory=memory_by_purpose(loop.update, loop.state),
@@ -231,33 +225,6 @@ def _read_parts(columns: dict[str, np.ndarray], policy_lag: int) -> tuple[dict[s
     return parts, _shares({part: parts[part] for part in sequential})
 
 
-def _time_alone(
-    prepared: PreparedRun, loop: RayLoop, seconds: float, stop_requested: Callable[[], bool]
-) -> dict[str, np.ndarray]:
-    """Returns the seconds per update, [rounds], of all actors' environments alone and of the update alone.
-
-    Measures one actor's environments in this process. All actors step at the same time, unless they are on this machine
-    and it has fewer cores than they keep busy.
-    """
-    agent: Any = prepared.agent
-    ray, num_actors, num_envs = prepared.ray, max(1, prepared.ray.num_actors or 0), prepared.ray.envs_per_actor or 1
-    rollout_key, actions_key = jax.random.split(_parts_key(prepared))
-    environments = HostStepper(agent.env, agent.config, num_envs, actions_key)
-    try:
-        rollout, stats = sample_rollout(agent, loop.state, rollout_key, num_actors, num_envs)
-        programs: dict[str, Program] = {
-            "environment": environments,
-            "update": repeat(loop.update, loop.state, rollout, stats),
-        }
-        times = time_programs(programs, seconds, stop_requested)
-    finally:
-        environments.close()
-    num_parallel = float(num_actors)
-    if (ray.address or os.environ.get("RAY_ADDRESS") or "local") == "local":
-        num_parallel = min(num_parallel, max(1.0, num_cores() / max(environments.busy_cores, 1e-9)))
-    return times | {"environment": times["environment"] * num_actors / num_parallel}
-
-
 def _make_result(prepared: PreparedRun, **measured: Any) -> BenchResult:
     """Returns the measurements together with the settings."""
     agent, num_devices = prepared.agent, prepared.config_json["num_devices"]
@@ -275,11 +242,6 @@ def _make_result(prepared: PreparedRun, **measured: Any) -> BenchResult:
         memory_free=bytes_free(num_devices),
         **measured,
     )
-
-
-def _parts_key(prepared: PreparedRun) -> Any:
-    """Returns a key that the run itself does not use."""
-    return jax.random.key(2**32 - 1 - prepared.seed)
 
 
 def _shares(parts: dict[str, float]) -> dict[str, float]:

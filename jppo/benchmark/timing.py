@@ -1,6 +1,5 @@
 """The parts of an update as separate programs, and the time that each of them takes."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -10,17 +9,12 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jppo.actors.env_runner import EnvRunner
-from jppo.actors.sebulba import Sebulba
-from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.base import step_rows
-from jppo.envs.gymnasium import HostEnvironment
-from jppo.envs.masks import has_mask, nearest_legal
+from jppo.envs.masks import nearest_legal
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, to_env_action
 from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState, collect_rollout
-from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.normalization import pool_moments
 from jppo.ppo.policy import act
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
@@ -151,49 +145,3 @@ def device_programs(agent: Anakin, state: AnakinState, key: Array) -> dict[str, 
         "policy": repeat(select, state.train.policy, rollout.obs, policy_key),
         "update": repeat(learn, state.train, rollout, stats),
     }
-
-
-class HostStepper:
-    """A program that steps n Gymnasium environments num_steps times in this process, with random actions."""
-
-    def __init__(self, env: HostEnvironment, config: PPOConfig, num_envs: int, key: Array) -> None:
-        actions = random_actions(env.action_spec, (config.num_steps, num_envs), key)
-        action_spec = jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=config.action_bounds), env.action_spec)
-        self._actions = jax.tree.map(np.asarray, to_env_action(action_spec, actions))
-        self._num_steps = config.num_steps
-        self._envs = env.make(list(range(num_envs)))
-        self._action_spec, self._has_mask = action_spec, has_mask(env.obs_spec)
-        self._obs = self._envs.reset()
-        self._seconds, self._cpu_seconds = 0.0, 0.0
-
-    def __call__(self, count: int) -> None:
-        start, cpu_start = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            for t in range(self._num_steps):
-                action = jax.tree.map(lambda leaf, t=t: leaf[t], self._actions)
-                if self._has_mask:
-                    action = nearest_legal(self._action_spec, self._obs[ACTION_MASK], action)
-                self._obs = self._envs.step(action).obs
-        self._seconds += time.perf_counter() - start
-        self._cpu_seconds += time.process_time() - cpu_start
-
-    @property
-    def busy_cores(self) -> float:
-        """Number of cores that the environments keep busy: about 1, or less if they wait for something."""
-        return self._cpu_seconds / self._seconds
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self._envs.close()
-
-
-def sample_rollout(
-    agent: Sebulba, state: TrainState, key: Array, num_actors: int, num_envs: int
-) -> tuple[Rollout, EpisodeStats]:
-    """Returns the input of an update: one actor's fragment of `num_envs` environments, repeated for each actor."""
-    runner = EnvRunner(agent.runner_spec(key), np.arange(num_envs, dtype=np.int32))
-    try:
-        fragment = runner.collect(jax.device_get(state.policy), float(current_hyperparams(state).gamma))
-    finally:
-        runner.close()
-    return agent.place([fragment] * num_actors)

@@ -12,11 +12,11 @@ from jppo.cli.output import print_json
 class Bench(RunArguments):
     """Measure the speed of a run and how much time each part of it takes.
 
-    Trains for a few seconds, then runs each part alone. Saves nothing.
+    Trains for a few seconds. On the device, then runs each part alone. Saves nothing.
     """
 
     seconds: float = 2.0
-    """Measuring time of the run, and of its slowest part, in seconds."""
+    """Measuring time of the run and, on the device, of its slowest part, in seconds."""
     output: Path | None = None
     """Also draw the result, as this PNG file."""
     json: bool = False
