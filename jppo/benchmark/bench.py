@@ -14,6 +14,7 @@ from jppo.actors.sebulba import Sebulba
 from jppo.benchmark.memory import memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
 from jppo.benchmark.timing import device_programs, time_programs
+from jppo.config.checks import to_float
 from jppo.config.overrides import check_overrides, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
@@ -69,7 +70,7 @@ def bench(
     """
     check_overrides(bench, overrides)
     ray, overrides = take_ray(ray, overrides)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
+    if not 0.0 < to_float(seconds) < math.inf:
         raise ValueError(f"seconds = {seconds!r} must be a number greater than 0")
     if jax.process_count() > 1:
         raise ValueError(f"bench supports one process only; JAX runs in {jax.process_count()} (jax.distributed)")

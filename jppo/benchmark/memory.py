@@ -32,11 +32,6 @@ def memory_by_purpose(
     return {name: size for name, size in sizes.items() if size}
 
 
-def count_parameters(train_state: TrainState) -> int:
-    """Returns the number of parameters of the network."""
-    return sum(leaf.size for leaf in jax.tree.leaves(train_state.policy.params))
-
-
 def _num_bytes(tree: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 

@@ -5,7 +5,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jppo.benchmark.memory import count_parameters, largest_num_envs, memory_by_purpose
+import jax
+
+from jppo.benchmark.memory import largest_num_envs, memory_by_purpose
 from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
@@ -109,7 +111,7 @@ def plan(
         num_envs=sizes.num_envs,
         num_steps=sizes.num_steps,
         num_devices=devices,
-        num_parameters=count_parameters(state.train),
+        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params)),
         memory=memory_by_purpose(chunk, state.train, state.collect, devices),
         memory_needed=needed,
         memory_free=free,

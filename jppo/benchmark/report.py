@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
-from jppo.runs.display import Shown
+from jppo.runs.display import Shown, show_count
 from jppo.runs.plots import draw_bars, format_steps
 from jppo.training.tables import print_table
 
@@ -110,9 +110,9 @@ def bench_title(result: BenchResult) -> str:
     words = [f"{result.env}, {result.num_envs} x {result.num_steps}"]
     if result.num_actors is not None:
         words.append(
-            f"{_plural(result.num_actors, 'actor')} of {result.envs_per_actor}" if result.num_actors else "0 actors"
+            show_count(result.num_actors, "actor") + (f" of {result.envs_per_actor}" if result.num_actors else "")
         )
-    return ", ".join([*words, f"{_plural(result.num_devices, 'device')} ({result.device})"])
+    return ", ".join([*words, f"{show_count(result.num_devices, 'device')} ({result.device})"])
 
 
 def draw_bench(result: BenchResult, output: Path) -> None:
@@ -127,7 +127,7 @@ def draw_bench(result: BenchResult, output: Path) -> None:
 
 def print_plan(result: PlanResult) -> None:
     """Prints the result as a table."""
-    devices = _plural(result.num_devices, "device")
+    devices = show_count(result.num_devices, "device")
     table = Table(show_header=False, title=escape(f"{result.env}, {result.num_envs} x {result.num_steps}, {devices}"))
     table.add_row("parameters", f"{result.num_parameters:,}")
     table.add_row(
@@ -138,10 +138,6 @@ def print_plan(result: PlanResult) -> None:
     table.add_row("compile time", f"{result.compile_seconds:.1f} s")
     table.add_row("largest num_envs", f"{result.largest_num_envs:,}")
     Console().print(table)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _show_ms(seconds: float) -> str:

@@ -14,6 +14,11 @@ def show_record(kind: str, fields: Mapping[str, Any]) -> str:
     return f"{kind}({', '.join(f'{name}={_show(value)}' for name, value in fields.items())})"
 
 
+def show_count(number: int, noun: str) -> str:
+    """Returns a number with its noun, which is in the plural unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def html_table(title: str, *rows: Mapping[str, Any]) -> str:
     """Returns a table with one row per mapping, for `_repr_html_`. All mappings have the same keys."""
     lines: list[Sequence[str]] = [

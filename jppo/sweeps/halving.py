@@ -9,6 +9,7 @@ import numpy as np
 
 from jppo.devices.memory import bytes_free, show_bytes
 from jppo.ppo.types import PyTree
+from jppo.runs.display import show_count
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.group_monitor import GroupLoop
 from jppo.sweeps.log import PopulationLogger, RunLog, SweepProgress
@@ -164,9 +165,7 @@ def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Populat
         group.runs[0].hyperparams,
         group.settings.run,
     )
-    count = (
-        f"{runs} run{'s' * (runs > 1)}" if population.size >= runs else f"{population.size} of {runs} runs at a time"
-    )
+    count = show_count(runs, "run") if population.size >= runs else f"{population.size} of {runs} runs at a time"
     reporter.message(
         f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
         f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"

@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from jppo.config.terminal import wrap
-from jppo.runs.display import html_table
+from jppo.runs.display import html_table, show_count
 from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
@@ -265,8 +265,7 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
             table.add_row(*row.values())
         print_table(table, stream)
     if result.not_started:
-        runs = "1 run was" if result.not_started == 1 else f"{result.not_started} runs were"
-        print(f"{runs} not started", file=stream)
+        print(f"{show_count(result.not_started, 'run')} did not start", file=stream)
     if result.sweep_dir is not None and result.runs:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
         print(*wrap(f"saved in {short_path(result.sweep_dir)}: {files}"), sep="\n", file=stream)
@@ -289,14 +288,13 @@ def _setting_row(setting: SettingResult, swept: Sequence[str], evaluated: bool) 
 def _run_row(setting: SettingResult, swept: Sequence[str], evaluated: bool) -> dict[str, str]:
     """Returns the cells of a run of population-based training by column title."""
     (run,) = setting.runs
-    count = len(run.copies or ())
     return {
         "run": str(run.number),
         **{f"last {name}": format_value(setting.settings[name]) for name in swept},
         "return": f"{setting.score:.1f}",
         **_evaluation_cell(setting, evaluated),
         "status": run.status,
-        "replaced": f"{count} time{'' if count == 1 else 's'}",
+        "replaced": show_count(len(run.copies or ()), "time"),
     }
 
 

@@ -15,6 +15,7 @@ from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
+from jppo.runs.display import show_count
 from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.log import SweepProgress
@@ -161,11 +162,11 @@ def _train_missing_runs(
 
 def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) -> None:
     """Shows the number of runs and programs before training starts."""
-    runs, programs = _count(sum(len(group.runs) for group in groups), "run"), _count(len(groups), "program")
-    saved = f"; {_count(num_saved, 'run')} already saved" if num_saved else ""
+    runs, programs = show_count(sum(len(group.runs) for group in groups), "run"), show_count(len(groups), "program")
+    saved = f"; {show_count(num_saved, 'run')} already saved" if num_saved else ""
     reporter.message(f"{runs} in {programs}{saved}")
     for group in groups if len(groups) > 1 else []:
-        reporter.message(f"  {group.name}: {_count(len(group.runs), 'run')}")
+        reporter.message(f"  {group.name}: {show_count(len(group.runs), 'run')}")
 
 
 def _describe_continuation(group: ProgramGroup, sweep_dir: Path) -> str:
@@ -177,7 +178,3 @@ def _describe_continuation(group: ProgramGroup, sweep_dir: Path) -> str:
     else:
         rest = "unfinished runs start again from the beginning"
     return f"the same sweep with sweep_dir {short_path(sweep_dir)} keeps finished runs; {rest}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -22,6 +22,7 @@ from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
+from jppo.runs.run_dir import safe_name
 from jppo.runs.statistics import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer
@@ -112,7 +113,7 @@ def trainable(
         train_trial(ray_core.cloudpickle.loads(pickled), space, checkpoint_updates)
 
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    trial.__name__ = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    trial.__name__ = safe_name(name)
     bundles = [{"CPU": resources.cpus, "GPU": resources.gpus}]
     if ray is not None:
         bundles += [{"CPU": ray.actor_cpus, "GPU": ray.actor_gpus}] * (ray.num_actors or 0)
