@@ -293,5 +293,5 @@ def test_an_output_that_cannot_be_written_is_an_error(monkeypatch):
     assert out == "", "the path must be checked before the measurement"
     name = "c" * 252 + ".png"
     code, out, err = call("bench", "CartPole-v1", "--output", name)
-    assert (code, err) == (2, f"jppo: {name} cannot be written: File name too long\n")
+    assert (code, err) == (2, f"jppo: output {name} cannot be written: File name too long\n")
     assert "82%" in out, "the measurement must be printed"
