@@ -124,12 +124,13 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
     def newest_checkpoint() -> Checkpoint | None:
         return latest_checkpoint(run_dir, lambda text: warnings.warn(text, stacklevel=5))
 
+    has_best, has_final = ((run_dir / name).exists() for name in (runs.BEST, runs.POLICY))
     if best:
-        if not runs.has_policy(run_dir, best=True) and not runs.has_policy(run_dir) and newest_checkpoint() is None:
+        if not has_best and not has_final and newest_checkpoint() is None:
             raise ValueError(no_policy)
         return runs.load_policy_state(run_dir, like, best=True)
     damage: ValueError | None = None
-    if runs.has_policy(run_dir):
+    if has_final:
         try:
             return runs.load_policy_state(run_dir, like)
         except ValueError as error:

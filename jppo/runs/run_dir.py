@@ -209,11 +209,6 @@ def read_best(run_dir: Path) -> BestPolicy | None:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def has_policy(run_dir: Path, best: bool = False) -> bool:
-    """Returns whether a run has a final policy or, with `best`, a best one."""
-    return (run_dir / (BEST if best else POLICY)).exists()
-
-
 def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicyState:
     """Loads the final policy of a run, or the best one.
 
@@ -226,7 +221,7 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
     path = run_dir / (BEST if best else POLICY)
     if best and not path.exists():
         raise ValueError(f"{run_dir} has no best policy yet; omit best=True (--best) to load the newest one")
-    if not best and not has_policy(run_dir):
+    if not path.exists():
         raise ValueError(f"{run_dir} has no policy: its run did not finish")
     like = on_one_device(like)
     dtypes = {jax.tree_util.keystr(key): leaf.dtype for key, leaf in jax.tree_util.tree_leaves_with_path(like)}
