@@ -24,8 +24,8 @@ from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS
 from jppo.errors import strip_colours
 
-EXIT_DIVERGED, EXIT_USAGE, EXIT_FAILED = 1, 2, 3
-EXIT_CODES = {"diverged": EXIT_DIVERGED, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
+EXIT_USAGE, EXIT_FAILED = 2, 3
+EXIT_CODES = {"diverged": 1, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
 
 Backend = Literal["auto", "device", "ray"]
 Environment = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
@@ -34,8 +34,6 @@ RunDirs = Annotated[
     tyro.conf.Positional,
     tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]", help_behavior_hint="(at least one)"),
 ]
-RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
-ScaleEnvs = Annotated[int | None, tyro.conf.arg(metavar="K")]
 Inline = tyro.conf.arg(name="")  # the fields of a nested record become options without a prefix
 
 
@@ -232,7 +230,7 @@ def _find_spec(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec |
 class TrainedRun:
     """The arguments of the commands that load a run."""
 
-    run_dir: RunDir
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Run directory written by `jppo train`."""
     env: Annotated[str | None, tyro.conf.arg(metavar="MODULE:NAME")] = None
     """Environment of the run as module:name, if it is your own. Imports that module."""
@@ -296,7 +294,7 @@ class RunArguments:
     preset: Annotated[str, tyro.conf.arg(help=_PRESET_HELP)] = "auto"
     num_devices: int | None = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
-    scale_envs: ScaleEnvs = None
+    scale_envs: int | None = None
     """Multiply the preset's num_envs and num_minibatches by this number. The minibatch size does not change."""
     config: Annotated[PPOConfig, Inline] = dataclasses.field(default_factory=PPOConfig)
     hyperparams: Annotated[Hyperparams, Inline] = dataclasses.field(default_factory=Hyperparams)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jppo.cli.arguments import Environment, Inline, PreParse, ScaleEnvs
+from jppo.cli.arguments import Environment, Inline, PreParse
 from jppo.cli.output import print_json
 from jppo.config.overrides import SCALE_ENVS, check_scale_envs
 from jppo.config.ppo import PPOConfig
@@ -24,7 +24,7 @@ class Plan:
     """Preset with the default values of the options below (auto: the environment's own)."""
     num_devices: int | None = None
     """Number of devices that share the environments. Default: all usable devices; on CPU, one per core."""
-    scale_envs: ScaleEnvs = None
+    scale_envs: int | None = None
     """Multiply the preset's num_envs and num_minibatches by this number. The minibatch size does not change."""
     json: bool = False
     """Print one line of JSON instead of a table."""
