@@ -97,6 +97,7 @@ def test_help_lists_every_option_with_the_defaults_of_the_environment():
     for option in ("--total-steps", "--seed", "--preset", "--run-dir", "--quiet", "--json", "--wandb", "--backend"):
         assert f" {option}" in out
     assert "Discount factor per step. (default: 0.9)" in out
+    assert "--num-actors INT " in out, "without None, which tyro shows"
     assert all(preset in out for preset in PRESETS)
 
 
