@@ -133,20 +133,22 @@ def check_cache() -> Finding:
 def check_ray() -> Finding:
     """Returns the version of Ray and its resources on this machine or at RAY_ADDRESS."""
     installed, address, shared = find_version("ray"), os.environ.get("RAY_ADDRESS", ""), Path("/dev/shm")
-    problem = fix = ""
     try:
         from jppo.actors.ray_cluster import check_reachable
-
+    except Exception as error:  # a damaged installation raises any type
+        problem = f"Ray cannot be imported: {error}"
+        return Finding("Ray", installed, problem=problem, fix="pip install --force-reinstall ray")
+    try:
         check_reachable(address)
     except OSError as error:
-        problem, fix = f"no Ray cluster answers at RAY_ADDRESS={address} ({error})", "unset RAY_ADDRESS"
-    except Exception as error:  # a damaged installation raises any type
-        problem, fix = f"Ray cannot be imported: {error}", "pip install --force-reinstall ray"
-    if not problem and shared.exists() and (free := shutil.disk_usage(shared).free) < _LOW_BYTES:
+        problem = f"no Ray cluster answers at RAY_ADDRESS={address} ({error})"
+        return Finding("Ray", installed, problem=problem, fix="unset RAY_ADDRESS")
+    if shared.exists() and (free := shutil.disk_usage(shared).free) < _LOW_BYTES:
         problem = f"/dev/shm has {show_bytes(free)} free; Ray stores large objects in it"
         fix = "mount -o remount,size=4G /dev/shm  # in Docker: --shm-size=4g"
+        return Finding("Ray", installed, problem=problem, fix=fix)
     where = f"cluster at {address}" if address else f"{num_cores()} CPUs on this machine"
-    return Finding("Ray", f"{installed}, {where}", problem=problem, fix=fix)
+    return Finding("Ray", f"{installed}, {where}")
 
 
 def check_sessions(folder: Path) -> Finding:
