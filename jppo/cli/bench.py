@@ -12,7 +12,9 @@ from jppo.cli.output import print_json
 class Bench(RunArguments):
     """Measure the speed of a run and how much time each part of it takes.
 
-    Trains for a few seconds. On the device, then runs each part alone. Saves nothing.
+    Trains for a few seconds. On the device, it then runs each part alone.
+
+    Saves nothing.
     """
 
     seconds: float = 2.0
