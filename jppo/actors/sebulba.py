@@ -165,11 +165,6 @@ def _join(mesh: Mesh, *parts: np.ndarray) -> Array:
 
 def _stack(mesh: Mesh, *leaves: np.ndarray) -> Array:
     """Stacks the statistics of K actors to [D*K, ...]: K rows on the process's first device, zeros on the others."""
-    own, rows = np.stack(leaves), mesh.size * len(leaves)
-    local_devices = mesh.size // jax.process_count()
-
-    def make_shard(index: Any) -> np.ndarray:
-        device = index[0].indices(rows)[0] // len(leaves)
-        return own if device % local_devices == 0 else np.zeros_like(own)
-
-    return jax.make_array_from_callback((rows, *own.shape[1:]), NamedSharding(mesh, PartitionSpec(AXIS)), make_shard)
+    own, others = np.stack(leaves), mesh.size // jax.process_count() - 1
+    rows = np.concatenate([own, *[np.zeros_like(own)] * others])
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(AXIS)), rows)
