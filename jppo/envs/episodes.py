@@ -12,7 +12,7 @@ from jppo.devices.jit import jit
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.episode_contract import trace_episodic_env
+from jppo.envs.device_contract import trace_episodic_env
 from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.resets import Reset, make_restart
 from jppo.envs.spaces import Array, PyTree
@@ -68,12 +68,11 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
     limit = None if limit is None else check_int("limit", limit)
     pool = None if pool is None else check_int("pool", pool)
     action_spec = action_spec_of(env.name, env.action_space)
-    env = env._replace(reset=_plain_reset(env.reset), step=_plain_step(env.step))
     try:
-        obs = trace_episodic_env(env, action_spec)
+        obs = _as_dicts(trace_episodic_env(env, action_spec))
     except BrokenContractError as error:
         raise BrokenContractError(f"{env.name}: {error.args[0]}", error.args[1], error.check) from None
-    env = _without_empty_arrays(env)
+    env = _without_empty_arrays(_with_plain_values(env))
     restart = make_restart(env.reset if pool is None else _pool_reset(env.reset, pool))
 
     def reset(key: Array) -> tuple[PyTree, EpisodeState]:
@@ -110,28 +109,18 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
     )
 
 
-def _plain_reset(reset: Reset) -> Reset:
-    """Returns a reset function without weak types, and with dicts for the named tuples of observations."""
+def _with_plain_values(env: EpisodicEnv) -> EpisodicEnv:
+    """Returns an environment without weak types, and with dicts for the named tuples of observations."""
 
-    def plain_reset(key: Array) -> Any:
-        returned = reset(key)
-        if not isinstance(returned, tuple) or len(returned) != 2:
-            return returned  # trace_episodic_env reports it
-        return strip_weak_types((_as_dicts(returned[0]), returned[1]))
+    def reset(key: Array) -> tuple[PyTree, PyTree]:
+        obs, state = env.reset(key)
+        return strip_weak_types((_as_dicts(obs), state))
 
-    return plain_reset
+    def step(key: Array, state: PyTree, action: PyTree) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        obs, state, *outcome = env.step(key, state, action)
+        return *strip_weak_types((_as_dicts(obs), state)), *outcome
 
-
-def _plain_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a step function, changed like `_plain_reset`."""
-
-    def plain_step(key: Array, state: PyTree, action: PyTree) -> Any:
-        returned = step(key, state, action)
-        if not isinstance(returned, tuple) or len(returned) != 5:
-            return returned
-        return (*strip_weak_types((_as_dicts(returned[0]), returned[1])), *returned[2:])
-
-    return plain_step
+    return env._replace(reset=reset, step=step)
 
 
 def _without_empty_arrays(env: EpisodicEnv) -> EpisodicEnv:

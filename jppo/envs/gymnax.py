@@ -14,9 +14,9 @@ from jppo.config.families import family_of
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
 from jppo.envs.contract import BrokenContractError
+from jppo.envs.device_contract import check_methods, trace_env
 from jppo.envs.episodes import EpisodeParams, EpisodicEnv, with_limit_and_reset
 from jppo.envs.families import make_family_env
-from jppo.envs.gymnax_contract import check_methods, trace_env
 from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.spaces import Array, PyTree
@@ -138,9 +138,8 @@ def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environm
             final_obs=seen(info["final_observation"]),
         )
 
-    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), action_spec)
     try:
-        obs = trace_env(source, params, action)[0]
+        obs = trace_env(source, params, action_spec)[0]
     except BrokenContractError as error:
         raise BrokenContractError(f"{name}: {error.args[0]}", error.args[1], error.check) from None
     obs_spec = obs_spec_of(name, source.observation_space(params), jax.eval_shape(seen, obs))

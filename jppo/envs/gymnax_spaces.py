@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.gymnax_contract import describe_leaf
+from jppo.envs.device_contract import describe_leaf
 from jppo.envs.observations import MisfitError, split_observation
 from jppo.envs.spaces import ObsSpec, PyTree
 

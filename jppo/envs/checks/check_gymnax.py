@@ -29,9 +29,9 @@ from jppo.envs.checks.report import (
 )
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
+from jppo.envs.device_contract import check_methods, check_same, describe_leaf, shape_inputs, trace_env
 from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnax import holds_bits, make_env, make_source
-from jppo.envs.gymnax_contract import check_methods, check_same, describe_leaf, trace_env
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
 from jppo.envs.modules import make_named
 from jppo.envs.observations import Observations
@@ -75,8 +75,7 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         made = make_env(source, params)
     if made.num_agents > 1:
         raise ValueError(f"{made.name} has {made.num_agents} agents; check_env checks on-device environments with one")
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), made.action_spec)
+    key, action = shape_inputs(made.action_spec)
     with report_exceptions("jit", "tracing reset and step"):
         obs, state = jax.eval_shape(made.reset, key)
         after = jax.eval_shape(made.step, key, state, action)
@@ -96,10 +95,9 @@ def _judge_types(source: Any, params: Any) -> Check:
     check_methods(source, params)
     params = source.default_params if params is None else params
     with report_refusals():
-        specs = action_spec_of(type(source).__name__, source.action_space(params))
-    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
+        action_spec = action_spec_of(type(source).__name__, source.action_space(params))
     with report_exceptions("jit", "tracing reset and step"):
-        _, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action)
+        _, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action_spec)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if flag.dtype != bool or flag.shape:
             raise BrokenContractError(f"{name} is {describe_leaf(flag)}, not bool[]", "return a scalar bool")

@@ -1,5 +1,6 @@
-"""Checks of the methods and return values of an environment with gymnax's API."""
+"""Checks of the return values of environments on the device: objects with gymnax's API, and `EpisodicEnv`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jppo.envs.contract import BrokenContractError, describe_returned
 from jppo.envs.spaces import Array, PyTree
 
+_FIVE = "return obs, state, reward, terminated, truncated"
 _SIX = "return obs, state, reward, terminated, truncated, info"
 _METHODS = ("reset", "step", "action_space", "observation_space")
 
@@ -26,11 +28,41 @@ def check_methods(source: Any, params: Any) -> None:
         raise BrokenContractError(problem, remedy)
 
 
-def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
-    """Traces a reset and a step.
+def shape_inputs(action_spec: PyTree) -> tuple[Any, PyTree]:
+    """Returns shapes and dtypes of a key and of an action."""
+    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), action_spec)
+    return jax.eval_shape(lambda: jax.random.key(0)), action
 
-    Args:
-      action: shapes and dtypes of an action.
+
+def _trace_reset(reset: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:
+    returned = jax.eval_shape(reset, *arguments)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise BrokenContractError(f"reset returned {describe_returned(returned)}", "return obs, state")
+    return returned
+
+
+def trace_episodic_env(env: Any, action_spec: PyTree) -> PyTree:
+    """Traces `reset` and `step` of an `EpisodicEnv`. Returns shapes and dtypes of an observation.
+
+    Raises:
+      BrokenContractError: the values are not as documented, or reset and step return different shapes or dtypes.
+    """
+    key, action = shape_inputs(action_spec)
+    obs, state = _trace_reset(env.reset, key)
+    step = jax.eval_shape(env.step, key, state, action)
+    if not isinstance(step, tuple) or len(step) != 5:
+        raise BrokenContractError(f"step returned {describe_returned(step)}, not 5", _FIVE)
+    check_same("observations", obs, "step", step[0])
+    check_same("state", state, "step", step[1], check="carry")
+    for name, value, kinds in (("reward", step[2], "biuf"), ("terminated", step[3], "b"), ("truncated", step[4], "b")):
+        if getattr(value, "shape", None) != () or value.dtype.kind not in kinds:
+            found = describe_leaf(value) if hasattr(value, "dtype") else f"a {type(value).__name__}"
+            raise BrokenContractError(f"{name} is {found}", f"return a scalar {'bool' if kinds == 'b' else 'number'}")
+    return obs
+
+
+def trace_env(source: Any, params: Any, action_spec: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
+    """Traces `reset` and `step` of gymnax's API.
 
     Returns:
       shapes and dtypes: the observation of reset, and the six values of step.
@@ -38,11 +70,8 @@ def trace_env(source: Any, params: Any, action: PyTree) -> tuple[PyTree, tuple[A
     Raises:
       BrokenContractError: the values differ from gymnax's API, or reset and step return different shapes or dtypes.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    returned = jax.eval_shape(source.reset, key, params)
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise BrokenContractError(f"reset returned {describe_returned(returned)}", "return obs, state")
-    obs, state = returned
+    key, action = shape_inputs(action_spec)
+    obs, state = _trace_reset(source.reset, key, params)
     try:
         step = jax.eval_shape(source.step, key, state, action, params)
     except (TypeError, ValueError):  # gymnax combines the results of step_env and reset_env
