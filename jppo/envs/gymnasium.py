@@ -13,11 +13,12 @@ from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.agent_rows import AgentRows
 from jppo.envs.contract import BrokenContractError, probe_env
 from jppo.envs.envpool import is_envpool, reset_by_number
-from jppo.envs.gymnasium_spaces import as_arrays, check_obs, dtypes_of, obs_spec_of
+from jppo.envs.gymnasium_spaces import as_arrays, dtypes_of, obs_spec_of
 from jppo.envs.gymnasium_vector import SameStepVector, make_vector, name_of, side_by_side
 from jppo.envs.host_families import register_atari
 from jppo.envs.info_mask import InfoMask, InfoMaskVector, has_info_mask
 from jppo.envs.masks import check_mask_spec
+from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
 from jppo.errors import forbid_exit
 
@@ -150,11 +151,11 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         if not jax.tree.leaves(obs_spec):
             raise ValueError(f"{name}: observation space {obs_space} has no arrays, so the network would see nothing")
         check_mask_spec(obs_spec, action_spec)
-        if probe is not None and isinstance(vector, SyncVectorEnv):
+        if not isinstance(vector, SyncVectorEnv):
+            _check_obs(name, vector)
+        elif probe is not None:
             with np.errstate(all="ignore"):  # the environment may have made NumPy strict
                 probe(name, vector.envs[0])
-        else:
-            check_obs(name, obs_space, obs_spec, vector)
     finally:
         vector.close()
     agents = vector.num_agents if isinstance(vector, AgentRows) else 1
@@ -199,6 +200,15 @@ def _with_mask(name: str, vector: Any) -> Any:
         return InfoMaskVector(name, vector)
     single = InfoMask(vector.envs[0])
     return side_by_side([lambda: single])
+
+
+def _check_obs(name: str, vector: Any) -> None:
+    """Raises ValueError if the first observations do not fit their space."""
+    observations = Observations(vector.single_observation_space, casts=True)
+    try:
+        observations.see(vector.reset()[0], (vector.num_envs,))
+    except MisfitError as error:
+        raise ValueError(f"{name}: the observation of reset does not fit observation_space: {error}") from None
 
 
 def _infos(vector: Any) -> Any:

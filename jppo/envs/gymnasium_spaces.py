@@ -1,10 +1,8 @@
-"""Gymnasium's spaces as jppo's specifications, and the check of observations against them."""
+"""Gymnasium's spaces as jppo's specifications."""
 
 from typing import Any
 
 import jax
-import numpy as np
-from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from jppo.envs.action_spaces import jax_dtype
@@ -39,30 +37,6 @@ def dtypes_of(space: Any) -> PyTree:
     if kind == "Dict":
         return {key: dtypes_of(part) for key, part in space.spaces.items()}
     return tuple(dtypes_of(part) for part in space.spaces) if kind == "Tuple" else space.dtype
-
-
-def check_obs(name: str, space: Any, obs_spec: PyTree, vector: Any) -> None:
-    """Raises ValueError if the first observation does not fit its space."""
-    if isinstance(vector, SyncVectorEnv):  # its own error message would not name the mistake
-        obs = vector.envs[0].reset(seed=None, options=None)[0]
-        try:
-            as_arrays(space, obs)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            shapes = jax.tree.map(lambda x: f"{np.asarray(x).dtype}{list(np.shape(x))}", obs)
-            raise ValueError(
-                f"{name}: reset returned an observation {shapes}, which does not fit its observation_space {space}"
-            ) from error
-        return
-    obs = vector.reset()[0]
-    structure: Any = jax.tree.structure(obs)
-    if structure != jax.tree.structure(obs_spec):
-        raise ValueError(
-            f"{name}: reset returned an observation of type {type(obs).__name__}, which does not fit its "
-            f"observation_space {space}"
-        )
-    for leaf, spec in zip(jax.tree.leaves(obs), jax.tree.leaves(obs_spec), strict=True):
-        if leaf.shape[1:] != spec.shape:
-            raise ValueError(f"{name}: observations have shape {leaf.shape[1:]}; their space says {spec.shape}")
 
 
 def as_arrays(space: Any, obs: PyTree) -> PyTree:
