@@ -18,9 +18,9 @@ class Envs:
 
     def run(self) -> int:
         from jppo.envs import available
-        from jppo.envs.families import family_env_names, install_command, is_installed
+        from jppo.envs.families import family_env_names, install_command
         from jppo.envs.host_families import host_env_names
-        from jppo.envs.host_families import is_installed as is_host_family_installed
+        from jppo.envs.modules import is_installed
         from jppo.runs.render import DRAWABLE
 
         on_device, on_host = available(), host_env_names()
@@ -33,8 +33,7 @@ class Envs:
             drawn = "no" if family == "jaxmarl" else "yes"
             rows += [(name, "device", preset_for(name), drawn) for name in family_env_names(family)]
         print(*_table(rows), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
-        missing = [family for family in FAMILIES if not is_installed(family)]
-        missing += [family for family in HOST_FAMILIES if not is_host_family_installed(family)]
+        missing = [family for family in FAMILIES | HOST_FAMILIES if not is_installed(family)]
         if missing:
             title = "families not installed (docs/environments.md, docs/host_environments.md):"
             lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]

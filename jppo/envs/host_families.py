@@ -11,15 +11,10 @@ import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit
 
 from jppo.config.families import HOST_FAMILIES
-from jppo.envs.modules import unknown_environment
+from jppo.envs.modules import is_installed, unknown_environment
 
 _ATARI_STEPS = 27_000  # of four frames: the usual limit of 30 minutes at 60 frames per second
 _GYMNASIUM_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "opencv": "atari"}  # word in Gymnasium's error -> extra
-
-
-def is_installed(family: str) -> bool:
-    """Returns whether the package of a family can be imported."""
-    return importlib.util.find_spec(HOST_FAMILIES[family]) is not None
 
 
 def import_family(family: str, name: str) -> Any:

@@ -1,6 +1,7 @@
-"""Names of environments: imports of module:name, and the message for unknown names."""
+"""Names of environments: families, imports of module:name, and the message for unknown names."""
 
 import importlib
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ _PREFIXES = FAMILIES | HOST_FAMILIES
 
 class MissingDownloadError(ValueError):
     """A download that an environment needs has failed. This is not a fault of the environment."""
+
+
+def is_installed(family: str) -> bool:
+    """Returns whether the package of a family can be imported."""
+    return importlib.util.find_spec(_PREFIXES[family]) is not None
 
 
 def import_module_of(source: str) -> tuple[Any, str]:

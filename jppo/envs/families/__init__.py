@@ -2,7 +2,6 @@
 
 import ctypes.util
 import importlib
-import importlib.util
 import os
 import subprocess
 from typing import Any
@@ -10,14 +9,9 @@ from typing import Any
 from jppo.config.checks import check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
-from jppo.envs.modules import MissingDownloadError, unknown_environment
+from jppo.envs.modules import MissingDownloadError, is_installed, unknown_environment
 
 _COMMON = ("max_steps_in_episode", "pool")  # options of all families
-
-
-def is_installed(family: str) -> bool:
-    """Returns whether the package of a family can be imported."""
-    return importlib.util.find_spec(FAMILIES[family]) is not None
 
 
 def install_command(family: str) -> str:
