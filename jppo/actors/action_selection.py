@@ -96,12 +96,11 @@ def _select_with_xla(policy: Policy) -> ActionSelection:
     def compile_selection(policy_shapes: PolicyState, obs: PyTree, noise: Any) -> Callable[[PolicyState], Act]:
         carry = policy.initial_carry(noise.shape[0])
         compiled = jit(select_action).lower(policy_shapes, jax.tree.leaves(obs), noise, carry).compile()
-        return lambda policy_state: functools.partial(_act_by_xla, compiled, jax.device_put(policy_state))
+
+        def prepare(policy_state: PolicyState) -> Act:
+            on_device = jax.device_put(policy_state)
+            return lambda *args: jax.tree.map(np.asarray, compiled(on_device, *args))
+
+        return prepare
 
     return ActionSelection(jax.random.key_data, compile_selection)
-
-
-def _act_by_xla(
-    compiled: Any, policy_state: PolicyState, leaves: list[np.ndarray], key_data: np.ndarray, carry: PyTree
-) -> tuple[PyTree, PyTree, PyTree]:
-    return jax.tree.map(np.asarray, compiled(policy_state, leaves, key_data, carry))

@@ -153,17 +153,13 @@ class ActorPool:
     def close(self) -> None:
         """Closes the environments, the actors and, if this made it, the connection to Ray."""
         with defer_signals():
-            self._close()
-
-    def _close(self) -> None:
-        if self._slots and ray.is_initialized() and self.check_daemons(at_once=True):
-            closing = [slot.handle.close.remote() for slot in self._slots if slot.started]
-            if closing:
-                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
-            for slot in self._slots:
-                _kill(slot.handle)
-        if self._owns_ray:
-            disconnect()
+            if self._slots and ray.is_initialized() and self.check_daemons(at_once=True):
+                if closing := [slot.handle.close.remote() for slot in self._slots if slot.started]:
+                    ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
+                for slot in self._slots:
+                    _kill(slot.handle)
+            if self._owns_ray:
+                disconnect()
 
     def _poll(self, timeout: float) -> None:
         """Restarts failed actors, waits for results and processes them. Raises ActorsFailed."""

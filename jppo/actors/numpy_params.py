@@ -64,7 +64,7 @@ def to_numpy_params(
         "observation": describe_spaces(obs_spec),
         "normalized": bool(normalizers),
         "action": describe_spaces(action_spec),
-        "action_mask": mask_number(policy.obs_spec),
+        "action_mask": _leaf_numbers(policy.obs_spec, (ACTION_MASK,))[0] if has_mask(policy.obs_spec) else None,
         "network": _describe_network(policy, params, len(hidden_sizes)),
     }
     return description, {name: np.asarray(array, np.float32, order="C") for name, array in arrays.items()}
@@ -96,11 +96,6 @@ def _torso_arrays(torso: str, num_layers: int, params: PyTree) -> dict[str, Any]
         layer = params[torso][f"Dense_{i}"]
         arrays |= {f"{torso}/dense/{i}/{name}": layer[name] for name in ("kernel", "bias")}
     return arrays
-
-
-def mask_number(obs_spec: PyTree) -> int | None:
-    """Returns the number of the observation leaf `action_mask` in JAX's order; None if there is none."""
-    return _leaf_numbers(obs_spec, (ACTION_MASK,))[0] if has_mask(obs_spec) else None
 
 
 def _leaf_numbers(obs_spec: PyTree, names: tuple[str, ...]) -> list[int]:

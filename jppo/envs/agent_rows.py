@@ -79,7 +79,10 @@ class AgentRows:
                 reward[i], terminated[i], truncated[i] = rewards[agent], ends[agent], cuts[agent]
                 over = terminated[i] or truncated[i]
                 if over == (agent in env.agents):
-                    self._raise_inconsistent(agent, over)
+                    what = "terminated or was truncated, but is still in agents"
+                    what = what if over else "left agents without being terminated or truncated"
+                    remedy = "remove an agent from agents in the step in which it ends, and only then"
+                    raise BrokenContractError(f"{self._name}: the agent {agent} {what}", remedy)
                 if over:
                     final[i] = copy.deepcopy(obs[agent])
             rows += self._rows(e, obs) if env.agents else self._begin(e, None)
@@ -118,13 +121,6 @@ class AgentRows:
     def _joined(self, rows: list[PyTree]) -> PyTree:
         out = create_empty_array(self.single_observation_space, self.num_envs)
         return concatenate(self.single_observation_space, rows, out)
-
-    def _raise_inconsistent(self, agent: Any, over: bool) -> None:
-        if over:
-            problem = f"{self._name}: the agent {agent} terminated or was truncated, but is still in agents"
-        else:
-            problem = f"{self._name}: the agent {agent} left agents without being terminated or truncated"
-        raise BrokenContractError(problem, "remove an agent from agents in the step in which it ends, and only then")
 
 
 def _common_space(name: str, kind: str, space_of: Callable[[Any], Any], agents: list[Any]) -> Any:

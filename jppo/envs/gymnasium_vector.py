@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -69,7 +69,7 @@ def make_source(source: Any, seeds: list[int]) -> Any:
         return make_envpool(source, seeds)
     make = _maker(source, None)
     _check_call(make, source)
-    return make(num_envs=len(seeds)) if _takes(make, "num_envs") else make()
+    return make(num_envs=len(seeds)) if "num_envs" in _parameters(make) else make()
 
 
 def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, has_info_mask: bool = False) -> Any:
@@ -86,7 +86,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
         return make_envpool(source, seeds)
     make = _maker(source, render_mode)
     _check_call(make, source)
-    if _takes(make, "num_envs"):
+    if "num_envs" in _parameters(make):
         vector = make(num_envs=len(seeds))
         if not isinstance(vector, VectorEnv):
             raise ValueError(
@@ -125,11 +125,8 @@ def side_by_side(makers: list[Callable[[], gymnasium.Env]]) -> SameStepVector:
 def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
     """Returns the function that makes one environment or, if it takes num_envs, a vector environment."""
     if not isinstance(source, str):
-        return (
-            functools.partial(source, render_mode=render_mode)
-            if render_mode and _takes(source, "render_mode")
-            else source
-        )
+        takes_mode = render_mode and "render_mode" in _parameters(source)
+        return functools.partial(source, render_mode=render_mode) if takes_mode else source
     if host_family_of(source):
         return functools.partial(make_family_env, source, render_mode)
     if names_module(source):
@@ -174,10 +171,7 @@ def name_of(source: Any) -> str:
 
 def _check_call(make: Callable[..., Any], source: Any) -> None:
     """Raises ValueError if a function that makes an environment has required parameters other than num_envs."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature
-        return
+    parameters = _parameters(make).values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds and p.name != "num_envs"]
     if required:
@@ -186,8 +180,8 @@ def _check_call(make: Callable[..., Any], source: Any) -> None:
         raise ValueError(f"{name} needs the arguments {', '.join(required)}; pass lambda: {name}({values})")
 
 
-def _takes(make: Callable[..., Any], argument: str) -> bool:
+def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return argument in inspect.signature(make).parameters
+        return inspect.signature(make).parameters
     except (TypeError, ValueError):  # builtins have no signature
-        return False
+        return {}
