@@ -11,12 +11,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.agent_rows import AgentRows
-from jppo.envs.contract import BrokenContractError, probe_env
+from jppo.envs.contract import BrokenContractError, call_reset, probe_env
 from jppo.envs.envpool import is_envpool, reset_by_number
 from jppo.envs.gymnasium_spaces import as_arrays, dtypes_of, obs_spec_of
-from jppo.envs.gymnasium_vector import SameStepVector, make_vector, name_of, side_by_side
+from jppo.envs.gymnasium_vector import SameStepVector, make_vector, name_of
 from jppo.envs.host_families import register_atari
-from jppo.envs.info_mask import InfoMask, InfoMaskVector, has_info_mask
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
@@ -145,7 +144,8 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
     try:
         _resetter(name, vector)
         if masked := _has_info_mask(name, vector):
-            vector = _with_mask(name, vector)
+            vector.close()
+            vector = make_vector(env, [0], has_info_mask=True)
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
         if not jax.tree.leaves(obs_spec):
@@ -181,12 +181,9 @@ def is_host_env(env: Any) -> bool:
 
 def _has_info_mask(name: str, vector: Any) -> bool:
     """Returns whether to move masks from the infos into the observations, which EnvPool's infos do not allow."""
-    if type(vector) is SameStepVector:
-        with np.errstate(all="ignore"):  # the environment may have made NumPy strict
-            return has_info_mask(vector.envs[0])
     space = vector.single_observation_space
-    in_infos = ACTION_MASK in _infos(vector)
-    if (isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces) or not in_infos:
+    in_obs = isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces
+    if in_obs or ACTION_MASK not in _reset_infos(vector):
         return False
     if is_envpool(vector):
         problem = f"{name}: the infos have an action_mask, which jppo does not support for EnvPool"
@@ -194,12 +191,15 @@ def _has_info_mask(name: str, vector: Any) -> bool:
     return True
 
 
-def _with_mask(name: str, vector: Any) -> Any:
-    """Returns a vector environment with the masks of the infos in its observations."""
-    if type(vector) is not SameStepVector:
-        return InfoMaskVector(name, vector)
-    single = InfoMask(vector.envs[0])
-    return side_by_side([lambda: single])
+def _reset_infos(vector: Any) -> dict[str, Any]:
+    """Returns the infos of a reset, and {} if it returns something else, which `probe_env` reports."""
+    try:
+        with np.errstate(all="ignore"):  # the environment may have made NumPy strict
+            returned = call_reset(vector.envs[0], 0) if type(vector) is SameStepVector else vector.reset()
+    except BrokenContractError:
+        return {}
+    is_valid = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+    return returned[1] if is_valid else {}
 
 
 def _check_obs(name: str, vector: Any) -> None:
@@ -209,11 +209,6 @@ def _check_obs(name: str, vector: Any) -> None:
         observations.see(vector.reset()[0], (vector.num_envs,))
     except MisfitError as error:
         raise ValueError(f"{name}: the observation of reset does not fit observation_space: {error}") from None
-
-
-def _infos(vector: Any) -> Any:
-    returned = vector.reset()
-    return returned[1] if isinstance(returned, tuple) and len(returned) == 2 else ()
 
 
 def _resetter(

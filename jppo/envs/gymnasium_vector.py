@@ -107,7 +107,8 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
         return InfoMask(_checked(env, source)) if has_info_mask else _checked(env, source)
 
     makers = [lambda: adapt(first), *[lambda: adapt(make())] * (len(seeds) - 1)]
-    return _check_distinct(side_by_side(makers), source)
+    vector = SameStepVector(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    return _check_distinct(vector, source)
 
 
 def _check_distinct(vector: Any, source: Any) -> Any:
@@ -115,11 +116,6 @@ def _check_distinct(vector: Any, source: Any) -> Any:
     if len({id(getattr(env, "unwrapped", env)) for env in vector.envs}) < len(vector.envs):
         raise ValueError(f"{source} returned the same environment twice; it must make a new one in each call")
     return vector
-
-
-def side_by_side(makers: list[Callable[[], gymnasium.Env]]) -> SameStepVector:
-    """Returns a vector environment with one environment per function."""
-    return SameStepVector(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.contract import BrokenContractError, call_reset
+from jppo.envs.contract import BrokenContractError
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, PyTree
 
 _CHECK = "masks"  # the check of `jppo check-env` that reports problems
@@ -132,19 +132,6 @@ def _check_mask(mask: np.ndarray, spec: ActionSpec, where: str) -> None:
             found = f"{mask.dtype} with the values {', '.join(map(str, np.unique(mask)))}"
         problem = f"action_mask in {where} is {found}"
         raise BrokenContractError(problem, f"return {size} bools, or integers 0 and 1", check=_CHECK)
-
-
-def has_info_mask(env: gymnasium.Env) -> bool:
-    """Returns whether the info of `reset` has a mask that is not part of the observation, too."""
-    space = env.observation_space
-    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
-        return False
-    try:
-        returned: Any = call_reset(env, 0)  # it may be invalid, which probe_env reports
-    except BrokenContractError:
-        return False
-    is_valid = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
-    return is_valid and ACTION_MASK in returned[1]
 
 
 def _mask_spec(space: Any) -> ActionSpec:
