@@ -33,10 +33,7 @@ def obs_spec_of(name: str, space: Any) -> PyTree:
 
 def dtypes_of(space: Any) -> PyTree:
     """Returns the dtype of each array of a space, in dicts and tuples as in the space."""
-    kind = type(space).__name__
-    if kind == "Dict":
-        return {key: dtypes_of(part) for key, part in space.spaces.items()}
-    return tuple(dtypes_of(part) for part in space.spaces) if kind == "Tuple" else space.dtype
+    return jax.tree.map(lambda array: array.dtype, create_empty_array(space))
 
 
 def as_arrays(space: Any, obs: PyTree) -> PyTree:
