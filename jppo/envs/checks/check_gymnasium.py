@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -172,20 +173,12 @@ def _env_action(action: PyTree) -> Any:
 def _record_resets(env: Any) -> Iterator[list[None]]:
     """Yields a list that gets an element for each call of `reset` of the environment and its wrappers."""
     calls: list[None] = []
-    layers = [env]
-    while (inner := vars(layers[-1]).get("env")) is not None:
-        layers.append(inner)
-    originals = [vars(layer).get("reset") for layer in layers]
-    for layer in layers:
-        layer.reset = _recording(layer.reset, calls)
-    try:
+    with contextlib.ExitStack() as stack:
+        layer = env
+        while layer is not None:
+            stack.enter_context(mock.patch.object(layer, "reset", _recording(layer.reset, calls)))
+            layer = vars(layer).get("env")
         yield calls
-    finally:
-        for layer, original in zip(layers, originals, strict=True):
-            if original is None:
-                del layer.reset
-            else:
-                layer.reset = original
 
 
 def _recording(reset: Callable[..., Any], calls: list[None]) -> Callable[..., Any]:
