@@ -25,7 +25,7 @@ from faulty_envs import NOTES, Broken, Faulty, FaultyEvaluation, Healthy, Tellin
 from processes import descendants, left_of, running
 
 import jppo
-from jppo.actors import actor, daemon_monitor, ray_cluster, resources
+from jppo.actors import actor, daemon_monitor, ray_cluster
 from jppo.actors import actor_pool as actors
 from jppo.actors.actor_pool import ActorPool
 from jppo.cli.main import main
@@ -486,7 +486,7 @@ def pretend(monkeypatch):
         rest = iter(collects)
         behaviour = {"collect": lambda: next(rest), "place": lambda: (0.0, "node"), "begin": lambda: begin}
         pretended, said = PretendRay(behaviour), []
-        for module in (actors, actor, resources, ray_cluster):
+        for module in (actors, actor, ray_cluster):
             monkeypatch.setattr(module, "ray", pretended)
         monkeypatch.setattr(actors, "DaemonMonitor", lambda own_cluster: pretended)
         monkeypatch.setattr(actors, "time", pretended)

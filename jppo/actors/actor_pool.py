@@ -18,8 +18,14 @@ import ray
 from jppo.actors.actor import ActorError, make_actor_error, start_actor
 from jppo.actors.daemon_monitor import DaemonMonitor
 from jppo.actors.env_runner import Fragment, RunnerSpec
-from jppo.actors.ray_cluster import cluster_address, connect, defer_signals, disconnect
-from jppo.actors.resources import check_resources, explain_missing_resources
+from jppo.actors.ray_cluster import (
+    check_resources,
+    cluster_address,
+    connect,
+    defer_signals,
+    disconnect,
+    explain_missing_resources,
+)
 from jppo.config.ray import RayConfig, num_cores
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState

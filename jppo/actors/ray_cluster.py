@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster or starts a local one, and shuts it down."""
+"""Connects to a Ray cluster or starts a local one, checks its resources, and shuts it down."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
@@ -46,7 +46,8 @@ def connect(config: RayConfig) -> bool:
             "prestart_worker_first_driver": False,  # starting idle workers takes time, and actors cannot use them
         }
     if not address.startswith("ray://"):
-        options["job_config"] = _make_job_config()
+        options["job_config"] = job_config = ray.job_config.JobConfig()
+        job_config._py_driver_sys_path = _WorkerPath()
     try:
         check_reachable(address)
         with defer_signals(interruptible=address != "local"), _separate_groups(), warnings.catch_warnings():
@@ -78,13 +79,6 @@ class _WorkerPath(list):
     def extend(self, directories: Iterable[str]) -> None:
         first = os.path.abspath(sys.path[0])
         super().extend(directory for directory in directories if directory == first)
-
-
-def _make_job_config() -> Any:
-    """Returns Ray's settings of this process's job, with _WorkerPath."""
-    job_config = ray.job_config.JobConfig()
-    job_config._py_driver_sys_path = _WorkerPath()
-    return job_config
 
 
 def disconnect() -> None:
@@ -154,6 +148,33 @@ def check_reachable(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+
+
+def check_resources(config: RayConfig, message: Callable[[str], None]) -> None:
+    """Raises ValueError if the cluster has too few GPUs. Tells the user if it has too few CPUs."""
+    has = ray.cluster_resources()
+    actors = config.num_actors or 0
+    if config.actor_gpus and has.get("GPU", 0.0) < config.actor_gpus * actors:
+        raise ValueError(
+            f"{actors} actors of actor_gpus = {config.actor_gpus:g} need {config.actor_gpus * actors:g} GPUs; Ray has "
+            f"{has.get('GPU', 0.0):g}"
+        )
+    if has.get("CPU", 0.0) < config.actor_cpus * actors:
+        message(
+            f"{actors} actors of actor_cpus = {config.actor_cpus:g} need {config.actor_cpus * actors:g} CPUs; the "
+            f"cluster has {has.get('CPU', 0.0):g}: waiting for it to grow"
+        )
+
+
+def explain_missing_resources(config: RayConfig) -> str | None:
+    """Returns "waiting for resources ..." if the cluster has no room for another actor now, otherwise None."""
+    needs = {name: need for name, need in (("CPU", config.actor_cpus), ("GPU", config.actor_gpus)) if need}
+    free, total = ray.available_resources(), ray.cluster_resources()
+    if all(free.get(name, 0.0) >= need for name, need in needs.items()):
+        return None
+    each = " and ".join(f"{need:g} {name}s" for name, need in needs.items())
+    left = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
+    return f"waiting for resources: each needs {each}, and {left} are free (see `ray status`)"
 
 
 def limit_process(resources: dict[str, float]) -> None:

@@ -121,7 +121,10 @@ def holds_bits(source: Any) -> bool:
 
 
 def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environment:
-    seen = _as_bits if holds_bits(source) else strip_weak_types
+    is_bits = holds_bits(source)
+
+    def seen(obs: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(bool), obs) if is_bits else strip_weak_types(obs)
 
     def reset(key: Array) -> tuple[PyTree, PyTree]:
         obs, state = source.reset(key, params)
@@ -152,7 +155,3 @@ def _adapt(name: str, source: Any, params: Any, action_spec: PyTree) -> Environm
         source=source,
         params=params,
     )
-
-
-def _as_bits(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf.astype(bool), tree)
