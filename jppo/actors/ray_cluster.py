@@ -54,8 +54,6 @@ def connect(config: RayConfig) -> bool:
             # Ray forks only to exec, which is safe with JAX's threads.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, **options)
-            if address == "local":
-                _end_log_monitor()
     except (OSError, RuntimeError, ValueError) as error:
         disconnect()
         token = "; it requires a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
@@ -129,13 +127,6 @@ def _separate_groups() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = start
-
-
-def _end_log_monitor() -> None:
-    """Stops the daemon that polls the output of Ray's processes ten times a second. Its result is not shown here."""
-    with contextlib.suppress(Exception):  # a private function that Ray may change
-        node: Any = ray._private.worker._global_node
-        node.kill_log_monitor(check_alive=False)
 
 
 def _set_echo(echo: bool) -> None:
