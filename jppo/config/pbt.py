@@ -38,16 +38,16 @@ class PBTConfig:
         return self.every or max(1, num_updates // 20)
 
 
-def read_selection(selection: Any) -> tuple[bool, PBTConfig | None]:
-    """Returns whether a sweep halves its runs, and the settings of population-based training or None.
+def read_selection(selection: Any) -> PBTConfig | str | None:
+    """Returns the argument `selection` of a sweep: None, HALVING or a PBTConfig, which also replaces "pbt".
 
     Raises:
       ValueError: the value is not None, one of SELECTIONS, or a PBTConfig.
     """
     if selection is None or isinstance(selection, PBTConfig):
-        return False, selection
-    if isinstance(selection, str) and selection in SELECTIONS:
-        return selection == HALVING, PBTConfig() if selection == "pbt" else None
+        return selection
+    if isinstance(selection, str) and selection in SELECTIONS:  # an array compares its elements
+        return HALVING if selection == HALVING else PBTConfig()
     similar = find_similar(str(selection), SELECTIONS)
     hint = f"; did you mean {similar}?" if similar else ""
     raise ValueError(

@@ -18,7 +18,7 @@ import numpy as np
 
 from jppo.config.checks import check_int, check_seed
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
-from jppo.config.pbt import PBTConfig
+from jppo.config.pbt import HALVING, PBTConfig
 from jppo.config.ppo import Hyperparams, check_hyperparams
 from jppo.config.run import EVAL_EPISODES
 from jppo.config.schedules import Schedule, to_json
@@ -28,7 +28,7 @@ from jppo.ppo.keys import is_key
 from jppo.runs.files import jsonable
 from jppo.runs.groups import format_value
 from jppo.runs.run_dir import safe_name
-from jppo.training.settings import OWN_PARTS, RunSettings, own_parts, prepare_run
+from jppo.training.settings import OWN_PARTS, RunSettings, prepare_run
 
 _MAX_HALVINGS = 4
 _CANDIDATES = 20  # for the best policy of a run without evaluations
@@ -52,8 +52,7 @@ class ProgramGroup(NamedTuple):
     agent: Anakin
     runs: tuple[RunSpec, ...]
     parts: dict[str, str]  # identity of each user object, taken before training: a callback may change its closure
-    successive_halving: bool = False
-    pbt: PBTConfig | None = None
+    selection: PBTConfig | str | None = None  # None, HALVING or a PBTConfig
     max_parallel_runs: int | None = None
     num_devices: int = 1
 
@@ -61,16 +60,6 @@ class ProgramGroup(NamedTuple):
     def env_name(self) -> str:
         """Name of the environment."""
         return self.agent.env.name
-
-    @property
-    def custom_parts(self) -> tuple[str, ...]:
-        """Which of environment, network, optimizer and loss are user objects."""
-        return own_parts(self.settings.env, vars(self.settings))
-
-    @property
-    def runs_compete(self) -> bool:
-        """Whether the result of a run depends on the others, so that all must be trained together."""
-        return self.successive_halving or self.pbt is not None
 
     @property
     def has_events(self) -> bool:
@@ -86,7 +75,7 @@ class ProgramGroup(NamedTuple):
     @property
     def rungs(self) -> list[int]:
         """Updates after which successive halving stops the worse half; the last element is the final update."""
-        halvings = min(_MAX_HALVINGS, len(self.runs).bit_length() - 1) if self.successive_halving else 0
+        halvings = min(_MAX_HALVINGS, len(self.runs).bit_length() - 1) if self.selection == HALVING else 0
         return sorted({-(-self.agent.num_updates // 2**k) for k in range(halvings + 1)})
 
     @property
@@ -115,7 +104,7 @@ def make_groups(
       settings: of all runs; `env` may be a list of environments.
       seeds: the seeds of each combination of settings.
       values: the values of each setting, from `check_settings`.
-      options: successive_halving, pbt, max_parallel_runs and num_devices of each group.
+      options: selection, max_parallel_runs and num_devices of each group.
 
     Raises:
       ValueError: an argument is invalid.
@@ -175,7 +164,11 @@ def run_fingerprint(group: ProgramGroup, run: RunSpec) -> str:
 
 def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
     """Returns everything that identifies a run. User objects are represented as `_represent` does."""
-    competitors = sorted(repr((other.seed, _as_json(other.hyperparams))) for other in group.runs)
+    competitors, pbt = None, None
+    if group.selection is not None:  # the result of a run depends on the others
+        competitors = sorted(repr((other.seed, _as_json(other.hyperparams))) for other in group.runs)
+    if isinstance(group.selection, PBTConfig):
+        pbt = dataclasses.asdict(group.selection)
     return {
         "env": group.env_name,
         "seed": run.seed,
@@ -183,9 +176,9 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
         "config": dataclasses.asdict(group.agent.config),
         "hyperparams": _as_json(run.hyperparams),
         "parts": {name: group.parts[name] for name in OWN_PARTS},
-        "halving": group.rungs if group.successive_halving else None,
-        "pbt": dataclasses.asdict(group.pbt) if group.pbt else None,
-        "competitors": competitors if group.runs_compete else None,
+        "halving": group.rungs if group.selection == HALVING else None,
+        "pbt": pbt,
+        "competitors": competitors,
     } | _describe_events(group)
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jppo.config.pbt import PBTConfig
 from jppo.devices.jit import jit
 from jppo.errors import first_line
 from jppo.ppo.types import PolicyState, PyTree
@@ -38,7 +39,8 @@ class GroupMonitor(Monitor):
             best_every=group.best_every,
         )
         self.target = None  # each run has its own target in the program
-        self._population, self._env_name, self._ends_together = population, group.env_name, group.pbt is not None
+        self._population, self._env_name = population, group.env_name
+        self._ends_together = isinstance(group.selection, PBTConfig)
         self._keys = evaluation_keys(population, [run.spec.seed for run in log.runs])
         self.read_row, self.write_row = _row_programs(population.sharding)
 

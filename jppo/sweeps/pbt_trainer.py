@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jppo.config.pbt import PBTConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, show_bytes
 from jppo.ppo.anakin import AnakinState
@@ -86,12 +87,12 @@ class PBTTrainer:
     def _train(self, state: AnakinState, log: "PBTLogger", checkpoints: Checkpoints | None) -> AnakinState:
         """Trains until the last update, a stop request or the end of all runs, and returns the state."""
         group, population = self._group, self._population
-        assert group.pbt is not None
+        assert isinstance(group.selection, PBTConfig)
         num_updates = group.agent.num_updates
-        every = group.pbt.updates_between_exchanges(num_updates)
+        every = group.selection.updates_between_exchanges(num_updates)
         whole = NamedSharding(population.sharding.mesh, PartitionSpec())
         compiled_exchange = jit(
-            functools.partial(exchange, ranges=search_ranges(group), config=group.pbt),
+            functools.partial(exchange, ranges=search_ranges(group), config=group.selection),
             donate_argnums=0,
             out_shardings=(population.sharding, whole),
         )

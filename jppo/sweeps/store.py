@@ -14,6 +14,7 @@ from jppo.runs.run_dir import unused_path, versions
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, column_names, missing, read_outcome, write_outcome
+from jppo.training.settings import own_parts
 
 _SWEEP, _RUNS = "sweep.json", "runs"
 
@@ -43,8 +44,8 @@ class SweepStore:
         self._prepare_directory(self.path)
         for group in groups:
             saved = [spec for spec in group.runs if self._file(group, spec).exists()]
-            if group.runs_compete and len(saved) < len(group.runs):
-                continue  # the runs compete, so all of them must run together
+            if group.selection is not None and len(saved) < len(group.runs):
+                continue  # the result of a run depends on the others, so all of them must run together
             for spec in saved:
                 self._add(group, spec, read_outcome(self._file(group, spec), group.agent)[0])
 
@@ -104,7 +105,7 @@ class SweepStore:
             **spec._asdict(),
             env=group.env_name,
             agent=group.agent,
-            custom_parts=group.custom_parts,
+            custom_parts=own_parts(group.settings.env, vars(group.settings)),
             name=run_fingerprint(group, spec),
         )
 

@@ -88,11 +88,7 @@ def sweep(
     if sweep_dir is not None:  # an environment may change the working directory
         sweep_dir = Path(sweep_dir).absolute()
     run, settings = take_events(run, settings, "jppo.sweep")
-    if isinstance(run.progress, type) or not callable(run.progress):
-        check_progress(run.progress)
-    else:
-        check_function("progress", run.progress, "total_steps")
-    successive_halving, pbt = read_selection(selection)
+    _check_progress(run.progress)
     network, settings = take_network(network, settings)
     values = check_settings(settings)
     groups = make_groups(
@@ -110,13 +106,12 @@ def sweep(
         ),
         seeds=check_seeds(seeds),
         values=values,
-        successive_halving=successive_halving,
-        pbt=pbt,
+        selection=read_selection(selection),
         max_parallel_runs=None if max_parallel_runs is None else check_int("max_parallel_runs", max_parallel_runs, 1),
         num_devices=check_num_devices(num_devices),
     )
-    if pbt is not None:
-        check_pbt(pbt, groups, values)
+    if isinstance(groups[0].selection, PBTConfig):
+        check_pbt(groups[0].selection, groups, values)
     store = SweepStore(sweep_dir, groups, values)
     error = _train_missing_runs(groups, store, run.progress)
     result = store.result()
@@ -124,6 +119,14 @@ def sweep(
         error.result = result  # type: ignore[attr-defined]
         raise error
     return result
+
+
+def _check_progress(progress: Any) -> None:
+    """Raises ValueError if `progress` is neither valid for `jppo.train` nor a function of the number of steps."""
+    if isinstance(progress, type) or not callable(progress):
+        check_progress(progress)
+    else:
+        check_function("progress", progress, "total_steps")
 
 
 def _train_missing_runs(
@@ -139,22 +142,22 @@ def _train_missing_runs(
     planned_steps = max(1, sum(group.planned_steps for group in remaining))
     reporter = make_reporter(progress(planned_steps) if callable(progress) else progress, planned_steps)
     sweep_progress = SweepProgress(reporter)
-    limit = groups[0].max_parallel_runs
-    remedy = "use fewer runs" if groups[0].pbt else "set max_parallel_runs" + (f" below {limit}" if limit else "")
+    limit, is_population = groups[0].max_parallel_runs, isinstance(groups[0].selection, PBTConfig)
+    remedy = "use fewer runs" if is_population else "set max_parallel_runs" + (f" below {limit}" if limit else "")
     try:
         reporter.start()
         with stop_on_interrupt(reporter) as stop_requested, explain_out_of_memory(remedy):
             _announce(remaining, len(store), reporter)
             for group in remaining:
                 arguments = group, sweep_progress, stop_requested, functools.partial(store.add, group)
-                if group.pbt is not None:
+                if is_population:
                     error = PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
                 else:
                     error = GroupTrainer(*arguments).train()
                 if error is not None:
                     break
             if stop_requested() and store.path is not None:
-                reporter.message(_describe_continuation(groups[0], store.path))
+                reporter.message(f"the same sweep with sweep_dir {short_path(store.path)} trains the missing runs")
     finally:
         reporter.close()
     return error
@@ -167,14 +170,3 @@ def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) ->
     reporter.message(f"{runs} in {programs}{saved}")
     for group in groups if len(groups) > 1 else []:
         reporter.message(f"  {group.name}: {show_count(len(group.runs), 'run')}")
-
-
-def _describe_continuation(group: ProgramGroup, sweep_dir: Path) -> str:
-    """Returns a description of how the next call with the same directory continues an interrupted sweep."""
-    if group.pbt is not None:
-        rest = "unfinished populations continue from their checkpoints"
-    elif group.successive_halving:
-        rest = "programs with unfinished runs start again from the beginning"
-    else:
-        rest = "unfinished runs start again from the beginning"
-    return f"the same sweep with sweep_dir {short_path(sweep_dir)} keeps finished runs; {rest}"
