@@ -16,9 +16,11 @@ from probes import NaNReward, ObsActionReward, Probe
 import jppo
 from jppo.errors import TrainingDiverged
 from jppo.sweeps import population
+from jppo.sweeps.grid import make_groups
 from jppo.sweeps.log import SweepProgress
-from jppo.sweeps.population import compile_population, fitting_population, from_host, init_population, shares, to_host
+from jppo.sweeps.population import compile_group, compile_population, from_host, init_population, shares, to_host
 from jppo.training.progress import NullReporter
+from jppo.training.settings import RunSettings
 
 CONFIG = SMALL(num_envs=8, num_steps=8, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_reward=True)
 UPDATES = 6
@@ -121,16 +123,18 @@ def test_shares_uses_the_fewest_devices(runs, devices, expected):
 @pytest.mark.slow
 def test_program_shrinks_until_it_fits_into_memory(population_runs, monkeypatch):
     monkeypatch.setattr(population, "compile_population", functools.cache(compile_population))
-    agent = jppo.make_anakin(Short(), CONFIG, total_steps=STEPS)
+    settings = RunSettings(env=Short(), config=CONFIG, hyperparams=jppo.Hyperparams(), total_steps=STEPS)
+    (group,) = make_groups(settings, seeds=[0], values={})
+    agent, reporter = group.agent, NullReporter()
     whole, half = (population.compile_population(agent, size, 1).bytes for size in (6, 3))
     assert half < whole < 3 * half
     evaluated = compile_population(agent, 6, 1, run=jppo.RunConfig(eval_every=1))
     stats = evaluated.evaluate.memory_analysis()
     assert evaluated.bytes == whole + stats.temp_size_in_bytes + stats.output_size_in_bytes
     monkeypatch.setattr(population, "bytes_free", lambda devices: whole - 1)
-    assert fitting_population(agent, 6).size == 3
+    assert compile_group(group, 6, reporter).size == 3
     monkeypatch.setattr(population, "bytes_free", lambda devices: half - 1)
-    assert fitting_population(agent, 6).size < 3
+    assert compile_group(group, 6, reporter).size < 3
     monkeypatch.setattr(population, "bytes_free", lambda devices: half)
     messages = Messages()
     result = swept(progress=lambda _: messages)

@@ -39,8 +39,7 @@ class GroupMonitor(Monitor):
             best_every=group.best_every,
         )
         self.target = None  # each run has its own target in the program
-        self._population, self._env_name = population, group.env_name
-        self._ends_together = isinstance(group.selection, PBTConfig)
+        self._population, self._group = population, group
         self._keys = evaluation_keys(population, [run.spec.seed for run in log.runs])
         self.read_row, self.write_row = _row_programs(population.sharding)
 
@@ -59,8 +58,8 @@ class GroupMonitor(Monitor):
                 continue
             for name, value in self._finish_run(loop, index, run, host).items():
                 rows.setdefault(name, np.full(len(log.runs), np.nan))[index] = value
-        if self._ends_together and any(run.status in (SOLVED, STOPPED) for run in log.runs):
-            self._end_all()
+        if isinstance(self._group.selection, PBTConfig):
+            self._end_together()
         if (means := rows.get("eval/return_mean")) is not None:
             log.reporter.evaluated(log.updates * log.batch_size, float(np.fmax.reduce(means)))
         if (log.active != active).any():
@@ -78,7 +77,7 @@ class GroupMonitor(Monitor):
         if host is not None:
             metrics, policies = host
             try:
-                check_legal_actions(self._env_name, metrics["stuck"][index])
+                check_legal_actions(self._group.env_name, metrics["stuck"][index])
             except ValueError as error:
                 run.end(DIVERGED, error=first_line(error))
                 return {}
@@ -88,7 +87,7 @@ class GroupMonitor(Monitor):
         more = monitor.finish(_RunOfLoop(self, loop, index))
         if (ended := monitor.ended) is not None:
             if ended.error is not None:
-                where = f"run {run.spec.number} of the sweep ({self._env_name}, seed {run.spec.seed}"
+                where = f"run {run.spec.number} of the sweep ({self._group.env_name}, seed {run.spec.seed}"
                 settings = "".join(f", {name} = {value}" for name, value in run.spec.settings.items())
                 ended.error.add_note(f"in the callback of {where}{settings}), update {run.updates}")
                 self.ended = self.ended or ended
@@ -102,13 +101,12 @@ class GroupMonitor(Monitor):
         metrics, policies, stuck = self._population.evaluate(policy_state, self._keys, np.int32(update))
         return EvaluationResult(metrics | {"stuck": stuck}, policies)
 
-    def _end_all(self) -> None:
-        """Ends the other runs too if a run has ended: the runs of a population train together."""
-        first = next(run for run in self._log.runs if run.status in (SOLVED, STOPPED))
-        reason = first.stop_reason or "another run reached stop_at_return"
-        for run in self._log.runs:
+    def _end_together(self) -> None:
+        """Ends all runs if one has ended: the runs of a population train together."""
+        ended = [run for run in self._log.runs if run.status in (SOLVED, STOPPED)]
+        for run in self._log.runs if ended else ():
             if not run.status:
-                run.end(STOPPED, reason)
+                run.end(STOPPED, ended[0].stop_reason or "another run reached stop_at_return")
 
 
 @functools.cache

@@ -7,29 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.devices.memory import bytes_free, show_bytes
 from jppo.ppo.types import PyTree
-from jppo.runs.display import show_count
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.group_monitor import GroupLoop
 from jppo.sweeps.log import PopulationLogger, RunLog, SweepProgress
-from jppo.sweeps.population import Population, fitting_population, from_host, init_population, shares, to_host
+from jppo.sweeps.population import Population, compile_group, from_host, init_population, shares, to_host
 from jppo.sweeps.sweep_run import FINISHED, HALVED, INTERRUPTED, SOLVED, STOPPED, RunOutcome
-from jppo.training.history import join_blocks
-from jppo.training.progress import Reporter
-
-
-class _ActiveRun(RunLog):
-    """A run in training."""
-
-    def __init__(self, spec: RunSpec, group: ProgramGroup) -> None:
-        super().__init__(spec, group)
-        self.metrics: list[dict[str, np.ndarray]] = []  # one element per rung with at least one update
-
-    @property
-    def seconds(self) -> float:
-        """Training seconds so far."""
-        return float(self.metrics[-1]["time/elapsed"][-1]) if self.metrics else 0.0
 
 
 class GroupTrainer:
@@ -54,7 +37,7 @@ class GroupTrainer:
     def train(self) -> Exception | None:
         """Trains all runs to their end, or until a stop is requested. Returns the exception of a callback, or None."""
         group = self._group
-        runs, state, previous = [_ActiveRun(spec, group) for spec in group.runs], None, 0
+        runs, state, previous = [RunLog(spec, group) for spec in group.runs], None, 0
         for rung in group.rungs:
             if self._should_stop() and state is None:
                 break
@@ -70,10 +53,8 @@ class GroupTrainer:
             self._progress.reporter.message(
                 f"after update {rung}: continuing {len(kept)} of {len(runs)} runs (best return {best:.1f})"
             )
-            continuing = set(kept)
-            for run in active:
-                if run not in continuing:
-                    run.end(STOPPED, HALVED)
+            for run in set(active) - set(kept):
+                run.end(STOPPED, HALVED)
             state = self._end_runs(active, state)
             if not kept:
                 break
@@ -83,9 +64,7 @@ class GroupTrainer:
     def _should_stop(self) -> bool:
         return self._error is not None or self._stop_requested()
 
-    def _train_until(
-        self, rung: int, previous: int, runs: list[_ActiveRun], state: PyTree
-    ) -> tuple[list[_ActiveRun], PyTree]:
+    def _train_until(self, rung: int, previous: int, runs: list[RunLog], state: PyTree) -> tuple[list[RunLog], PyTree]:
         """Trains the runs from update `previous` to update `rung`.
 
         Args:
@@ -95,7 +74,7 @@ class GroupTrainer:
           the runs that have not ended, and their states.
         """
         population = self._fit_population(len(runs))
-        active: list[_ActiveRun] = []
+        active: list[RunLog] = []
         states = []
         for first in range(0, len(runs), population.size):
             if self._should_stop() and state is None:
@@ -107,16 +86,16 @@ class GroupTrainer:
             else:
                 placed = from_host(population, state, first)
             part_state = self._train_part(population, placed, part, previous, rung)
-            states.append(self._end_runs(part, part_state, INTERRUPTED if self._should_stop() else ""))
+            states.append(self._end_runs(part, part_state))
             active += [run for run in part if not run.status]
         return active, jax.tree.map(lambda *x: np.concatenate(x), *states) if active else None
 
     def _train_part(
-        self, population: Population, state: PyTree, part: list[_ActiveRun], previous: int, rung: int
+        self, population: Population, state: PyTree, part: list[RunLog], previous: int, rung: int
     ) -> PyTree:
         """Trains the runs that one program holds, records their metrics and returns their states on the host."""
         log = PopulationLogger(
-            [*part],
+            part,
             batch_size=self._group.agent.config.batch_size,
             update=previous,
             seconds=max(run.seconds for run in part),
@@ -124,14 +103,13 @@ class GroupTrainer:
         )
         loop = GroupLoop(self._group, population, state, rung - previous, log)
         self._error = loop.run(self._should_stop).error or self._error
-        for index, run in enumerate(part):
-            if metrics := log.metrics_of(index):
-                run.metrics.append(metrics)
+        log.finish()
+        for run in part:
             if not run.status and run.updates == self._group.agent.num_updates and self._error is None:
                 run.end(FINISHED)
         return to_host(loop.state, len(part))
 
-    def _end_runs(self, runs: list[_ActiveRun], state: PyTree, status: str = "") -> PyTree:
+    def _end_runs(self, runs: list[RunLog], state: PyTree, status: str = "") -> PyTree:
         """Reports the runs that have ended and returns the states of the others.
 
         Args:
@@ -144,7 +122,7 @@ class GroupTrainer:
                 remaining.append(index)
             elif run.metrics:  # an interrupted run without updates has no result
                 policy = jax.tree.map(lambda x, index=index: x[index], state.train.policy)
-                self._on_run_end(run.spec, run.outcome(join_blocks(run.metrics), policy))
+                self._on_run_end(run.spec, run.outcome(policy))
         return jax.tree.map(lambda x: x[np.array(remaining, int)], state)
 
     def _fit_population(self, runs: int) -> Population:
@@ -155,25 +133,7 @@ class GroupTrainer:
         return self._population
 
 
-def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Population:
-    """Returns the compiled program for this number of a group's runs, or for an equal part of them."""
-    population = fitting_population(
-        group.agent,
-        runs,
-        group.num_devices,
-        group.max_parallel_runs,
-        group.runs[0].hyperparams,
-        group.settings.run,
-    )
-    count = show_count(runs, "run") if population.size >= runs else f"{population.size} of {runs} runs at a time"
-    reporter.message(
-        f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
-        f"{show_bytes(population.bytes)} of {show_bytes(bytes_free(group.num_devices))}"
-    )
-    return population
-
-
-def _better_half(runs: list[_ActiveRun], count: int) -> list[_ActiveRun]:
+def _better_half(runs: list[RunLog], count: int) -> list[RunLog]:
     """Returns the `count` runs with the highest score, in order; all runs if no run has a score."""
     if all(math.isnan(run.score) for run in runs):
         return runs

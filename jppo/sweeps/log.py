@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
+from jppo.config.pbt import PBTConfig
 from jppo.errors import describe_empty_mask
 from jppo.ppo.anakin import AnakinState, min_episodes
 from jppo.ppo.types import PolicyState, PyTree
-from jppo.runs.leaves import restore_leaves
 from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome
 from jppo.training.callback import RunInfo
 from jppo.training.evaluator import EvaluationResult
-from jppo.training.history import History, RecentEpisodes
+from jppo.training.history import History, RecentEpisodes, join_blocks
 from jppo.training.line_means import LineMeans
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter
@@ -38,6 +37,8 @@ class RunLog:
       means: the metrics since the last call of the callback.
       event_means: see `Logger`.
       best_policy: the policy of `monitor.best`, or None.
+      metrics: columns [updates] of consecutive updates, from `PopulationLogger.finish`.
+      copies: (update, number of the copied run) of each replacement in population-based training.
     """
 
     def __init__(self, spec: RunSpec, group: ProgramGroup) -> None:
@@ -48,6 +49,8 @@ class RunLog:
         self.means, self.event_means = LineMeans(settings.run.callback_every), dict[str, float]()
         self.evaluation: EvaluationResult | None = None
         self.best_policy: PolicyState | None = None
+        self.metrics: list[dict[str, np.ndarray]] = []
+        self.copies: list[tuple[int, int]] = []
         self.monitor: Monitor | None = None
         if group.has_events:
             self.monitor = Monitor(
@@ -68,6 +71,11 @@ class RunLog:
     def steps(self) -> int:
         """Number of environment steps so far."""
         return self.updates * self._group.agent.config.batch_size
+
+    @property
+    def seconds(self) -> float:
+        """Training seconds up to the last update in `metrics`."""
+        return float(self.metrics[-1]["time/elapsed"][-1]) if self.metrics else 0.0
 
     @property
     def recent_return(self) -> float:
@@ -101,11 +109,17 @@ class RunLog:
         """Ends the run."""
         self.status, self.stop_reason, self.error = status, stop_reason, error
 
-    def describe_empty_mask(self, row: int) -> str:
-        """Returns why the next update failed: its rollout has a mask without legal actions in `row`, t*N + n."""
-        return describe_empty_mask(self._group.env_name, row, self._group.agent.config.num_envs, self.updates + 1)
+    def end_diverged(self, empty_row: int) -> None:
+        """Ends the run because its next update failed.
 
-    def outcome(self, metrics: dict[str, np.ndarray], policy_state: PolicyState) -> RunOutcome:
+        Args:
+          empty_row: row t*N + n of the rollout in which the mask has no legal action; -1 if that is not the reason.
+        """
+        env, num_envs = self._group.env_name, self._group.agent.config.num_envs
+        error = "" if empty_row < 0 else describe_empty_mask(env, empty_row, num_envs, self.updates + 1)
+        self.end(DIVERGED, error=error)
+
+    def outcome(self, policy_state: PolicyState) -> RunOutcome:
         """Returns the result of the run.
 
         Args:
@@ -123,11 +137,12 @@ class RunLog:
             episodes=self.recent.total,
             return_mean=self.recent.mean,
             return_std=self.recent.std,
-            metrics=metrics,
+            metrics=join_blocks(self.metrics),
             policy_state=policy_state,
             eval_return_mean=self.last_eval,
             best=best,
             best_policy_state=self.best_policy,
+            copies=tuple(self.copies) if isinstance(self._group.selection, PBTConfig) else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -139,17 +154,12 @@ class RunLog:
         return content | events
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Restores the result of `to_json`."""
+        """Restores the result of `to_json`. The best policy is not part of it."""
         self.updates, self.status, self.error = (content[name] for name in ("updates", "status", "error"))
         self.recent.restore(content["recent"])
         if self.monitor is not None:
             self.monitor.best = None if content["best"] is None else BestPolicy(*content["best"])
             self.monitor.last_eval, self.means.partial = content["last_eval"], content["event"]
-
-    def restore_best(self, leaves: dict[str, np.ndarray], like: PyTree, prefix: str, path: Path) -> None:
-        """Restores the best policy, if there is one, from the leaves of a checkpoint, see `restore_leaves`."""
-        if self.monitor is not None and self.monitor.best is not None:
-            self.best_policy = restore_leaves(leaves, like, prefix, path)
 
 
 class PopulationLogger:
@@ -203,15 +213,14 @@ class PopulationLogger:
             if reached is not None and reached[index, :count].any():
                 run.end(SOLVED)
             elif count < length:
-                run.end(DIVERGED, error=self._describe_empty_mask(index, empty_mask, count))
+                run.end_diverged(-1 if empty_mask is None else int(empty_mask[index, count]))
+                if run.error:
+                    self.reporter.message(f"run {run.spec.number}: {run.error}")
         rows |= self._columns(columns, done)
-        more = {} if finish is None else finish()
-        if more:
-            self._history.add({name: column[:-1] for name, column in rows.items()})
-            last = {name: column[-1:] for name, column in rows.items()}
-            self._history.add(last | {name: column[None] for name, column in more.items()})
-        else:
-            self._history.add(rows)
+        for name, values in ({} if finish is None else finish()).items():
+            rows[name] = np.full((length, len(values)), np.nan)
+            rows[name][-1] = values
+        self._history.add(rows)
         self._progress.add(int(done.sum()) * self.batch_size, passed, self.runs)
         return bool(self.active.any())
 
@@ -227,21 +236,13 @@ class PopulationLogger:
         """
         return {name: column.T for name, column in columns.items()}
 
-    def _describe_empty_mask(self, index: int, empty_mask: np.ndarray | None, count: int) -> str:
-        """Returns why a run diverged, if an action_mask without legal actions is the reason; otherwise ''."""
-        row = -1 if empty_mask is None else int(empty_mask[index, count])
-        if row < 0:
-            return ""
-        run = self.runs[index]
-        text = run.describe_empty_mask(row)
-        self.reporter.message(f"run {run.spec.number}: {text}")
-        return text
-
-    def metrics_of(self, index: int) -> dict[str, np.ndarray]:
-        """Returns the metrics of one run, [updates] each; {} if there was no update."""
-        arrays = self._history.arrays()
-        good = arrays.get("update", np.zeros(0)) <= self.runs[index].updates
-        return {name: (column if column.ndim == 1 else column[:, index])[good] for name, column in arrays.items()}
+    def finish(self) -> None:
+        """Adds the metrics to `RunLog.metrics` of the runs, without those after the last update of a run."""
+        columns = self._history.arrays()
+        for index, run in enumerate(self.runs if columns else ()):
+            good = columns["update"] <= run.updates
+            own = {name: column if column.ndim == 1 else column[:, index] for name, column in columns.items()}
+            run.metrics.append({name: column[good] for name, column in own.items()})
 
 
 class SweepProgress:

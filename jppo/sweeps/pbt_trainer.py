@@ -1,11 +1,8 @@
 """Trains the runs of a program with population-based training, and resumes it from checkpoints."""
 
-import dataclasses
 import functools
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,75 +15,65 @@ from jppo.ppo.anakin import AnakinState
 from jppo.ppo.keys import derive_key
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.runs.leaves import restore_leaves
-from jppo.sweeps.grid import ProgramGroup, RunSpec
+from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.group_monitor import GroupLoop
-from jppo.sweeps.halving import compile_group
+from jppo.sweeps.halving import GroupTrainer
 from jppo.sweeps.log import PopulationLogger, RunLog, SweepProgress, rows_of
 from jppo.sweeps.pbt import exchange, search_ranges
-from jppo.sweeps.population import from_host, init_population, to_host
-from jppo.sweeps.sweep_run import FINISHED, INTERRUPTED, RunOutcome
+from jppo.sweeps.population import Population, compile_group, from_host, init_population, to_host
+from jppo.sweeps.sweep_run import FINISHED, INTERRUPTED
 
 CHECKPOINT_SECONDS = 60.0
 
 
-class PBTTrainer:
+class PBTTrainer(GroupTrainer):
     """Trains the runs of one program group. Between exchanges it is the program of any sweep."""
 
-    def __init__(
-        self,
-        group: ProgramGroup,
-        progress: SweepProgress,
-        stop_requested: Callable[[], bool],
-        on_run_end: Callable[[RunSpec, RunOutcome], Any],
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        """
+    def train(self, checkpoint_dir: Path | None = None) -> Exception | None:
+        """Trains all runs to their end, or until a stop is requested. Returns the exception of a callback, or None.
+
         Args:
-          on_run_end: is called with each run and its result.
           checkpoint_dir: directory of the checkpoints, which the end of the training deletes; None saves none.
         """
-        self._group, self._progress, self._stop_requested = group, progress, stop_requested
-        self._on_run_end, self._directory = on_run_end, checkpoint_dir
-        self._error: Exception | None = None  # of a callback
-
-    def train(self) -> Exception | None:
-        """Trains all runs to their end, or until a stop is requested. Returns the exception of a callback, or None."""
         group, message = self._group, self._progress.reporter.message
         runs, checkpoints = len(group.runs), None
         if self._stop_requested():
             return None
-        if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            checkpoints = Checkpoints(self._directory, CHECKPOINT_SECONDS, 2, message)
-        self._population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
-        if self._population.bytes > (free := bytes_free(group.num_devices)):
+        if checkpoint_dir is not None:
+            checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, 2, message)
+        population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
+        if population.bytes > (free := bytes_free(group.num_devices)):
             raise ValueError(
-                f"pbt trains all {runs} runs at once and needs {show_bytes(self._population.bytes)} of device memory, "
+                f"pbt trains all {runs} runs at once and needs {show_bytes(population.bytes)} of device memory, "
                 f"but {show_bytes(free)} are free; use fewer runs or lower num_envs = {group.agent.config.num_envs}"
             )
         specs = group.runs
-        state = init_population(self._population, [x.seed for x in specs], [x.hyperparams for x in specs])
+        state = init_population(population, [x.seed for x in specs], [x.hyperparams for x in specs])
         log = PBTLogger(group, self._progress)
         try:
             if checkpoints is not None and checkpoints.start is not None:
                 host_state = log.restore(checkpoints.start, to_host(state, runs))
-                state = from_host(self._population, host_state, 0)
+                state = from_host(population, host_state, 0)
                 message(f"{group.env_name}: resuming at update {log.updates}")
-            state = self._train(state, log, checkpoints)
+            state = self._train(population, state, log, checkpoints)
             interrupted = log.updates < group.agent.num_updates and bool(log.active.any())
             if checkpoints is not None and interrupted:
-                log.save(checkpoints, state)
+                log.save(checkpoints, state, {})
         finally:
             if checkpoints is not None:
                 checkpoints.close()
-        self._report(state, log, INTERRUPTED if interrupted else FINISHED)
-        if self._directory is not None and not interrupted:
-            shutil.rmtree(self._directory)
+        log.finish()
+        self._end_runs(log.runs, to_host(state, runs), INTERRUPTED if interrupted else FINISHED)
+        if checkpoint_dir is not None and not interrupted:
+            shutil.rmtree(checkpoint_dir)
         return self._error
 
-    def _train(self, state: AnakinState, log: "PBTLogger", checkpoints: Checkpoints | None) -> AnakinState:
+    def _train(
+        self, population: Population, state: AnakinState, log: "PBTLogger", checkpoints: Checkpoints | None
+    ) -> AnakinState:
         """Trains until the last update, a stop request or the end of all runs, and returns the state."""
-        group, population = self._group, self._population
+        group = self._group
         assert isinstance(group.selection, PBTConfig)
         num_updates = group.agent.num_updates
         every = group.selection.updates_between_exchanges(num_updates)
@@ -98,7 +85,7 @@ class PBTTrainer:
         )
         key = derive_key(jax.random.key(group.runs[0].seed), "population-based training")
         log.read_state(state)
-        while log.updates < num_updates and log.active.any() and not (self._error or self._stop_requested()):
+        while log.updates < num_updates and log.active.any() and not self._should_stop():
             following = min(num_updates, (log.updates // every + 1) * every)
             loop = GroupLoop(group, population, state, following - log.updates, log, checkpoints)
             self._error = loop.run(self._stop_requested).error
@@ -110,37 +97,16 @@ class PBTTrainer:
                 log.read_state(state)
         return state
 
-    def _report(self, state: AnakinState, log: "PBTLogger", status: str) -> None:
-        """Reports all runs.
-
-        Args:
-          status: of the runs that have not ended.
-        """
-        policies = to_host(state.train.policy, len(self._group.runs))
-        for index, run in enumerate(log.runs):
-            if not (metrics := log.metrics_of(index)):
-                continue  # an interrupted run without updates has no result
-            run.status = run.status or status
-            outcome = run.outcome(metrics, jax.tree.map(lambda x, index=index: x[index], policies))
-            copies = tuple(
-                (update, source)
-                for update, number, source in log.copies
-                if number == run.spec.number and update < log.updates
-            )
-            self._on_run_end(run.spec, dataclasses.replace(outcome, copies=copies))
-
 
 class PBTLogger(PopulationLogger):
     """Also logs the hyperparameters and the copies.
 
     Attributes:
       hyperparams: the current values of the hyperparameters that exchanges change, [R] each.
-      copies: (update, number of the replaced run, number of the copied run) of each copy.
     """
 
     def __init__(self, group: ProgramGroup, progress: SweepProgress) -> None:
         self.hyperparams: dict[str, np.ndarray] = {}
-        self.copies: list[tuple[int, int, int]] = []
         self._swept = tuple(search_ranges(group))
         super().__init__(
             [RunLog(spec, group) for spec in group.runs],
@@ -181,17 +147,18 @@ class PBTLogger(PopulationLogger):
                 run.monitor.last_eval = last_eval
             run.updates = self.updates
             run.end("")  # a diverged run trains again
-            self.copies.append((self.updates, run.spec.number, copied.spec.number))
+            run.copies.append((self.updates, copied.spec.number))
 
-    def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int] | None = None) -> None:
-        """Saves a checkpoint after the last logged update."""
+    def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int]) -> None:
+        """Saves a checkpoint after the last logged update, see `Logger.save`."""
         for run in self.runs:
             if run.monitor is not None:
                 run.monitor.save_best()  # only policies of events are candidates, not that of the checkpoint
-        log = {"copies": list(self.copies), "runs": [run.to_json() for run in self.runs]}  # a thread writes them
+        copies = [(update, run.spec.number, source) for run in self.runs for update, source in run.copies]
+        log = {"copies": copies, "runs": [run.to_json() for run in self.runs]}  # a thread writes them
         everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
         best = {str(index): run.best_policy for index, run in enumerate(self.runs) if run.best_policy is not None}
-        checkpoints.save(self.updates, self.seconds, counts or {}, everything | {"best": best}, log)
+        checkpoints.save(self.updates, self.seconds, counts, everything | {"best": best}, log)
 
     def restore(self, start: Checkpoint, like: AnakinState) -> AnakinState:
         """Restores the log and returns the state on the host. Raises ValueError if the checkpoint does not fit.
@@ -200,11 +167,14 @@ class PBTLogger(PopulationLogger):
           like: NumPy arrays of the same shapes.
         """
         self.updates, self.seconds = start.update, start.seconds
-        self.copies = [tuple(copy) for copy in start.log["copies"]]
         for index, (run, content) in enumerate(zip(self.runs, start.log["runs"], strict=True)):
             run.restore(content)
-            policy = rows_of(like.train.policy, index)
-            run.restore_best(start.leaves, policy, f"['best']['{index}']", start.path)
+            run.copies = [
+                (update, source) for update, number, source in start.log["copies"] if number == run.spec.number
+            ]
+            if content.get("best") is not None:
+                policy = rows_of(like.train.policy, index)
+                run.best_policy = restore_leaves(start.leaves, policy, f"['best']['{index}']", start.path)
         prefix = "['history']['"
         columns = {name.removeprefix(prefix)[:-2]: x for name, x in start.leaves.items() if name.startswith(prefix)}
         self._history.restore(columns, self.updates)

@@ -19,10 +19,13 @@ from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
 from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.keys import is_key
 from jppo.ppo.types import Array, PyTree
+from jppo.runs.display import show_count
+from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.log import PopulationLogger
 from jppo.training.device_loop import make_target
 from jppo.training.evaluator import evaluation_key, make_evaluation
 from jppo.training.history import RecentEpisodes
+from jppo.training.progress import Reporter
 
 MAX_RUNS_PER_CPU_DEVICE = 64  # more runs at once take longer on a CPU (docs/performance.md)
 
@@ -100,38 +103,35 @@ def compile_population(
     )
 
 
-def fitting_population(
-    agent: Anakin,
-    runs: int,
-    num_devices: int = 1,
-    max_parallel_runs: int | None = None,
-    hyperparams: Hyperparams = Hyperparams(),
-    run: RunConfig = RunConfig(),
-) -> Population:
-    """Compiles a program for `runs` runs, or for an equal part of them if memory cannot hold all.
+def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Population:
+    """Compiles the program for this number of a group's runs, or for an equal part of them if memory cannot hold all.
 
-    Args:
-      num_devices: maximum number of devices; fewer are used if that gives no device more runs.
-      max_parallel_runs: maximum number of runs in the program. None: as many as memory holds.
-      hyperparams, run: see `compile_population`.
+    It uses fewer devices than the group has if that gives no device more runs.
 
     Raises:
       ValueError: not even one run per device fits into memory.
     """
+    agent, num_devices, limit = group.agent, group.num_devices, group.max_parallel_runs
     default_limit = num_devices * MAX_RUNS_PER_CPU_DEVICE if jax.default_backend() == "cpu" else runs
-    parts = math.ceil(runs / (max_parallel_runs or default_limit))
-    free = bytes_free(num_devices)
+    parts = math.ceil(runs / (limit or default_limit))
+    hyperparams, free = group.runs[0].hyperparams, bytes_free(num_devices)
     while True:
         runs_per_device, devices = shares(math.ceil(runs / parts), num_devices)
-        population = compile_population(agent, runs_per_device * devices, devices, hyperparams, run)
-        if max_parallel_runs is not None or population.bytes <= free:
-            return population
+        population = compile_population(agent, runs_per_device * devices, devices, hyperparams, group.settings.run)
+        if limit is not None or population.bytes <= free:
+            break
         if runs_per_device == 1:
             raise ValueError(
                 f"one run needs {show_bytes(population.bytes)} of device memory and {show_bytes(free)} are free; lower "
                 f"num_envs = {agent.config.num_envs} or num_steps = {agent.config.num_steps}"
             )
         parts = max(parts + 1, math.ceil(parts * population.bytes / free))
+    count = show_count(runs, "run") if population.size >= runs else f"{population.size} of {runs} runs at a time"
+    reporter.message(
+        f"{group.env_name}, {count}: compiled in {population.compile_seconds:.1f} s; needs "
+        f"{show_bytes(population.bytes)} of {show_bytes(free)}"
+    )
+    return population
 
 
 def shares(runs: int, num_devices: int) -> tuple[int, int]:

@@ -151,7 +151,7 @@ def _train_missing_runs(
             for group in remaining:
                 arguments = group, sweep_progress, stop_requested, functools.partial(store.add, group)
                 if is_population:
-                    error = PBTTrainer(*arguments, store.checkpoint_dir(group)).train()
+                    error = PBTTrainer(*arguments).train(store.checkpoint_dir(group))
                 else:
                     error = GroupTrainer(*arguments).train()
                 if error is not None:
