@@ -14,7 +14,7 @@ from jppo.runs.display import html_table, show_count
 from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
-from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, SweepRun, as_cell, column_names, missing
+from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, SweepRun, as_cell, to_columns
 from jppo.training.history import join_blocks
 from jppo.training.progress import short_path
 from jppo.training.tables import print_table
@@ -149,7 +149,7 @@ class SweepResult:
         for run in self.runs:
             for update, source in run.copies or ():
                 after = np.searchsorted(run.metrics["update"], update, "right")
-                is_known = after < len(run.metrics["update"])  # not if the run diverged in its next update
+                is_known = after < len(run.metrics["update"])  # not if the run diverged or ended before its next update
                 values = {
                     x: float(run.metrics[f"hyperparams/{x}"][after]) if is_known else np.nan for x in run.last_values
                 }
@@ -184,8 +184,8 @@ class SweepResult:
     @property
     def table(self) -> dict[str, np.ndarray]:
         """One row per run, as columns [runs]; `pandas.DataFrame(result.table)` accepts it."""
-        rows = [run.row for run in self.runs]
-        return {name: np.array([as_cell(row.get(name, missing(name))) for row in rows]) for name in column_names(rows)}
+        columns = to_columns([run.row for run in self.runs])
+        return {name: np.array([as_cell(value) for value in column]) for name, column in columns.items()}
 
     def tidy(self) -> dict[str, np.ndarray]:
         """Returns one row per run and update, as columns: run, env, seed, the settings and all metrics.

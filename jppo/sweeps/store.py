@@ -13,7 +13,7 @@ from jppo.runs.groups import format_value
 from jppo.runs.run_dir import unused_path, versions
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
-from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, column_names, missing, read_outcome, write_outcome
+from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, to_columns, write_outcome
 from jppo.training.settings import own_parts
 
 _SWEEP, _RUNS = "sweep.json", "runs"
@@ -151,9 +151,8 @@ def load_sweep(path: Path) -> SweepResult:
 
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes rows as CSV."""
-    file = io.StringIO(newline="")
-    names = column_names(rows)
-    writer = csv.DictWriter(file, names)
-    writer.writeheader()
-    writer.writerows({name: format_value(row.get(name, missing(name))) for name in names} for row in rows)
+    file, columns = io.StringIO(newline=""), to_columns(rows)
+    writer = csv.writer(file)
+    writer.writerow(columns)
+    writer.writerows(zip(*(map(format_value, column) for column in columns.values()), strict=True))
     write_atomically(path, file.getvalue())

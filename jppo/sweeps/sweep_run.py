@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
-from jppo.config.schedules import Schedule
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
 from jppo.runs.files import jsonable, write_atomically
@@ -80,8 +79,7 @@ class SweepRun(RunOutcome):
         """The last values of the hyperparameters that population-based training changed."""
         values = {}
         for name, value in self.settings.items() if self.copies is not None else ():
-            column = self.metrics.get(f"hyperparams/{name}")
-            if column is not None and not isinstance(value, Schedule):
+            if (column := self.metrics.get(f"hyperparams/{name}")) is not None:
                 values[name] = float(column[-1] if len(column) else value)
         return values
 
@@ -162,14 +160,10 @@ def as_cell(value: Any) -> int | float | str:
     return value if isinstance(value, int | float | str) else format_value(value)
 
 
-def column_names(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns the names of all columns in the rows of a table."""
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def missing(name: str) -> Any:
-    """Returns the value of a column in a row without it."""
-    return "" if name == "stop_reason" else np.nan
+def to_columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the rows of a table as columns. A value that a row does not have is NaN, of stop_reason ""."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "" if name == "stop_reason" else np.nan) for row in rows] for name in names}
 
 
 def write_outcome(path: Path, outcome: RunOutcome, description: dict[str, Any]) -> None:
