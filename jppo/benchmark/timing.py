@@ -80,7 +80,7 @@ def random_actions(action_spec: PyTree, shape: tuple[int, ...], key: Array) -> P
         return jax.random.randint(key, full, 0, np.broadcast_to(spec.nvec or spec.num_actions, full))
 
     specs, structure = jax.tree.flatten(action_spec)
-    keys = jax.random.split(key, len(specs)) if len(specs) > 1 else [key]
+    keys = jax.random.split(key, len(specs))
     return jax.tree.unflatten(structure, [draw(spec, key) for spec, key in zip(specs, keys, strict=True)])
 
 
