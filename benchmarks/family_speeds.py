@@ -3,7 +3,8 @@
     python benchmarks/family_speeds.py
 
 All runs have 256 environments, 32 steps per rollout, 4 epochs and 4 minibatches, with the network of the environment's
-preset and without recurrence. Each environment is measured in a new process.
+preset and without recurrence. With several agents, steps are those of agents. Each environment is measured in a new
+process. The file of results keeps the environments of earlier calls.
 """
 
 import json
@@ -17,14 +18,16 @@ from rich.table import Table
 from throughput import RESULTS, hardware
 
 import jppo
+from jppo.envs import make_env
 from jppo.runs.files import write_json
 
 ENVS = (
     *("CartPole-v1", "Breakout-MinAtar", "navix:Navix-Empty-8x8-v0", "xminigrid:MiniGrid-Empty-8x8"),
     *("jumanji:Game2048-v1", "jumanji:Snake-v1", "playground:CartpoleBalance", "playground:CheetahRun"),
-    "craftax:Craftax-Classic-Symbolic-v1",
+    *("craftax:Craftax-Classic-Symbolic-v1", "jaxmarl:MPE_simple_spread_v3", "jaxmarl:HeuristicEnemySMAX"),
 )
-SIZES = {"num_envs": 256, "num_steps": 32, "num_epochs": 4, "num_minibatches": 4, "recurrent": "none"}
+NUM_ENVS = 256
+SIZES = {"num_steps": 32, "num_epochs": 4, "num_minibatches": 4, "recurrent": "none"}
 
 
 def main(
@@ -41,10 +44,10 @@ def main(
       seconds: measuring time of a run.
       timeout: seconds for one environment.
     """
-    results = {}
+    results = json.loads(output.read_text())["envs"] if output.exists() else {}
     for name in names:
         results[name] = in_process(_measure, (name, seconds), timeout)
-        write_json(output, {"hardware": hardware(), "sizes": SIZES, "envs": results})
+        write_json(output, {"hardware": hardware(), "sizes": SIZES | {"num_envs": NUM_ENVS}, "envs": results})
         print(name, json.dumps(results[name]), flush=True)
     table = Table("environment", "alone, steps/s", "training, steps/s", "share of the environment")
     for name, result in results.items():
@@ -58,7 +61,8 @@ def main(
 
 def _measure(name: str, seconds: float) -> dict[str, Any]:
     """Returns the speeds of an environment in steps per second."""
-    result = jppo.bench(name, seconds=seconds, **SIZES)
+    num_agents = make_env(name).num_agents
+    result = jppo.bench(name, seconds=seconds, num_envs=NUM_ENVS * num_agents, **SIZES)
     return {
         "environment": result.alone["environment"].steps_per_second,
         "training": result.run.steps_per_second,
