@@ -182,6 +182,27 @@ def test_wrong_arguments_are_named(arguments):
         jppo.with_limit_and_reset(WALK, **arguments)
 
 
+def test_functions_may_call_a_redefined_function():
+    """In a notebook, a cell may redefine a function that `reset` and `step` call."""
+
+    def reset(key):
+        return observe(0), jnp.int32(0)
+
+    def step(key, state, action):
+        return observe(state), state, 0.0, False, False
+
+    def observe(state):
+        return {"first": jnp.float32(state)}
+
+    env = jppo.EpisodicEnv("redefined", reset, step, spaces.Discrete(2))
+    assert set(jppo.with_limit_and_reset(env).obs_spec) == {"first"}
+
+    def observe(state):  # noqa: F811
+        return {"second": jnp.float32(state)}
+
+    assert set(jppo.with_limit_and_reset(env).obs_spec) == {"second"}
+
+
 def test_make_env_accepts_an_episodic_env():
     env = make_env(WALK, max_steps_in_episode=2, pool=5)
     assert (env.params.max_steps_in_episode, env.params.pool) == (2, 5)
