@@ -580,6 +580,15 @@ def test_a_full_disk_does_not_stop_training(full, tmp_path):
     assert_same(resume(tmp_path / "run").state, full.state)
 
 
+def test_metrics_may_be_infinite(tmp_path):
+    writer = RunWriter(tmp_path / "run", {})
+    rows = [(np.inf, 1e308), (-np.inf, 1e308)]
+    writer.write_updates(
+        [{"update": n, "env_steps": 8 * n, "my/a": a, "my/b": b} for n, (a, b) in enumerate(rows, start=1)]
+    )
+    assert writer.close({"x": np.zeros(3, np.float32)}, {"status": "finished"}) == []
+
+
 def test_a_failed_line_of_metrics_is_counted(tmp_path):
     said = []
     writer = RunWriter(tmp_path / "run", {}, message=said.append)
@@ -850,10 +859,12 @@ def test_an_unfinished_run_has_the_policy_of_its_newest_checkpoint(copied):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["policy_state.npz", "summary.json"])
-def test_a_finished_run_writes_missing_files_again(full, tmp_path, name):
+@pytest.mark.parametrize("damage", ["policy", "summary", "incomplete summary"])
+def test_a_finished_run_writes_missing_files_again(full, tmp_path, damage):
     run = shutil.copytree(full.run_dir, tmp_path / "run")
-    (run / name).unlink()
+    (run / ("policy_state.npz" if damage == "policy" else "summary.json")).unlink()
+    if damage == "incomplete summary":
+        (run / "summary.json").write_text('{"status": "finished"}')
     again = jppo.train(Cued(), run_dir=run)
     assert again.summary["updates"] == UPDATES
     assert json.loads((run / "summary.json").read_text())["steps"] == UPDATES * BATCH

@@ -86,7 +86,7 @@ def test_replace_returns_a_validated_copy():
         PPOConfig().replace(num_envs=0)
 
 
-@pytest.mark.parametrize("value", [[64, 0], 64, "64", (64, 0), (64, 2.5), None])
+@pytest.mark.parametrize("value", [[64, 0], 64, "64", (64, 0), (64, 2.5), (2**31,), None])
 def test_hidden_sizes(value):
     assert refusal(hidden_sizes=value).startswith("hidden_sizes = ")
 

@@ -296,6 +296,13 @@ def test_a_copy_that_diverges_at_once_has_no_values(trained):
     assert all(np.isnan(rows[-1][name]) for name in run.last_values)
 
 
+def test_a_schedule_that_is_not_searched_stays_a_schedule(trained):
+    run, schedule = trained[0].runs[0], jppo.schedules.linear(0.01, 0.0)
+    metrics = run.metrics | {"hyperparams/ent_coef": np.linspace(0.01, 0.0, len(run.metrics["update"]))}
+    run = dataclasses.replace(run, settings=run.settings | {"ent_coef": schedule}, metrics=metrics)
+    assert run.last_values.keys() == trained[0].runs[0].last_values.keys()
+
+
 def test_an_interrupted_sweep_resumes_bit_exactly(trained, tmp_path, shared_program):
     """The first interrupt comes at an exchange, the second one between two exchanges."""
     done, texts = [], []

@@ -130,7 +130,7 @@ def test_bar_shows_everything_in_80_columns(encoding, sparkline):
     ("width", "shown"),
     [
         (80, "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0  eval -998.0 ▁▂▃▄▅▆▇█"),
-        (40, "1.53M/5.12M  1:06 left  return -1000.0"),
+        (40, "1.53M/5.12M  return -1000.0  1:06 left"),
     ],
 )
 def test_bar_with_an_evaluation_leaves_two_columns_for_the_echo_of_ctrl_c(width, shown):
@@ -165,7 +165,7 @@ def test_sparkline_shows_the_whole_course_of_many_values():
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [(70, "500k/1M  10k/s  0:50 left"), (40, "500k/1M  0:50 left  return 1.5")]
+    ("width", "shown"), [(70, "500k/1M  10k/s  0:50 left"), (40, "500k/1M  return 1.5  0:50 left")]
 )
 def test_narrow_terminal_shows_numbers_instead_of_bar(width, shown):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)

@@ -352,7 +352,7 @@ def test_interrupt_returns_the_results_so_far(tmp_path, selection, monkeypatch):
     options = {"max_parallel_runs": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "selection": selection}
     result = sweep(progress=lambda _: messages, **options)
     assert result.status == "interrupted"
-    assert messages.texts[-1].endswith("trains the missing runs")
+    assert messages.texts[-1].endswith("keeps the finished runs and trains the others from the beginning")
     assert {run.status for run in result.runs} == {"interrupted"}
     assert 0 < max(run.updates for run in result.runs) < UPDATES
     assert not list((tmp_path / "s" / "runs").iterdir())

@@ -404,6 +404,8 @@ def test_sigterm_ends_the_process_at_once_while_it_compiles(monkeypatch):
         ({"total_steps": math.nan}, "total_steps = nan must be"),
         ({"total_steps": 1e30}, r"total_steps = 1,000,.* updates; there must be less than 2\*\*31"),
         ({"preset": "cartpole"}, "unknown preset 'cartpole'; choose from default, "),
+        ({"preset": None}, "unknown preset None; choose from default, "),
+        ({"preset": jppo.PRESETS["default"]}, r"unknown preset Preset\(.*; choose from default, "),
         ({"hyperparams": jppo.Hyperparams(gamma=2.0)}, r"gamma = 2 is outside \[0, 1\]"),
         ({"config": SMALL(network="cnn")}, 'network = "cnn" needs an image'),
         ({"progress": "bar"}, "progress = 'bar' must be"),

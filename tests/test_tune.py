@@ -40,12 +40,17 @@ def test_search_space_replaces_arguments():
     assert (prepared.hyperparams.learning_rate, prepared.hyperparams.gamma, prepared.seed) == (0.1, 0.5, 3)
 
 
+def test_num_envs_of_the_search_space_replaces_scale_envs():
+    settings = RunSettings(env=TimeLimit(), overrides={"scale_envs": 2, "num_steps": 16})
+    assert prepare_run(tune_trial.apply_space({"num_envs": 16}, settings)).agent.config.num_envs == 16
+
+
 @pytest.mark.parametrize(
     ("space", "message"),
     [
         (
             {"batch_size": 64},
-            r"unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: set one of these",
+            r"the search space has an unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: set one",
         ),
         ({"lr": 1e-3}, "did you mean learning_rate"),
         ({"num_minibatch": 1}, "did you mean num_minibatches"),

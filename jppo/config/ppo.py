@@ -12,6 +12,7 @@ from jppo.config.schedules import Schedule, check_schedule, linear
 
 R = TypeVar("R")
 DEFAULT_STRATA = 8
+_LARGEST_SIZE = 2**31 - 1  # of a layer: JAX's sizes are int32
 REMOVED_FIELDS = {
     "anneal_learning_rate": "pass a schedule as the learning rate, Hyperparams(learning_rate=jppo.schedules.linear("
     "2.5e-4, 0)), or a number for a constant learning rate"
@@ -105,7 +106,8 @@ class PPOConfig:
         if not isinstance(self.hidden_sizes, tuple):
             raise ValueError(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
         for size in self.hidden_sizes:
-            check_int("hidden_sizes", size)
+            if check_int("hidden_sizes", size) > _LARGEST_SIZE:
+                raise ValueError(f"hidden_sizes = {self.hidden_sizes} must be at most {_LARGEST_SIZE}")
         for field in dataclasses.fields(self):
             if field.type is bool:
                 check_bool(field.name, getattr(self, field.name))

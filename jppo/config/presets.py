@@ -268,8 +268,8 @@ def choose_preset(name: str, env_name: str) -> str:
     """Returns the name of a preset; for "auto", of the environment's preset. Raises ValueError for an unknown name."""
     if name == "auto":
         return preset_for(env_name)
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r:.80}; {did_you_mean(str(name), PRESETS)}")
     return name
 
 

@@ -207,7 +207,7 @@ def _check_obs(name: str, vector: Any) -> None:
     observations = Observations(vector.single_observation_space, casts=True)
     try:
         observations.see(vector.reset()[0], (vector.num_envs,))
-    except MisfitError as error:
+    except (MisfitError, TypeError) as error:  # TypeError: arrays of objects or strings
         raise ValueError(f"{name}: the observation of reset does not fit observation_space: {error}") from None
 
 

@@ -30,7 +30,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "num
 POLICY, BEST = "policy_state.npz", "best_policy.npz"
 _BLOCK = 4096  # rows of metrics per block
 # a damaged archive raises many types
-_NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, struct.error)
+_NPZ_ERRORS = (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, struct.error)
 _SETTINGS = {"env": str, "backend": str, "seed": int, "total_steps": int, "config": dict, "hyperparams": dict}
 
 

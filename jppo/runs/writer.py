@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -95,7 +94,7 @@ class RunWriter:
         for name in rows[-1]:
             values = [row[name] for row in rows if not math.isnan(row[name])]
             if values and name not in ("update", "env_steps"):
-                means[name] = statistics.fmean(values)
+                means[name] = sum(values) / len(values)  # fmean raises for inf and -inf
         if self._events is not None:
             try:
                 self._events.add(means, step)

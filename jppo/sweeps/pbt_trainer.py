@@ -64,7 +64,8 @@ class PBTTrainer(GroupTrainer):
             if checkpoints is not None:
                 checkpoints.close()
         log.finish()
-        self._end_runs(log.runs, to_host(state, runs), INTERRUPTED if interrupted else FINISHED)
+        results = to_host(state.replace(collect=()), runs)  # the states of environments may be large
+        self._end_runs(log.runs, results, INTERRUPTED if interrupted else FINISHED)
         if checkpoint_dir is not None and not interrupted:
             shutil.rmtree(checkpoint_dir)
         return self._error

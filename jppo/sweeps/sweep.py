@@ -157,7 +157,9 @@ def _train_missing_runs(
                 if error is not None:
                     break
             if stop_requested() and store.path is not None:
-                reporter.message(f"the same sweep with sweep_dir {short_path(store.path)} trains the missing runs")
+                rest = "resumes the populations" if is_population else "trains the others from the beginning"
+                path = short_path(store.path)
+                reporter.message(f"the same sweep with sweep_dir {path} keeps the finished runs and {rest}")
     finally:
         reporter.close()
     return error

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
+from jppo.config.schedules import Schedule
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
 from jppo.runs.files import jsonable, write_atomically
@@ -79,7 +80,8 @@ class SweepRun(RunOutcome):
         """The last values of the hyperparameters that population-based training changed."""
         values = {}
         for name, value in self.settings.items() if self.copies is not None else ():
-            if (column := self.metrics.get(f"hyperparams/{name}")) is not None:
+            column = self.metrics.get(f"hyperparams/{name}")
+            if column is not None and not isinstance(value, Schedule):  # schedules are metrics, too
                 values[name] = float(column[-1] if len(column) else value)
         return values
 

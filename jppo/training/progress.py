@@ -19,7 +19,7 @@ from jppo.runs.plots import format_steps
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
 _BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
-_STATUS_COLUMNS = 60  # a terminal with fewer columns shows no speed
+_STATUS_COLUMNS = 60  # a terminal with fewer columns shows only steps, return and the remaining time
 _INTERRUPT = "^C"  # a terminal shows this behind the line; on the next line, it would leave the old progress visible
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 8  # characters
@@ -72,7 +72,7 @@ class BarReporter(Reporter):
     """Shows a progress bar on a terminal."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
-        status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="crop"))
+        status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True))
         columns: list[ProgressColumn] = [status]
         if console.width >= _BAR_COLUMNS:  # the bar takes the columns that the status does not need
             columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), status]
@@ -98,7 +98,7 @@ class BarReporter(Reporter):
         status = format_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation, columns)
         if self._returns is not None:
             self._returns.add(recent_return)
-            status += f" {self._returns}"
+            status += f" {self._returns}" if columns >= _STATUS_COLUMNS else ""
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
@@ -241,19 +241,20 @@ def format_status(
     """Returns the steps so far, the speed, the remaining time, the recent return and the last evaluation in a line.
 
     Args:
-      columns: width of a terminal, which gets rounded numbers and, if it is narrow, no speed.
+      columns: width of a terminal, which gets rounded numbers and, if it is narrow, neither speed nor evaluation.
     """
+    seconds_left = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
+    left = f"{_format_duration(seconds_left)} left"
+    returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
     if columns is None:
-        parts = [f"{env_steps:,}/{total_steps:,} steps", f"{format_steps(steps_per_second)} steps/s"]
+        steps, speed = f"{env_steps:,}/{total_steps:,} steps", f"{format_steps(steps_per_second)} steps/s"
     else:
-        parts = [f"{format_steps(env_steps)}/{format_steps(total_steps)}"]
-        parts += [f"{format_steps(steps_per_second)}/s"] * (columns >= _STATUS_COLUMNS)
-    left = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
-    parts.append(f"{_format_duration(left)} left")
-    parts.append("no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}")
-    if not math.isnan(evaluation):
-        parts.append(f"eval {evaluation:.1f}")
-    return "  ".join(parts)
+        steps = f"{format_steps(env_steps)}/{format_steps(total_steps)}"
+        speed = f"{format_steps(steps_per_second)}/s"
+    if columns is not None and columns < _STATUS_COLUMNS:
+        return "  ".join((steps, returns, left))
+    evaluated = () if math.isnan(evaluation) else (f"eval {evaluation:.1f}",)
+    return "  ".join((steps, speed, left, returns, *evaluated))
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

@@ -100,7 +100,8 @@ def _finished_result(
     run_dir, agent = settings.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
     summary = read_summary(run_dir)
-    is_whole = "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
+    is_whole = summary.keys() >= {"return_mean", "return_std", "steps_per_second", "compile_seconds", "updates"}
+    is_whole &= "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
     if summary.get("status") not in ("finished", "stopped", "solved") or not is_whole:
         return None
     checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))

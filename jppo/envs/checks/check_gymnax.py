@@ -68,44 +68,53 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
     source = env
     if isinstance(env, str) and family_of(env) is None:
         source = make_named(env) if names_module(env) else make_source(env)
-    contract = passed("contract", "observations of reset and step have the same shapes and dtypes")
-    if not isinstance(source, str | Environment | EpisodicEnv):
-        contract = _judge_types(source, params)
+    has_functions = isinstance(source, str | Environment | EpisodicEnv)
+    if not has_functions:
+        yield from _judge_source(source, params)
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
     if made.num_agents > 1:
         raise ValueError(f"{made.name} has {made.num_agents} agents; check_env checks on-device environments with one")
-    key, action = shape_inputs(made.action_spec)
-    with report_exceptions("jit", "tracing reset and step"):
-        obs, state = jax.eval_shape(made.reset, key)
-        after = jax.eval_shape(made.step, key, state, action)
-    yield passed("jit", "reset and step can be traced")
-    check_same("observations", obs, "step", after.obs)
-    check_same("observations", obs, "step (final_obs)", after.final_obs)
-    yield contract
-    check_same("state", state, "step", after.state, check="carry")
-    yield passed("carry", f"the state has the same {len(jax.tree.leaves(state))} arrays after reset and step")
+    if has_functions:
+        yield from _judge_functions(made)
     with report_refusals():
         check_mask_spec(made.obs_spec, made.action_spec)
     yield from _judge_episodes(made, steps, seed, num_envs)
 
 
-def _judge_types(source: Any, params: Any) -> Check:
-    """Checks the types of the values that `step` of gymnax's API returns, some of which `make_env` does not require."""
+def _judge_functions(env: Environment) -> Iterator[Check]:
+    """Yields the results of jit, contract and carry for the functions of an `Environment`."""
+    key, action = shape_inputs(env.action_spec)
+    with report_exceptions("jit", "tracing reset and step"):
+        obs, state = jax.eval_shape(env.reset, key)
+        after = jax.eval_shape(env.step, key, state, action)
+    yield passed("jit", "reset and step can be traced")
+    check_same("observations", obs, "step", after.obs)
+    check_same("observations", obs, "step (final_obs)", after.final_obs)
+    yield passed("contract", "observations of reset and step have the same shapes and dtypes")
+    check_same("state", state, "step", after.state, check="carry")
+    yield passed("carry", "the state has the same arrays after reset and step")
+
+
+def _judge_source(source: Any, params: Any) -> Iterator[Check]:
+    """Yields the results of jit, contract and carry for gymnax's API. `make_env` does not require all types of step."""
     check_methods(source, params)
     params = source.default_params if params is None else params
     with report_refusals():
         action_spec = action_spec_of(type(source).__name__, source.action_space(params))
     with report_exceptions("jit", "tracing reset and step"):
         _, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action_spec)
+    yield passed("jit", "reset and step can be traced")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if flag.dtype != bool or flag.shape:
             raise BrokenContractError(f"{name} is {describe_leaf(flag)}, not bool[]", "return a scalar bool")
     if not (jnp.issubdtype(reward.dtype, jnp.floating) or jnp.issubdtype(reward.dtype, jnp.integer)):
         raise BrokenContractError(f"reward is {describe_leaf(reward)}, not a number", "return a scalar float")
     if reward.shape:
-        return warning("contract", f"reward is {describe_leaf(reward)}, not a scalar", "return a scalar")
-    return passed("contract", "reset returns two values and step six, with the right types")
+        yield warning("contract", f"reward is {describe_leaf(reward)}, not a scalar", "return a scalar")
+    else:
+        yield passed("contract", "reset returns two values and step six, with the right types")
+    yield passed("carry", "the state has the same arrays after reset and step")
 
 
 def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
