@@ -46,7 +46,7 @@ READERS_FILES = {
     "my_package.py": "import gymnasium\n\ndef make_env():\n    return gymnasium.make('CartPole-v1')\n",
     "train.py": "import jppo\n\njppo.train('CartPole-v1', num_envs=4, num_steps=16, total_steps=64)\n",
 }
-STAND_INS = {  # environments whose package may be missing, and the environments that commands use instead
+STAND_INS = {  # environments from packages that may be missing, and their replacements in commands
     "HalfCheetah-v5": "Pendulum-v1 --backend ray",
     "craftax:Craftax-Classic-Symbolic-v1": "CartPole-v1",
     "envpool:Pong-v5": "CartPole-v1 --backend ray",

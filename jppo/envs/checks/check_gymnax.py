@@ -191,7 +191,7 @@ def _counters(state: PyTree) -> dict[str, Array]:
 
 
 def _observations(env: Environment) -> Observations:
-    """Compares observations with the declared space or, if there is none, with the specs that jppo uses."""
+    """Compares observations with the declared space, or with jppo's specs if the environment declares no space."""
     declared = getattr(env.source, "observation_space", None)
     if callable(declared):  # a method of gymnax's API
         declared = declared(env.params)
