@@ -40,9 +40,36 @@ def test_search_space_replaces_arguments():
     assert (prepared.hyperparams.learning_rate, prepared.hyperparams.gamma, prepared.seed) == (0.1, 0.5, 3)
 
 
-def test_num_envs_of_the_search_space_replaces_scale_envs():
-    settings = RunSettings(env=TimeLimit(), overrides={"scale_envs": 2, "num_steps": 16})
-    assert prepare_run(tune_trial.apply_space({"num_envs": 16}, settings)).agent.config.num_envs == 16
+@pytest.mark.parametrize(
+    ("fixed", "space", "sizes"),
+    [
+        ({"scale_envs": 3}, {"num_envs": 15}, (15, 6)),
+        ({"scale_envs": 3}, {"num_minibatches": 4}, (12, 4)),
+        ({"scale_envs": 3}, {"num_envs": 16, "num_minibatches": 4}, (16, 4)),
+        ({"scale_envs": 3}, {"scale_envs": 2}, (8, 4)),
+        ({"num_envs": 6}, {"scale_envs": 3}, (18, 6)),
+        ({"num_minibatches": 1}, {"scale_envs": 3}, (12, 3)),
+        ({"num_envs": 3, "num_steps": 5}, {"num_minibatches": 5}, (3, 5)),  # the arguments alone are invalid
+    ],
+)
+def test_scale_envs_multiplies_the_sizes_that_are_not_searched(fixed, space, sizes):
+    settings = RunSettings(env=TimeLimit(), config=CONFIG, overrides=fixed)
+    config = prepare_run(tune_trial.apply_space(space, settings)).agent.config
+    assert (config.num_envs, config.num_minibatches) == sizes
+
+
+@pytest.mark.parametrize(
+    ("fixed", "space"), [({"scale_envs": 3, "num_envs": 8}, {}), ({}, {"scale_envs": 3, "num_envs": 8})]
+)
+def test_scale_envs_and_num_envs_in_the_same_place_raise(fixed, space):
+    with pytest.raises(ValueError, match="leave out num_envs or scale_envs"):
+        prepare_run(tune_trial.apply_space(space, RunSettings(env=TimeLimit(), config=CONFIG, overrides=fixed)))
+
+
+def test_config_of_a_trial_names_scale_envs_only_if_it_multiplies_both_sizes():
+    settings = RunSettings(env=TimeLimit(), config=CONFIG, overrides={"scale_envs": 2})
+    assert prepare_run(tune_trial.apply_space({}, settings)).config_json["scale_envs"] == 2
+    assert "scale_envs" not in prepare_run(tune_trial.apply_space({"num_envs": 10}, settings)).config_json
 
 
 @pytest.mark.parametrize(
@@ -50,7 +77,7 @@ def test_num_envs_of_the_search_space_replaces_scale_envs():
     [
         (
             {"batch_size": 64},
-            r"the search space has an unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: set one",
+            r"unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: set one",
         ),
         ({"lr": 1e-3}, "did you mean learning_rate"),
         ({"num_minibatch": 1}, "did you mean num_minibatches"),

@@ -2,10 +2,10 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from jppo.config.checks import find_similar
+from jppo.config.checks import check_int, find_similar
 from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
@@ -33,33 +33,47 @@ R = TypeVar("R")
 
 
 def resolve_settings(
-    preset: Preset, config: Any, hyperparams: Any, overrides: Mapping[str, Any]
+    preset: Preset, config: Any, hyperparams: Any, overrides: Mapping[str, Any], searched: Collection[str] = ()
 ) -> tuple[PPOConfig, Hyperparams]:
     """Returns the config and hyperparams of a run: the arguments, or those of the preset, with the overrides.
 
     Args:
       config, hyperparams: a record, a mapping of its fields, or None for the preset's.
       overrides: values of fields of either record.
+      searched: see `override`.
 
     Raises:
       ValueError: an unknown name or an invalid value.
     """
     config = preset.config if config is None else as_record("config", config, PPOConfig)
     hyperparams = preset.hyperparams if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
-    return override(config, hyperparams, overrides)
+    return override(config, hyperparams, overrides, searched)
 
 
-def override(config: PPOConfig, hyperparams: Hyperparams, values: Mapping[str, Any]) -> tuple[PPOConfig, Hyperparams]:
-    """Returns both with other values of some fields. Raises ValueError for an unknown name or an invalid value."""
+def override(
+    config: PPOConfig, hyperparams: Hyperparams, values: Mapping[str, Any], searched: Collection[str] = ()
+) -> tuple[PPOConfig, Hyperparams]:
+    """Returns both with other values of some fields.
+
+    Args:
+      searched: names of the values from a search space. scale_envs multiplies each of num_envs and num_minibatches
+        that is not among them.
+
+    Raises:
+      ValueError: an unknown name, an invalid value, or scale_envs together with a field that it multiplies, both from
+        the arguments or both from the search space.
+    """
     for name in values:
         if name not in CONFIG_NAMES + HYPERPARAM_NAMES:
             raise ValueError(f"unknown setting {name!r}{hint_for(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
     structure = {name: value for name, value in values.items() if name in CONFIG_NAMES}
-    factor = structure.pop(SCALE_ENVS, 1)
-    check_scale_envs(factor, *structure if SCALE_ENVS in values else ())
-    config = config.replace(**structure).scale_envs(factor)
+    if SCALE_ENVS in structure:
+        factor = check_int(SCALE_ENVS, structure.pop(SCALE_ENVS))
+        check_scale_envs(factor, *(x for x in structure if (x in searched) == (SCALE_ENVS in searched)))
+        for name in set(SCALED).difference(searched):
+            structure[name] = factor * check_int(name, structure.get(name, getattr(config, name)))
     numbers = {name: value for name, value in values.items() if name in HYPERPARAM_NAMES}
-    return config, hyperparams.replace(**numbers)
+    return config.replace(**structure), hyperparams.replace(**numbers)
 
 
 def check_scale_envs(factor: Any, *names: str) -> None:

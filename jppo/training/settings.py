@@ -46,6 +46,7 @@ class RunSettings:
     config: PPOConfig | Mapping[str, Any] | None = None
     hyperparams: Hyperparams | Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    searched: frozenset[str] = frozenset()  # names of the overrides from a search space, see `override`
     preset: str = "auto"
     network: Network | str | None = None
     optimizer: Optimizer = adam
@@ -87,7 +88,7 @@ def prepare_run(settings: RunSettings) -> PreparedRun:
     preset_name = choose_preset(settings.preset, env.name)
     preset = PRESETS[preset_name]
     network, overrides = take_network(settings.network, settings.overrides)
-    config, hyperparams = resolve_settings(preset, settings.config, settings.hyperparams, overrides)
+    config, hyperparams = resolve_settings(preset, settings.config, settings.hyperparams, overrides, settings.searched)
     total_steps = check_total_steps(preset.total_steps if settings.total_steps is None else settings.total_steps)
     seed = check_seed(0 if settings.seed is None else settings.seed)
     check_hyperparams(hyperparams)
@@ -114,7 +115,7 @@ def prepare_run(settings: RunSettings) -> PreparedRun:
     optional |= {name: value for name in SAVED_FIELDS if (value := getattr(settings.run, name)) is not None}
     if settings.run.callback is not None:
         optional["callback_every"] = settings.run.callback_every
-    if SCALE_ENVS in overrides:
+    if SCALE_ENVS in overrides and not settings.searched & set(SCALED):  # otherwise it multiplied only one of them
         optional[SCALE_ENVS] = overrides[SCALE_ENVS]
     return PreparedRun(
         agent=agent,
