@@ -1,7 +1,9 @@
 """Tests the adapters of environment families: each trap of each family. A family that is not installed is skipped."""
 
+import dataclasses
 import importlib.util
 import os
+import subprocess
 import sys
 import tomllib
 import types
@@ -232,6 +234,76 @@ def test_navix_has_no_ghost_step_and_no_images_in_its_state():
     np.testing.assert_array_equal(steps.final_obs[0], steps.final_obs[3])  # the first action of an episode counts
 
 
+@pytest.mark.parametrize("limit", [5, 9])
+@pytest.mark.slow
+def test_navix_goals_terminate(limit):
+    """The fifth step reaches the goal. At a limit of 5, Navix reports a termination, too."""
+    need("navix")
+    from navix.environments.environment import StepType
+
+    assert (int(StepType.TRUNCATION), int(StepType.TERMINATION)) == (1, 2)
+    env = make_env(IDS["navix"], max_steps_in_episode=limit)
+    step, state, steps = jax.jit(env.step), env.reset(jax.random.key(0))[1], []
+    forward, right = 2, 1
+    for action in (forward, forward, right, forward, forward):
+        before = state
+        steps.append(step(jax.random.key(1), state, jnp.int32(action)))
+        state = steps[-1].state
+    assert [bool(after.terminated) for after in steps] == [False] * 4 + [True]
+    assert not any(after.truncated for after in steps)
+    assert [float(after.reward) for after in steps] == [0.0] * 4 + [1.0]
+    assert state.time == 0
+    assert env.source.step(jax.random.key(1), before.env_state, jnp.int32(forward))[1].step_type == 2
+
+
+@pytest.mark.slow
+def test_navix_limits_truncate():
+    """Navix reports the truncation itself, even if the adapter's clock is at 0."""
+    need("navix")
+    env = make_env(IDS["navix"], max_steps_in_episode=5)
+    _, state = env.reset(jax.random.key(0))
+    late = state._replace(env_state=state.env_state.replace(t=jnp.asarray(4)))
+    assert env.source.step(jax.random.key(1), late.env_state, jnp.int32(0))[1].step_type == 1
+    for at_limit in (late, state._replace(time=jnp.int32(4))):
+        after = jax.jit(env.step)(jax.random.key(1), at_limit, jnp.int32(0))
+        assert after.truncated
+        assert not after.terminated
+
+
+@pytest.mark.parametrize("name", ["Connector-v3", "LevelBasedForaging-v0"])
+@pytest.mark.slow
+def test_truncations_that_jumanji_reports_stay_truncations(name):
+    """Only these two environments report truncations: discounts are not 0 in their last step."""
+    need("jumanji")
+    env = make_env(f"jumanji:{name}", max_steps_in_episode=10)
+    step, action = jax.jit(env.step), jnp.zeros(env.action_spec.shape, jnp.int32)
+    _, state = env.reset(jax.random.key(0))
+
+    def change(**fields):
+        return state._replace(env_state=dataclasses.replace(state.env_state, **fields))
+
+    def finish(number):
+        """Returns a state in which this number of agents is connected, or of pieces of food is eaten."""
+        if name == "Connector-v3":
+            agents = state.env_state.agents
+            chosen = jnp.arange(len(agents.id)) < number
+            ends = jnp.where(chosen[:, None], agents.target, agents.position)
+            return {"agents": dataclasses.replace(agents, position=ends)}
+        food = state.env_state.food_items
+        return {"food_items": dataclasses.replace(food, eaten=jnp.arange(len(food.id)) < number)}
+
+    last = jnp.int32(10)  # the adapter moves Jumanji's limit to 11
+    for at_limit in (change(step_count=last), change(step_count=last, **finish(1)), state._replace(time=jnp.int32(9))):
+        after = step(jax.random.key(1), at_limit, action)
+        assert after.truncated
+        assert not after.terminated
+    for finished in (change(**finish(100)), change(step_count=last, **finish(100))):
+        after = step(jax.random.key(1), finished, action)
+        assert after.terminated
+        assert not after.truncated
+    assert not step(jax.random.key(1), change(**finish(1)), action).terminated
+
+
 @pytest.mark.slow
 def test_jumanji_time_limits_truncate():
     need("jumanji")
@@ -404,6 +476,37 @@ def test_a_gymnax_that_another_package_has_overwritten_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", types.ModuleType("gymnax"))
     with pytest.raises(ValueError, match=r"overwritten gymnax.*pip uninstall -y stable-gymnax"):
         make_env("CartPole-v1")
+
+
+@pytest.mark.slow
+def test_a_gymnax_without_register_is_reported(tmp_path):
+    """The package has the names and the submodules of stable-gymnax 0.0.1, which has the API of gymnax 0.0.x."""
+    package = tmp_path / "gymnax"
+    (package / "environments").mkdir(parents=True)
+    (package / "environments" / "__init__.py").write_text("class EnvParams: ...\nclass EnvState: ...\n")
+    (package / "registration.py").write_text(
+        'registered_envs = ["CartPole-v1"]\ndef make(env_id, **env_kwargs):\n    raise NotImplementedError\n'
+    )
+    (package / "__init__.py").write_text(
+        "from gymnax import environments, registration\n"
+        "EnvParams, EnvState = environments.EnvParams, environments.EnvState\n"
+        "make, registered_envs = registration.make, registration.registered_envs\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(jppo.__file__).parents[1])])
+    for command in (["train", "CartPole-v1"], ["check-env", "CartPole-v1"], ["envs"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "jppo", *command],
+            env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode != 0
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1, lines
+        assert "overwritten gymnax with an older version" in lines[0]
+        assert "pip uninstall -y stable-gymnax && pip install --force-reinstall" in lines[0]
 
 
 def test_families_run_on_the_device_only():
