@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import probes
 import pytest
@@ -956,6 +957,22 @@ def test_envs_lists_whole_names_in_80_columns(capsys):
     ]
     assert [cell.strip() for cell in rows["DeepSea-bsuite"] if cell] == ["DeepSea-bsuite", "device", "default", "no"]
     assert not [name for name in rows if name.startswith("GymV")], "adapters are not environments"
+
+
+def test_envs_lists_the_tasks_of_an_installed_envpool(capsys, monkeypatch):
+    envpool = ModuleType("envpool")
+    envpool.__spec__ = ModuleSpec("envpool", None)
+    envpool.list_all_envs = lambda: ["Pong-v5", "HalfCheetah-v4", "Minesweeper-v0"]
+    monkeypatch.setitem(sys.modules, "envpool", envpool)
+    assert main(["envs"]) == 0
+    out = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in out.splitlines() if line.startswith("envpool:")]
+    assert rows == [
+        "envpool:HalfCheetah-v4 ray mujoco no",
+        "envpool:Minesweeper-v0 ray default no",
+        "envpool:Pong-v5 ray atari no",
+    ]
+    assert "jppo[envpool]" not in out
 
 
 def test_envs_fits_into_40_columns(capsys, monkeypatch):

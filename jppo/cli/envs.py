@@ -18,6 +18,7 @@ class Envs:
 
     def run(self) -> int:
         from jppo.envs import available
+        from jppo.envs.envpool import envpool_names
         from jppo.envs.families import family_env_names, install_command
         from jppo.envs.host_families import host_env_names
         from jppo.envs.modules import is_installed
@@ -32,6 +33,8 @@ class Envs:
         for family in filter(is_installed, FAMILIES):
             drawn = "no" if family == "jaxmarl" else "yes"
             rows += [(name, "device", preset_for(name), drawn) for name in family_env_names(family)]
+        if is_installed("envpool"):
+            rows += [(name, "ray", preset_for(name), "no") for name in envpool_names()]
         print(*_table(rows), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
         missing = [family for family in FAMILIES | HOST_FAMILIES if not is_installed(family)]
         if missing:

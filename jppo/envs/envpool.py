@@ -10,6 +10,11 @@ from jppo.envs.host_families import import_family
 from jppo.envs.spaces import PyTree
 
 
+def envpool_names() -> list[str]:
+    """Returns the names of EnvPool's tasks. EnvPool must be installed."""
+    return sorted(f"envpool:{task}" for task in import_family("envpool", "envpool").list_all_envs())
+
+
 def make_envpool(name: str, seeds: list[int]) -> Any:
     """Makes the vector environment "envpool:<task>". Raises ValueError if EnvPool or the task does not exist."""
     task = name.partition(":")[2]
