@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from learning_tasks import MEMORY, MEMORY_ENVS, TASKS
+from learning_tasks import MEMORY, TASKS, Task
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
@@ -35,16 +35,17 @@ def bin_returns(metrics: dict[str, np.ndarray]) -> list[list[float | None]]:
     ]
 
 
-def _plus_minus(part: dict[str, Any], digits: int = 1) -> str:
-    std = "" if part["std"] is None else f" ± {part['std']:.{digits}f}"
-    return f"{part['mean']:.{digits}f}{std}"
+def _plus_minus(part: dict[str, Any]) -> str:
+    std = "" if part["std"] is None else f" ± {part['std']:.1f}"
+    return f"{part['mean']:.1f}{std}"
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """Returns the rows as a Markdown table."""
     lines = [
-        "| environment | published | source | score, IQM | 95 % interval | greedy | steps | seeds | minutes | preset |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| environment | published | source | score, IQM | 95 % interval | greedy | steps | seeds | minutes | preset | "
+        "options of learning.py |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for label, task in TASKS.items():
         if label not in rows:
@@ -60,9 +61,20 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         lines.append(
             f"| {name} | {task.published or 'none'} | {task.source or '-'} | {_number(interquartile_mean(scores))}"
             f"{' (**below**)' if missed else ''} | {_number(low)} to {_number(high)} | {_plus_minus(row['greedy'])} | "
-            f"{steps} | {row['seeds']} | {(row['seconds'] + row['compile_seconds']) / 60:.1f} | `{row['preset']}` |"
+            f"{steps} | {row['seeds']} | {(row['seconds'] + row['compile_seconds']) / 60:.1f} | `{row['preset']}` | "
+            f"`{options(label, task, row)}` |"
         )
     return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in TASKS])])
+
+
+def options(label: str, task: Task, row: dict[str, Any]) -> str:
+    """Returns the options of learning.py that measure a row again."""
+    text = f"--envs {label}"
+    if row["seeds"] != task.seeds:
+        text += f" --seeds {row['seeds']}"
+    if row["share"] != 1:
+        text += f" --share {row['share']:g}"
+    return text
 
 
 def _number(x: float) -> str:
@@ -72,23 +84,27 @@ def _number(x: float) -> str:
 def memory_table(rows: dict[str, dict[str, Any]]) -> str:
     """Returns the rows of recurrent networks and of those without memory as a Markdown table."""
     lines = [
-        "| environment | steps | seeds | target | GRU, greedy | worst seed | MLP, greedy | best seed | GRU, sampled | "
-        "MLP, sampled | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| environment | network | steps | seeds | target | greedy, IQM | 95 % interval | range | sampled, IQM | "
+        "95 % interval | range | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for label, (_, _, target) in MEMORY_ENVS.items():
-        if f"{label}/GRU" not in rows or f"{label}/MLP" not in rows:
+    for label in MEMORY:
+        if label not in rows:
             continue
-        gru, mlp = rows[f"{label}/GRU"], rows[f"{label}/MLP"]
-        name = gru["env"] + (", Gymnasium" if gru["backend"] == "host" else "")
-        worst, best = min(gru["greedy"]["per_seed"]), max(mlp["greedy"]["per_seed"])
-        greedy = f"{_plus_minus(gru['greedy'], 2)} | {worst:.2f} | {_plus_minus(mlp['greedy'], 2)} | {best:.2f}"
-        sampled = f"{_plus_minus(gru['score'], 2)} | {_plus_minus(mlp['score'], 2)}"
+        row = rows[label]
+        name = row["env"] + (", Gymnasium" if row["backend"] == "host" else "")
         lines.append(
-            f"| {name} | {gru['steps']:,} | {gru['seeds']} | ≥ {target:g} | {greedy} | {sampled} | "
-            f"{gru['seconds']:.0f} / {mlp['seconds']:.0f} |"
+            f"| {name} | {row['network']} | {row['steps']:,} | {row['seeds']} | ≥ {MEMORY[label].target:g} | "
+            f"{_spread(row['greedy'])} | {_spread(row['score'])} | {row['seconds']:.0f} |"
         )
     return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in MEMORY])])
+
+
+def _spread(part: dict[str, Any]) -> str:
+    """Returns three cells: interquartile mean, 95 % bootstrap interval, and range over seeds."""
+    scores = np.array(part["per_seed"])
+    low, high = bootstrap_interval(scores)
+    return f"{interquartile_mean(scores):.2f} | {low:.2f} to {high:.2f} | {scores.min():.2f} to {scores.max():.2f}"
 
 
 def machines_of(rows: list[dict[str, Any]]) -> str:
@@ -133,8 +149,10 @@ def _draw_curve(axes: Axes, label: str, row: dict[str, Any]) -> None:
     axes.fill_between(steps[known], low, high, color="#3f51b5", alpha=0.25, lw=0)
     marker = "o" if known.sum() == 1 else None  # a line needs two points
     axes.plot(steps[known], interquartile_mean(returns[:, known]), color="#3f51b5", lw=1.5, marker=marker, ms=4)
-    if published := TASKS[label].published:
-        axes.axhline(float(published.split(" ")[0]), color="gray", ls="--", lw=1)
+    task = TASKS[label]
+    has_other_budget = row["steps"] < _ALMOST * task.total_steps or task.source.endswith(" steps")
+    if task.published and not has_other_budget:
+        axes.axhline(float(task.published.split(" ")[0]), color="gray", ls="--", lw=1)
     axes.set_title(label, fontsize=9)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)

@@ -178,7 +178,7 @@ PRESETS = {
     "taxi": Preset(
         config=PPOConfig(num_envs=16, num_steps=128, normalize_reward=True, clip_value=False),
         hyperparams=Hyperparams(learning_rate=1e-3),
-        total_steps=200_000,
+        total_steps=500_000,
         source="jppo: for Taxi with its action mask",
         envs=("Taxi-v4",),
     ),

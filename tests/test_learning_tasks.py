@@ -1,0 +1,88 @@
+"""Tests the tasks of benchmarks/learning.py, its committed results and the tables of docs/learning.md."""
+
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+
+from jppo.config.presets import PRESETS, preset_for
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import learning
+from learning_report import memory_table, table
+from learning_tasks import MEMORY, TASKS
+
+ROOT = Path(__file__).parents[1]
+ROWS = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
+
+
+def preset_of(label):
+    return PRESETS[TASKS[label].preset or preset_for(label.removesuffix("/ray"))]
+
+
+@pytest.mark.parametrize("label", TASKS)
+def test_tasks_have_the_budget_of_their_presets(label):
+    """So `jppo train` of an environment has the budget of its row."""
+    assert preset_of(label).total_steps == TASKS[label].total_steps
+
+
+def cells_of(text, column):
+    """Returns the cells of a column, by environment, of the first table of a text."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: row[rows[0].index(column)] for row in rows[1:]}
+
+
+def test_the_options_of_the_table_measure_the_rows_again(monkeypatch):
+    shown = cells_of(table(ROWS), "options of learning.py")
+    labels = [label for label in TASKS if label in ROWS]
+    assert len(shown) == len(labels) >= 24
+    calls = []
+    monkeypatch.setattr(learning, "run", lambda *arguments: calls.append(arguments) or ROWS[arguments[0]])
+    monkeypatch.setattr(learning, "write_json", lambda *arguments: None)
+    monkeypatch.setattr(learning, "Console", lambda **options: type("Silent", (), {"print": lambda *a, **o: None})())
+    for options in shown.values():
+        tyro.cli(learning.main, args=[*shlex.split(options.strip("`")), "--document", "None"])
+    for label, (called, task, seeds, total_steps) in zip(labels, calls, strict=True):
+        row, config = ROWS[label], preset_of(label).config
+        batch_size = config.num_envs * config.num_steps
+        assert (called, task) == (label, TASKS[label])
+        assert seeds == row["seeds"]
+        assert math.ceil(total_steps / batch_size) * batch_size == row["steps"]
+
+
+def test_scores_below_their_targets_are_marked():
+    for mean, is_marked in ((13.4, True), (13.6, False)):
+        row = ROWS["Asterix-MinAtar"] | {"score": ROWS["Asterix-MinAtar"]["score"] | {"mean": mean}}
+        shown = cells_of(table(ROWS | {"Asterix-MinAtar": row}), "score, IQM")
+        assert ("(**below**)" in shown["Asterix-MinAtar"]) == is_marked
+
+
+def test_tasks_have_a_target_below_the_published_score_if_the_budgets_are_equal():
+    for label, task in TASKS.items():
+        if task.target is not None:
+            assert task.target <= float(task.published.split(" ")[0]), label
+        reduced = ROWS.get(label, {"share": 1.0})["share"] < 1
+        assert task.target is not None or not task.published or reduced or "steps" in task.source, label
+
+
+def test_the_memory_table_has_interquartile_means_and_intervals():
+    lines = [line for line in memory_table(ROWS).splitlines() if line.startswith("| ")]
+    assert len(lines) == 1 + len([label for label in MEMORY if label in ROWS])
+    line = next(line for line in lines if "CartPole without velocities | GRU" in line)
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    greedy = sorted(ROWS["CartPole without velocities/GRU"]["greedy"]["per_seed"])
+    assert float(cells[5]) == pytest.approx(sum(greedy[1:4]) / 3, abs=0.01)  # a quarter of five, rounded down, is one
+    low, high = map(float, cells[6].split(" to "))
+    assert greedy[0] <= low <= float(cells[5]) <= high <= greedy[-1]
+    assert cells[7] == f"{greedy[0]:.2f} to {greedy[-1]:.2f}"
+
+
+def test_the_document_contains_the_tables_of_the_results():
+    text = (ROOT / "docs" / "learning.md").read_text()
+    assert table(ROWS) in text
+    assert memory_table(ROWS) in text
