@@ -110,6 +110,17 @@ def test_bar_shows_last_status():
     assert "50/100  10/s  0:05 left  return 1.5" in console.file.getvalue()
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_bar_crops_a_long_line_on_an_ascii_terminal(width):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    bar = BarReporter(Console(file=DisplayStream(file), width=width, force_terminal=True, color_system=None), 5_120_000)
+    bar.start()
+    bar.update(1_530_000, 54_321.0, -1e60)
+    bar.close()
+    file.flush()
+    assert "1.53M/5.12M" in file.buffer.getvalue().decode("ascii")
+
+
 @pytest.mark.parametrize(("encoding", "sparkline"), [("utf-8", "▁▂▃▄▅▆▇█"), ("latin-1", "")])
 def test_bar_shows_everything_in_80_columns(encoding, sparkline):
     """A terminal without Unicode gets no character that it cannot show: such an error would silence all output."""

@@ -72,10 +72,12 @@ class BarReporter(Reporter):
     """Shows a progress bar on a terminal."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
-        status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True))
+        # By default, rich ends a long line with an ellipsis, which not every encoding has.
+        crop = Column(no_wrap=True, overflow="crop")
+        status = TextColumn("{task.fields[status]}", table_column=crop)
         columns: list[ProgressColumn] = [status]
         if console.width >= _BAR_COLUMNS:  # the bar takes the columns that the status does not need
-            columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), status]
+            columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%", table_column=crop), status]
         self._progress = _Line(console, *columns)
         self._total = total_steps
         self._returns = Sparkline() if console.encoding.startswith("utf") else None
