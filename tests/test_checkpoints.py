@@ -35,6 +35,7 @@ from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_config, read_metrics
 from jppo.runs.writer import RunWriter
 from jppo.training import device_loop, ray_loop
+from jppo.training.line_means import LineMeans
 from jppo.training.progress import NullReporter
 
 RESUME, ALWAYS = jppo.RunConfig(resume=True), jppo.RunConfig(checkpoint_seconds=0)
@@ -587,6 +588,22 @@ def test_metrics_may_be_infinite(tmp_path):
         [{"update": n, "env_steps": 8 * n, "my/a": a, "my/b": b} for n, (a, b) in enumerate(rows, start=1)]
     )
     assert writer.close({"x": np.zeros(3, np.float32)}, {"status": "finished"}) == []
+
+
+def test_means_of_infinite_metrics():
+    means, infinite = LineMeans(2), np.array([np.inf, -np.inf, np.inf, 1.0])
+    lines = means.add(
+        {
+            "update": np.arange(1, 5),
+            "my/a": infinite,
+            "episode/count": np.array([1, 1, 0, 1]),
+            "episode/return_mean": infinite,
+            "episode/return_std": np.zeros(4),
+        }
+    )
+    np.testing.assert_array_equal(lines["my/a"], [np.nan, np.inf])
+    np.testing.assert_array_equal(lines["episode/return_mean"], [np.nan, 1.0])
+    np.testing.assert_array_equal(lines["episode/return_std"], [np.nan, 0.0])
 
 
 def test_a_failed_line_of_metrics_is_counted(tmp_path):

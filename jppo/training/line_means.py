@@ -55,8 +55,9 @@ class LineMeans:
             by_episode = name.startswith("episode/") and name != _COUNT
             weights = np.where(np.isnan(values), 0.0, episodes if by_episode else 1.0)
             total, weight = self.partial.get(name, (0.0, 0.0))
-            # cumsum adds one value after the other, so that the rounding does not depend on the chunks.
-            total = np.cumsum([total, *np.where(weights > 0.0, weights * values, 0.0)])[-1]
+            with np.errstate(invalid="ignore"):  # the mean of inf and -inf is NaN
+                # cumsum adds one value after the other, so that the rounding does not depend on the chunks.
+                total = np.cumsum([total, *np.where(weights > 0.0, weights * values, 0.0)])[-1]
             self.partial[name] = [float(total), weight + float(weights.sum())]
 
     def _take_line(self) -> dict[str, float]:
@@ -64,7 +65,7 @@ class LineMeans:
         for name, (total, weight) in self.partial.items():
             line[name] = total if name == _COUNT else total / weight if weight else math.nan
         if _STD in line:
-            line[_STD] = math.sqrt(max(0.0, line[_STD] - line[_MEAN] ** 2)) if line.get(_COUNT) else math.nan
+            line[_STD] = math.sqrt(max(line[_STD] - line[_MEAN] ** 2, 0.0)) if line.get(_COUNT) else math.nan
         self.partial = {}
         return line
 
