@@ -287,6 +287,15 @@ def test_agents_that_do_not_follow_the_api_are_named(env, message):
         list(steps)
 
 
+def test_a_type_error_of_an_environment_is_raised_unchanged():
+    class Faulty(Masked):
+        def reset(self, seed=None, options=None):
+            raise TypeError("a mistake in reset")
+
+    with pytest.raises(TypeError, match=r"^a mistake in reset$"):
+        jppo.make_host_env(Faulty)
+
+
 def test_numbers_of_environments_must_be_multiples_of_the_agents():
     with pytest.raises(
         ValueError, match=r"^num_envs = 4 counts agents and must be a multiple of the 3 agents .* 3 or 6"

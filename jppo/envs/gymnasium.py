@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.agent_rows import AgentRows
-from jppo.envs.contract import BrokenContractError, call_reset, probe_env
+from jppo.envs.contract import BrokenContractError, call_reset, probe_env, read_reset
 from jppo.envs.envpool import is_envpool, reset_by_number
 from jppo.envs.gymnasium_spaces import as_arrays, dtypes_of, obs_spec_of
 from jppo.envs.gymnasium_vector import SameStepVector, make_vector, name_of
@@ -205,8 +205,9 @@ def _reset_infos(vector: Any) -> dict[str, Any]:
 def _check_obs(name: str, vector: Any) -> None:
     """Raises ValueError if the first observations do not fit their space."""
     observations = Observations(vector.single_observation_space, casts=True)
+    obs = read_reset(vector.reset())
     try:
-        observations.see(vector.reset()[0], (vector.num_envs,))
+        observations.see(obs, (vector.num_envs,))
     except (MisfitError, TypeError) as error:  # TypeError: arrays of objects or strings
         raise ValueError(f"{name}: the observation of reset does not fit observation_space: {error}") from None
 
