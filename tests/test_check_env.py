@@ -102,6 +102,24 @@ def test_a_fault_of_a_device_environment_fails_exactly_its_check(env, name, stat
     assert report.passed == (status == "warn")
 
 
+def test_a_redefined_function_is_checked():
+    sound = make_env(device.Sound())
+
+    def reset(key):
+        return shown(sound.reset(key))
+
+    def shown(returned):
+        return returned
+
+    env = sound._replace(reset=reset)
+    assert found(check(env)) == {}
+
+    def shown(returned):  # noqa: F811
+        return returned[0][:0], returned[1]
+
+    assert found(check(env)) == {"contract": "fail"}
+
+
 def test_a_class_of_a_device_environment_is_reported():
     report = check(device.Sound)
     assert found(report) == {"contract": "fail"}

@@ -34,7 +34,7 @@ def shape_inputs(action_spec: PyTree) -> tuple[Any, PyTree]:
     return jax.eval_shape(lambda: jax.random.key(0)), action
 
 
-def _trace(function: Callable[..., Any], *arguments: Any) -> Any:
+def trace_anew(function: Callable[..., Any], *arguments: Any) -> Any:
     """Returns shapes and dtypes of a function's result.
 
     The new function avoids an earlier trace: in a notebook, a function that this one calls may have been redefined.
@@ -43,7 +43,7 @@ def _trace(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _trace_reset(reset: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:
-    returned = _trace(reset, *arguments)
+    returned = trace_anew(reset, *arguments)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise BrokenContractError(f"reset returned {describe_returned(returned)}", "return obs, state")
     return returned
@@ -57,7 +57,7 @@ def trace_episodic_env(env: Any, action_spec: PyTree) -> PyTree:
     """
     key, action = shape_inputs(action_spec)
     obs, state = _trace_reset(env.reset, key)
-    step = _trace(env.step, key, state, action)
+    step = trace_anew(env.step, key, state, action)
     if not isinstance(step, tuple) or len(step) != 5:
         raise BrokenContractError(f"step returned {describe_returned(step)}, not 5", _FIVE)
     check_same("observations", obs, "step", step[0])
@@ -81,7 +81,7 @@ def trace_env(source: Any, params: Any, action_spec: PyTree) -> tuple[PyTree, tu
     key, action = shape_inputs(action_spec)
     obs, state = _trace_reset(source.reset, key, params)
     try:
-        step = _trace(source.step, key, state, action, params)
+        step = trace_anew(source.step, key, state, action, params)
     except (TypeError, ValueError):  # gymnax combines the results of step_env and reset_env
         _check_step_env(source, params, key, obs, state, action)
         raise
@@ -95,7 +95,7 @@ def trace_env(source: Any, params: Any, action_spec: PyTree) -> tuple[PyTree, tu
 def _check_step_env(source: Any, params: Any, key: Array, obs: PyTree, state: PyTree, action: PyTree) -> None:
     if not hasattr(source, "step_env"):
         return
-    returned = _trace(source.step_env, key, state, action, params)
+    returned = trace_anew(source.step_env, key, state, action, params)
     if not isinstance(returned, tuple) or len(returned) != 5:
         remedy = "return obs, state, reward, terminated, info; gymnax's step adds truncated"
         raise BrokenContractError(f"step_env returned {describe_returned(returned)}, not 5", remedy)

@@ -1,6 +1,7 @@
 """Adapter for environments with gymnax's API. `jppo.runs.render` draws them."""
 
 import contextlib
+import copy
 import importlib
 import sys
 import types
@@ -59,7 +60,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     if isinstance(env, EpisodicEnv):
         params = replace_fields(EpisodeParams() if params is None else params, overrides)
         return with_limit_and_reset(env, params.max_steps_in_episode, params.pool)
-    source = make_source(env) if isinstance(env, str) else env
+    # gymnax compiles reset and step per object. A copy avoids earlier traces, see `trace_anew`.
+    source = make_source(env) if isinstance(env, str) else copy.copy(env)
     check_methods(source, params)
     params = source.default_params if params is None else params
     params = replace_fields(params, overrides)

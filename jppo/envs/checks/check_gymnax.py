@@ -1,5 +1,6 @@
 """Checks of environments with gymnax's API."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from jppo.envs.checks.report import (
 )
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.device_contract import check_methods, check_same, describe_leaf, shape_inputs, trace_env
+from jppo.envs.device_contract import check_methods, check_same, describe_leaf, shape_inputs, trace_anew, trace_env
 from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
@@ -70,7 +71,7 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         source = make_named(env) if names_module(env) else make_source(env)
     has_functions = isinstance(source, str | Environment | EpisodicEnv)
     if not has_functions:
-        yield from _judge_source(source, params)
+        yield from _judge_source(copy.copy(source), params)  # as in make_env
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
     if made.num_agents > 1:
@@ -86,8 +87,8 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     """Yields the results of jit, contract and carry for the functions of an `Environment`."""
     key, action = shape_inputs(env.action_spec)
     with report_exceptions("jit", "tracing reset and step"):
-        obs, state = jax.eval_shape(env.reset, key)
-        after = jax.eval_shape(env.step, key, state, action)
+        obs, state = trace_anew(env.reset, key)
+        after = trace_anew(env.step, key, state, action)
     yield passed("jit", "reset and step can be traced")
     check_same("observations", obs, "step", after.obs)
     check_same("observations", obs, "step (final_obs)", after.final_obs)
