@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.ppo.losses import LossModule as LossModule
     from jppo.ppo.losses import mean_over_rows as mean_over_rows
     from jppo.ppo.losses import ppo_loss as ppo_loss
+    from jppo.ppo.losses import weighted_mean as weighted_mean
     from jppo.ppo.networks import Network as Network
     from jppo.ppo.networks import RecurrentNetwork as RecurrentNetwork
     from jppo.ppo.types import Batch as Batch
@@ -97,7 +98,7 @@ _MODULES = {
     "jppo.ppo.advantages": ("gae", "gae_advantages"),
     "jppo.ppo.anakin": ("Anakin", "make_anakin"),
     "jppo.ppo.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
-    "jppo.ppo.losses": ("LossModule", "mean_over_rows", "ppo_loss"),
+    "jppo.ppo.losses": ("LossModule", "mean_over_rows", "ppo_loss", "weighted_mean"),
     "jppo.ppo.networks": ("Network", "RecurrentNetwork"),
     "jppo.ppo.types": ("Batch", "Transition"),
     "jppo.runs.display": ("Picture",),

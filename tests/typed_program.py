@@ -49,7 +49,9 @@ def curiosity() -> jppo.LossModule:
 
     def apply_loss(params: Any, state: Any, *arguments: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         value, metrics = jppo.ppo_loss(*arguments)
-        return value + 0.1 * params**2, metrics | {"loss/curiosity": params}
+        batch: jppo.Batch = arguments[1]
+        curiosity = jppo.weighted_mean(params**2 * jax.numpy.ones_like(batch.log_prob), batch.weight)
+        return value + 0.1 * curiosity, metrics | {"loss/curiosity": params}
 
     return jppo.LossModule(init=init, apply=apply_loss)
 
