@@ -86,9 +86,16 @@ def test_replace_returns_a_validated_copy():
         PPOConfig().replace(num_envs=0)
 
 
-@pytest.mark.parametrize("value", [[64, 0], 64, "64", (64, 0), (64, 2.5), (2**31,), None])
+@pytest.mark.parametrize("value", [[64, 0], 64, "64", (64, 0), (64, 2.5), None])
 def test_hidden_sizes(value):
     assert refusal(hidden_sizes=value).startswith("hidden_sizes = ")
+
+
+@pytest.mark.parametrize("value", [2**24 + 1, 10**30])
+def test_layers_have_a_largest_size(value):
+    message = f"= {value} must be a whole number from 1 to 16,777,216"
+    assert refusal(hidden_sizes=(64, value)) == f"hidden_sizes {message}"
+    assert refusal(recurrent_size=value) == f"recurrent_size {message}"
 
 
 @pytest.mark.parametrize("name", ["actor_obs", "critic_obs"])

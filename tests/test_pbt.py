@@ -379,7 +379,10 @@ def test_plot_shows_returns_and_hyperparameters(trained, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"selection": True}, "selection = True must be None, 'successive_halving', 'pbt' or a jppo.PBTConfig"),
+        (
+            {"selection": True},
+            "selection = True must be None, a name or a jppo.PBTConfig; choose from successive_halving, pbt",
+        ),
         ({"selection": "pbd"}, "selection = 'pbd' must be None, .*; did you mean pbt"),
         ({"selection": "pbt", "seeds": 1, "learning_rate": [1e-3, 1e-2]}, "pbt needs at least 4 runs"),
         ({"num_envs": [4, 8]}, r"num_envs = \[4, 8\]: pbt changes fields of jppo.Hyperparams only"),

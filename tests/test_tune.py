@@ -442,7 +442,7 @@ class Lock:
         ({"run": {"video": True}}, r"run.video = True has no effect in jppo.tune.population"),
         ({"callback": Lock()}, r"processes of Ray Tune: cannot pickle '_thread.lock' object; pass objects that can be"),
         ({"num_envs": [4, 8]}, "num_envs needs one program per value, and a trial is one program"),
-        ({"seeds": 0}, "seeds = 0 must be from 1 to"),
+        ({"seeds": 0}, "seeds = 0 must be a whole number from 1 to"),
     ],
 )
 def test_invalid_population_raises(options, message):

@@ -38,10 +38,12 @@ _ALIASES = {  # names in other libraries, and words for a parameter's values
 }
 
 
-def check_int(name: str, value: Any, minimum: int = 1) -> int:
-    """Returns the value as an int. Raises ValueError if it is not an integer of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise ValueError(f"{name} = {value!r} must be a whole number of at least {minimum}")
+def check_int(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
+    """Returns the value as an int. Raises ValueError if it is not an integer between both limits, inclusive."""
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_int or value < minimum or (maximum is not None and value > maximum):
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum:,}"
+        raise ValueError(f"{name} = {value!r} must be a whole number {limits}")
     return int(value)
 
 
@@ -100,9 +102,7 @@ def check_total_steps(total_steps: Any) -> int:
 
 def check_seed(seed: Any) -> int:
     """Returns the seed as an int. Raises ValueError if it is not an integer of 32 bits."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**32:
-        raise ValueError(f"seed = {seed!r} must be a whole number from 0 to 2**32 - 1")
-    return int(seed)
+    return check_int("seed", seed, 0, 2**32 - 1)
 
 
 def nearest_divisors(n: int, wanted: int) -> str:
@@ -132,11 +132,11 @@ def names_module(env: Any) -> bool:
     return isinstance(env, str) and ":" in env and not is_family
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns a hint for an unknown name: the most similar choice, or all choices if none is similar."""
+def did_you_mean(name: str, choices: Iterable[str], otherwise: str = "") -> str:
+    """Returns a hint for an unknown name: the most similar choice; if none is similar, `otherwise` or all choices."""
     names = list(choices)
     similar = find_similar(name, names)
-    return f"did you mean {similar}?" if similar else f"choose from {', '.join(names)}"
+    return f"did you mean {similar}?" if similar else otherwise or f"choose from {', '.join(names)}"
 
 
 def escape_controls(text: str) -> str:

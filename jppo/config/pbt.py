@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jppo.config.checks import check_int, find_similar, to_float
+from jppo.config.checks import check_int, did_you_mean, to_float
 
 HALVING = "successive_halving"
 SELECTIONS = (HALVING, "pbt")
@@ -48,8 +48,5 @@ def read_selection(selection: Any) -> PBTConfig | str | None:
         return selection
     if isinstance(selection, str) and selection in SELECTIONS:  # an array compares its elements
         return HALVING if selection == HALVING else PBTConfig()
-    similar = find_similar(str(selection), SELECTIONS)
-    hint = f"; did you mean {similar}?" if similar else ""
-    raise ValueError(
-        f"selection = {selection!r} must be None, {', '.join(map(repr, SELECTIONS))} or a jppo.PBTConfig{hint}"
-    )
+    hint = did_you_mean(str(selection), SELECTIONS)
+    raise ValueError(f"selection = {selection!r} must be None, a name or a jppo.PBTConfig; {hint}")

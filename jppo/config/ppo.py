@@ -12,7 +12,7 @@ from jppo.config.schedules import Schedule, check_schedule, linear
 
 R = TypeVar("R")
 DEFAULT_STRATA = 8
-_LARGEST_SIZE = 2**31 - 1  # of a layer: JAX's sizes are int32
+_LARGEST_SIZE = 2**24  # of a layer. XLA ends the process at 2**28, because it counts bytes in 64 bits
 REMOVED_FIELDS = {
     "anneal_learning_rate": "pass a schedule as the learning rate, Hyperparams(learning_rate=jppo.schedules.linear("
     "2.5e-4, 0)), or a number for a constant learning rate"
@@ -106,8 +106,7 @@ class PPOConfig:
         if not isinstance(self.hidden_sizes, tuple):
             raise ValueError(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
         for size in self.hidden_sizes:
-            if check_int("hidden_sizes", size) > _LARGEST_SIZE:
-                raise ValueError(f"hidden_sizes = {self.hidden_sizes} must be at most {_LARGEST_SIZE}")
+            check_int("hidden_sizes", size, 1, _LARGEST_SIZE)
         for field in dataclasses.fields(self):
             if field.type is bool:
                 check_bool(field.name, getattr(self, field.name))
@@ -135,7 +134,7 @@ class PPOConfig:
 
     def _check_sequences(self) -> None:
         """Raises ValueError for invalid settings of recurrent networks and of observation leaves."""
-        check_int("recurrent_size", self.recurrent_size)
+        check_int("recurrent_size", self.recurrent_size, 1, _LARGEST_SIZE)
         if self.sequence_length is not None:
             check_int("sequence_length", self.sequence_length)
         if self.num_steps % self.steps_per_sequence:

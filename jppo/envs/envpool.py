@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.config.checks import closest_names
+from jppo.config.checks import did_you_mean
 from jppo.envs.host_families import import_family
 from jppo.envs.spaces import PyTree
 
@@ -20,8 +20,8 @@ def make_envpool(name: str, seeds: list[int]) -> Any:
     task = name.partition(":")[2]
     tasks = (envpool := import_family("envpool", name)).list_all_envs()
     if task not in tasks:
-        near = closest_names(task, tasks)
-        raise ValueError(f"envpool has no task {task!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        hint = did_you_mean(task, tasks, otherwise="envpool.list_all_envs() returns all names")
+        raise ValueError(f"envpool has no task {task!r}; {hint}")
     return envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds)
 
 

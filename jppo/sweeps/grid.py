@@ -218,9 +218,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
 def check_seeds(seeds: Any) -> list[int]:
     """Returns the list of seeds. Raises ValueError if it is empty or contains duplicates or values that are no seed."""
     if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
-        if not 1 <= seeds <= _MAX_SEEDS:
-            raise ValueError(f"seeds = {seeds} must be from 1 to {_MAX_SEEDS:,}")
-        return list(range(int(seeds)))
+        return list(range(check_int("seeds", seeds, 1, _MAX_SEEDS)))
     message = f"seeds = {seeds!r} must be a number of seeds or a list of distinct seeds"
     if isinstance(seeds, bool | float | str) or seeds is None:
         raise ValueError(message)
