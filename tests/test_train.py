@@ -271,6 +271,13 @@ def test_interrupt_saves_the_result_so_far(tmp_path, run, interrupt):
     assert result.metrics["loss/value"][0] != run.metrics["loss/value"][0], "runs with different seeds must differ"
 
 
+def test_interrupt_during_the_first_update_returns_its_result(monkeypatch, interrupt):
+    launch = device_loop.DeviceLoop.launch
+    monkeypatch.setattr(device_loop.DeviceLoop, "launch", lambda *args: (interrupt(), launch(*args))[1])
+    result = jppo.train(Probe(), total_steps=1e9, config=CONFIG)
+    assert (result.status, result.summary["updates"]) == ("interrupted", 1)
+
+
 def test_second_interrupt_stops_at_once(tmp_path, interrupt):
     recorder = Recorder(lambda: (interrupt(), interrupt()))
     with pytest.raises(KeyboardInterrupt):
