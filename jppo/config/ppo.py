@@ -12,7 +12,7 @@ from jppo.config.schedules import Schedule, check_schedule, linear
 
 R = TypeVar("R")
 DEFAULT_STRATA = 8
-_LARGEST_SIZE = 2**24  # of a layer. XLA ends the process at 2**28, because it counts bytes in 64 bits
+_LARGEST_SIZE = 2**24  # of a layer. XLA ends the process if several layers have 2**28 units
 REMOVED_FIELDS = {
     "anneal_learning_rate": "pass a schedule as the learning rate, Hyperparams(learning_rate=jppo.schedules.linear("
     "2.5e-4, 0)), or a number for a constant learning rate"
