@@ -10,7 +10,7 @@ from checks import SMALL
 from host_probes import Counting as HostCounting
 from lenient import lenient_env
 from probes import BoxTimeLimit, Counting, DictCounting, ObsActionReward
-from test_kernels import SmallImage
+from test_kernels import Image
 from test_networks import Half
 from test_sweeps import Cued
 
@@ -19,6 +19,7 @@ from jppo.actors import numpy_policy
 from jppo.actors.action_selection import make_action_selection
 from jppo.ppo import kernels
 from jppo.ppo.anakin import collect_rollout
+from jppo.ppo.kernels import permutation
 from jppo.ppo.policy import act
 from jppo.ppo.rollout import episode_starts
 
@@ -26,7 +27,7 @@ HALF = functools.partial(SMALL, compute_dtype="bfloat16", num_epochs=1, num_mini
 CASES = {
     "mlp": (ObsActionReward(), {}),
     "gaussian": (BoxTimeLimit(), {"shared_torso": True, "normalize_obs": True}),
-    "cnn": (SmallImage(), {"network": "cnn"}),
+    "cnn": (Image(6), {"network": "cnn"}),
     "several inputs": (DictCounting(), {}),
     "gru": (Counting(), {"recurrent": "gru", "recurrent_size": 16, "sequence_length": 4}),
     "lstm": (Counting(), {"recurrent": "lstm", "recurrent_size": 16}),
@@ -95,6 +96,7 @@ def test_updates_are_close_to_those_in_float32(case):
 def test_updates_agree_with_the_plain_kernels(monkeypatch, case):
     monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
     monkeypatch.setattr("jppo.ppo.kernels.joined_layers.WIDE", 1)
+    monkeypatch.setattr(permutation, "permute_index_plain", permutation.permute_index_tuned)
     agent, state, _, metrics = update_of(case)
     monkeypatch.setattr(kernels, "ENABLED", False)
     plain = jppo.make_anakin(CASES[case][0], agent.config, total_steps=64)

@@ -14,21 +14,26 @@ from probes import BoxTimeLimit, Counting, ObsActionReward
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo import kernels
-from jppo.ppo.kernels import categorical, convolution, dense, finite, flat_gradient, joined_layers
+from jppo.ppo.kernels import categorical, convolution, dense, finite, flat_gradient, joined_layers, permutation
 from jppo.ppo.networks import make_network
 
 TWO_ACTIONS = ActionSpec((), "int32", num_actions=2)
 assert_close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
 
 
-class SmallImage(ObsActionReward):
-    """Returns the cue as an image."""
+class Image(ObsActionReward):
+    """Returns the cue as a square image."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
 
     def get_obs(self, state, params=None, key=None):
-        return super().get_obs(state, params, key).sum() * jnp.linspace(-1.0, 1.0, 36).reshape(6, 6, 1)
+        pixels = jnp.linspace(-1.0, 1.0, self.width**2).reshape(self.width, self.width, 1)
+        return super().get_obs(state, params, key).sum() * pixels
 
     def observation_space(self, params=None):
-        return spaces.Box(-10.0, 10.0, (6, 6, 1), jnp.float32)
+        return spaces.Box(-10.0, 10.0, (self.width, self.width, 1), jnp.float32)
 
 
 def after_two_updates(env, config, params=None):
@@ -49,14 +54,16 @@ def after_two_updates(env, config, params=None):
     [
         (ObsActionReward(), {"normalize_obs": True}),
         (BoxTimeLimit(), {"kl_control": "adapt"}),
-        (SmallImage(), {"network": "cnn", "hidden_sizes": (8,)}),
+        (Image(6), {"network": "cnn", "hidden_sizes": (8,)}),
+        (Image(36), {"network": "cnn", "hidden_sizes": (8,)}),
         (Counting(), {"recurrent": "gru", "recurrent_size": 5, "sequence_length": 8}),
         (Counting(), {"recurrent": "lstm", "recurrent_size": 6}),
     ],
-    ids=["categorical", "gaussian", "images", "gru", "lstm"],
+    ids=["categorical", "gaussian", "images", "screens", "gru", "lstm"],
 )
 def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
-    """Starts from the same parameters, because the plain form draws other initial weights."""
+    """Uses the same parameters and permutations, because the plain forms draw others."""
+    monkeypatch.setattr(permutation, "permute_index_plain", permutation.permute_index_tuned)
     monkeypatch.setattr("jppo.ppo.kernels.microbatches._CACHE_BYTES", 4096)
     monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
     monkeypatch.setattr("jppo.ppo.kernels.joined_layers.WIDE", 1)

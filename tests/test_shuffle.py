@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jppo.config.ppo import PPOConfig
-from jppo.ppo import minibatches as shuffle
-from jppo.ppo.minibatches import balanced_factors, epoch_keys, minibatch_indices
+from jppo.ppo import kernels
+from jppo.ppo.kernels import permutation as shuffle
+from jppo.ppo.kernels.permutation import balanced_factors
+from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 
 KEYS = 20_000
 LEAST_P = 1e-4  # p-value below which a test fails; there are about a hundred statistics
@@ -65,6 +67,14 @@ def test_every_size_with_a_network_is_permuted_exactly(start):
 def test_sizes_without_a_network_are_permuted_exactly(size):
     assert balanced_factors(size)[0] < shuffle._SMALLEST_FACTOR
     assert_permutation(whole(size), size)
+
+
+@pytest.mark.parametrize("size", [1, 64, 720])
+def test_the_plain_form_permutes_sizes_with_a_network_exactly(monkeypatch, size):
+    tuned = whole(size)
+    monkeypatch.setattr(kernels, "ENABLED", False)
+    assert_permutation(whole(size), size)
+    assert size == 1 or (whole(size) != tuned).any()
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Faster implementations of parts of the algorithm, most of them tuned for XLA's CPU backend.
 
 Each module holds a plain form, a tuned form that computes the same, and the measured gain (docs/performance.md). To use
-the plain forms everywhere, set the environment variable JPPO_PLAIN_KERNELS=1 before jppo is imported. The optimizer's
-state then has another structure: resume a run with the setting that it was started with.
+the plain forms everywhere, set the environment variable JPPO_PLAIN_KERNELS=1 before jppo is imported. Initial
+weights and the order of samples are then drawn in another way, and the optimizer's state has another structure: resume
+a run with the setting that it was started with.
 """
 
 import os
