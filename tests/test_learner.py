@@ -418,7 +418,7 @@ def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monke
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
 def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, kind):
     init, update = compiled(config, kind)
-    monkeypatch.setattr(gradient_step_module, "num_microbatches", lambda *args: len(args[3].samples.value) // 8)
+    monkeypatch.setattr(gradient_step_module, "count_microbatches", lambda *args: len(args[4].samples.value) // 8)
     learner = make_learner(policy_of(config, kind), config)
     in_pieces = jax.jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")

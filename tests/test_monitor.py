@@ -23,7 +23,6 @@ from jppo.cli.main import main
 from jppo.devices import mesh
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.errors import HostFailed
-from jppo.ppo.anakin import RECENT_EPISODES, ReturnTarget
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints
 from jppo.runs.leaves import copy_leaves
@@ -33,6 +32,7 @@ from jppo.training import settings as run_settings
 from jppo.training.history import RecentEpisodes
 from jppo.training.monitor import Monitor
 from jppo.training.progress import LineReporter, NullReporter
+from jppo.training.return_target import RECENT_EPISODES, ReturnTarget, min_episodes
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=4, num_minibatches=2, normalize_obs=True)
 RATE = jppo.Hyperparams(learning_rate=0.02, gamma=0.9)
@@ -348,6 +348,7 @@ def test_return_target_equals_the_recent_episodes():
     target = ReturnTarget(
         finite=~false, reached=false, value=jnp.zeros(()), counts=zeros, means=zeros, total=jnp.zeros(())
     )
+    config = jppo.PPOConfig(num_envs=130)
     after = jax.jit(ReturnTarget.after, static_argnums=2)
     reached = []
     for _ in range(60):
@@ -355,8 +356,8 @@ def test_return_target_equals_the_recent_episodes():
         mean = float(np.float32(rng.normal())) if count else float("nan")
         recent.add(count, mean, 0.0)
         metrics = {"episode/count": jnp.float32(count), "episode/return_mean": jnp.float32(mean), "finite": ~false}
-        target = after(target, metrics, 40)
-        assert bool(target.reached) == (recent.total >= 40 and recent.mean >= 0.0)
+        target = after(target, metrics, config)
+        assert bool(target.reached) == (recent.total >= min_episodes(config) and recent.mean >= 0.0)
         reached.append(bool(target.reached))
     assert any(reached)
     assert not all(reached)

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 from typing import Any
 
 import flax
@@ -21,9 +22,10 @@ from jppo.ppo.checks.network import check_network
 from jppo.ppo.checks.optimizer import check_optimizer
 from jppo.ppo.distributions import Categorical, DiagGaussian
 from jppo.ppo.layers import ConvTorso, Dense
-from jppo.ppo.networks import hint, make_network
+from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
+from jppo.training.run import network_hint
 
 OBS = ObsSpec((3,), "float32")
 BOX = ActionSpec((2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -228,7 +230,7 @@ def test_cnn_needs_an_image(shape, fits):
     ids=str,
 )
 def test_hint_for_large_images(shape, options, said):
-    given = hint(jppo.PPOConfig(**options), ObsSpec(shape, "float32"))
+    given = network_hint(jppo.PPOConfig(**options), ObsSpec(shape, "float32"))
     assert given == said or given.startswith(said)
 
 
@@ -324,6 +326,25 @@ def test_network_without_parameters(num_devices):
     state, metrics = jax.jit(agent.train)(jax.random.key(0))
     assert state.train.policy.params == ()
     np.testing.assert_array_equal(metrics["grad/norm"], 0.0)
+
+
+def test_a_network_may_call_a_redefined_function():
+    """In a notebook, a cell may redefine a function that `apply` calls."""
+
+    def value_of(obs):
+        return obs[:, 0]
+
+    network = types.SimpleNamespace(
+        init=lambda key, obs: {"w": jnp.zeros((3, 2))},
+        apply=lambda params, obs: (Categorical(obs @ params["w"]), value_of(obs)),
+    )
+    check_network(network, OBS, TWO)
+
+    def value_of(obs):  # noqa: F811
+        return obs
+
+    with pytest.raises(ValueError, match="the network's value has shape"):
+        check_network(network, OBS, TWO)
 
 
 def test_network_is_traced_once_for_rollouts_and_once_for_gradients():

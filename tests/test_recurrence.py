@@ -20,7 +20,7 @@ from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.ppo import gradient_step
 from jppo.ppo.gradient_step import Minibatch
 from jppo.ppo.kernels import microbatches
-from jppo.ppo.kernels.microbatches import num_sequence_microbatches
+from jppo.ppo.kernels.microbatches import count_microbatches, split_minibatch
 from jppo.ppo.learner import make_learner
 from jppo.ppo.networks import make_network
 from jppo.ppo.normalization import moments_of
@@ -226,7 +226,7 @@ def test_a_minibatch_is_split_into_whole_sequences():
     """Each microbatch has two of the four sequences, with their steps, carries and resets."""
     of_row = jnp.arange(L * N).reshape(L, N)  # the sequence is the second index
     minibatch = Minibatch(samples={"row": of_row.reshape(-1)}, carry=jnp.arange(N), reset=of_row % 3 == 0)
-    parts = minibatch.split(2)
+    parts = split_minibatch(minibatch, 2)
     for i in range(2):
         rows = of_row[:, 2 * i : 2 * i + 2]
         np.testing.assert_array_equal(parts.samples["row"][i], rows.reshape(-1))
@@ -240,10 +240,10 @@ def test_microbatches_of_sequences_do_not_change_a_run(monkeypatch):
     found = []
 
     def recorded(*args):
-        found.append(num_sequence_microbatches(*args))
+        found.append(count_microbatches(*args))
         return found[-1]
 
-    monkeypatch.setattr(gradient_step, "num_sequence_microbatches", recorded)
+    monkeypatch.setattr(gradient_step, "count_microbatches", recorded)
     monkeypatch.setattr(microbatches, "_MIN_SEQUENCES", 1)
     config = dataclasses.replace(CONFIG, num_minibatches=1)
     options = {"total_steps": 2 * T * N, "config": config, "seed": 2, "num_devices": 2}

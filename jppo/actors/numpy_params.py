@@ -118,8 +118,7 @@ def _describe_network(policy: Policy, params: PyTree, num_layers: int) -> dict[s
         "recurrent": network.cell if policy.is_recurrent else "none",
         "num_encoder_layers": len(network.hidden_sizes) - num_layers,
     }
-    names = (network.obs_names,) * 2 if policy.is_recurrent else (network.actor_obs, network.critic_obs)
-    for torso, seen in zip(("actor", "critic"), names, strict=True):
+    for torso, seen in (("actor", network.actor_obs), ("critic", network.critic_obs)):
         if seen:
             description[f"{torso}_inputs"] = _leaf_numbers(policy.obs_spec, seen)
     return description

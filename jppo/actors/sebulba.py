@@ -19,8 +19,8 @@ from jppo.devices.jit import jit, make_device_put
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.ppo.advantages import Advantages
+from jppo.ppo.checks.agent import build_learner
 from jppo.ppo.keys import derive_key
-from jppo.ppo.learner_setup import build_learner
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.normalization import pool_moments
@@ -74,14 +74,7 @@ def make_sebulba(
         )
     env = make_host_env(env)
     policy, learner, mesh, num_updates = build_learner(
-        env,
-        config,
-        total_steps=total_steps,
-        network=network,
-        optimizer=optimizer,
-        loss=loss,
-        advantages=advantages,
-        num_devices=num_devices,
+        env, config, total_steps, network, optimizer, loss, advantages, num_devices
     )
     replicated = NamedSharding(mesh, PartitionSpec())
 

@@ -21,15 +21,9 @@ def gae_advantages(apply: Apply, rollout: Rollout, hyperparams: Hyperparams, con
       apply: evaluates the current network: `obs [T, N, *obs] -> (distribution [T*N], value [T*N])`; unused here.
       rollout: its rewards are scaled if config.normalize_reward, and include the bonus of a `LossModule`.
     """
-    advantage = gae(
-        rollout.reward,
-        rollout.value,
-        rollout.next_value,
-        rollout.terminated,
-        rollout.truncated,
-        hyperparams.gamma,
-        hyperparams.gae_lambda,
-    )
+    ends = rollout.terminated, rollout.truncated
+    decay = hyperparams.gamma, hyperparams.gae_lambda
+    advantage = gae(rollout.reward, rollout.value, rollout.next_value, *ends, *decay)
     return advantage, advantage + rollout.value
 
 
@@ -66,5 +60,6 @@ def gae(
         advantage = delta_t + decay_t * advantage
         return advantage, advantage
 
+    # Unrolled, because a step of the loop costs more than its arithmetic.
     _, advantages = jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=8)
     return advantages

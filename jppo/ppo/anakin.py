@@ -15,10 +15,10 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
 from jppo.ppo.advantages import Advantages
+from jppo.ppo.checks.agent import build_learner
 from jppo.ppo.hyperparams import current_hyperparams
 from jppo.ppo.keys import derive_key
 from jppo.ppo.learner import Learner
-from jppo.ppo.learner_setup import build_learner
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network, RecurrentNetwork
 from jppo.ppo.optimizer import Optimizer, adam
@@ -26,7 +26,6 @@ from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import collect, init_collect, stagger
 from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, Rollout, TrainState
 
-RECENT_EPISODES = 100  # number of episodes of the recent mean return
 CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
 
 
@@ -47,7 +46,7 @@ class AnakinSharding(NamedTuple):
     @property
     def out_shardings(self) -> Any:
         """For `jit(agent.init, out_shardings=...)`: a pytree prefix of `AnakinState`."""
-        return _state_prefix(self.train, self.collect)
+        return AnakinState(train=self.train, collect=self.collect)  # type: ignore[arg-type]
 
 
 class Anakin(NamedTuple):
@@ -62,39 +61,6 @@ class Anakin(NamedTuple):
     config: PPOConfig
     num_updates: int
     sharding: AnakinSharding
-
-
-class ReturnTarget(struct.PyTreeNode, kw_only=True):
-    """The returns of the recent episodes, and the mean return at which training stops.
-
-    The recent episodes are those of the last updates that together have at least `RECENT_EPISODES`, W below.
-    """
-
-    finite: Array  # [] bool, whether all updates so far were finite
-    reached: Array  # [] bool
-    value: Array  # [] f32, the return to reach
-    counts: Array  # [W] f32, episodes of the last updates in which an episode ended, newest first; 0: no such update
-    means: Array  # [W] f32, their mean returns
-    total: Array  # [] f32, episodes so far
-
-    def after(self, metrics: Metrics, min_episodes: int) -> "ReturnTarget":
-        """Returns the record after an update. It cannot reach the target before `min_episodes` episodes have ended."""
-        count, mean = metrics["episode/count"], metrics["episode/return_mean"]
-        ended = count > 0.0
-        counts = jnp.where(ended, jnp.roll(self.counts, 1).at[0].set(count), self.counts)
-        means = jnp.where(ended, jnp.roll(self.means, 1).at[0].set(mean), self.means)
-        weights = jnp.where(jnp.cumsum(counts) - counts < RECENT_EPISODES, counts, 0.0)
-        total = self.total + count
-        reached = (total >= min_episodes) & (jnp.sum(weights * means) >= self.value * jnp.sum(weights))
-        return self.replace(finite=metrics["finite"], reached=reached, counts=counts, means=means, total=total)
-
-
-def min_episodes(config: PPOConfig) -> int:
-    """Returns the number of episodes that must end before a mean return counts.
-
-    The first episodes that end are shorter than the average, so this is at least one episode per environment.
-    """
-    return max(RECENT_EPISODES, config.num_envs)
 
 
 def make_anakin(
@@ -126,14 +92,7 @@ def make_anakin(
     """
     env = make_env(env)
     policy, learner, mesh, num_updates = build_learner(
-        env,
-        config,
-        total_steps=total_steps,
-        network=network,
-        optimizer=optimizer,
-        loss=loss,
-        advantages=advantages,
-        num_devices=num_devices,
+        env, config, total_steps, network, optimizer, loss, advantages, num_devices
     )
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
@@ -153,7 +112,7 @@ def make_anakin(
         return AnakinState(train=train_state, collect=collect_state), metrics
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
-    specs = _state_prefix(replicated, sharded)
+    specs = AnakinState(train=replicated, collect=sharded)  # type: ignore[arg-type]
     step = shard_over_devices(local_step, mesh, (specs,), (specs, replicated))
 
     def train(key: Array, hyperparams: Hyperparams = Hyperparams()) -> tuple[AnakinState, Metrics]:
@@ -176,21 +135,8 @@ def collect_rollout(
     env: Environment, policy: Policy, config: PPOConfig, train: TrainState, state: CollectState
 ) -> tuple[CollectState, Rollout, EpisodeStats]:
     """Returns `collect` with the settings of a run."""
-    return collect(
-        env,
-        policy,
-        config.num_steps,
-        train.policy,
-        state,
-        current_hyperparams(train).gamma,
-        sequence_length=config.sequence_length,
-        keep_next_obs=config.keep_next_obs,
-    )
-
-
-def _state_prefix(train: Any, collect: Any) -> Any:
-    """Returns a pytree prefix of `AnakinState` for shardings or partition specs."""
-    return AnakinState(train=train, collect=collect)
+    gamma, options = current_hyperparams(train).gamma, (config.sequence_length, config.keep_next_obs)
+    return collect(env, policy, config.num_steps, train.policy, state, gamma, *options)
 
 
 def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> tuple[AnakinState, Any, Metrics]:
@@ -199,27 +145,27 @@ def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> t
     The length is an argument, not a shape, so that one compiled program serves every chunk.
 
     Args:
-      flags: [] bool, whether all updates so far were finite, or a `ReturnTarget`; the result of the chunk before.
+      flags: [] bool, whether all updates so far were finite; or a record of them with the properties `running` and
+        `reached` and the method `after(metrics, config)` (see `ReturnTarget`). The result of the chunk before.
       length: [] i32, at most CHUNK_CAPACITY.
 
     Returns:
       the state, the flags, and metrics in the first rows of buffers [CHUNK_CAPACITY]. With a target, the metric
       "reached" marks the update that reached it.
     """
-    step = jax.jit(agent.step)  # traced once for both uses
-    has_target = isinstance(flags, ReturnTarget)
+    step, has_target = jax.jit(agent.step), hasattr(flags, "after")  # the step is traced once for both uses
     shapes = jax.eval_shape(step, state)[1]
     shapes |= {"reached": shapes["finite"]} if has_target else {}
     buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
 
     def should_continue(loop: tuple[Array, Any, AnakinState, Metrics]) -> Array:
         done, flags, _, _ = loop
-        return jnp.logical_and(done < length, flags.finite & ~flags.reached if has_target else flags)
+        return jnp.logical_and(done < length, flags.running if has_target else flags)
 
     def body(loop: tuple[Array, Any, AnakinState, Metrics]) -> tuple[Array, Any, AnakinState, Metrics]:
         done, flags, state, buffers = loop
         state, metrics = step(state)
-        flags = flags.after(metrics, min_episodes(agent.config)) if has_target else metrics["finite"]
+        flags = flags.after(metrics, agent.config) if has_target else metrics["finite"]
         metrics |= {"reached": flags.reached} if has_target else {}
         buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
         return done + 1, flags, state, buffers

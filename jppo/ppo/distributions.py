@@ -4,7 +4,7 @@ Arrays have any leading batch dims; `sample(seed=key)` draws the whole batch fro
 """
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import chex
 import jax
@@ -48,52 +48,33 @@ class Categorical(struct.PyTreeNode):
         """Returns the most likely actions [...] i32 (the first of equals)."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
-    def mask(self, legal: Array) -> "Categorical":
+    def mask(self, legal: Array) -> Self:
         """Returns the distribution with probability 0 for actions that are not legal, [..., A] bool."""
         chex.assert_equal_shape([legal, self.logits])
-        return Categorical(jnp.where(legal, self.logits, -jnp.inf))
+        return self.replace(logits=jnp.where(legal, self.logits, -jnp.inf))
 
 
-class MultiCategorical(struct.PyTreeNode):
+class MultiCategorical(Categorical):
     """Independent categorical distributions of the K components of an action, with `logits` [..., K, M].
 
     M is the largest number of categories. A policy gives categories that a component does not have the probability 0;
-    `from_flat` sets their logits to -inf.
+    `from_flat` sets their logits to -inf. Samples and modes are [..., K] i32.
 
     log p(a) = sum_k log p_k(a_k)
     """
-
-    logits: Array
 
     @classmethod
     def from_flat(cls, logits: Array, nvec: tuple[int, ...]) -> "MultiCategorical":
         """Returns the distribution for logits [..., sum(nvec)] of all components one after the other."""
         return cls(unflatten_categories(logits, nvec, -jnp.inf))
 
-    def sample(self, *, seed: Array) -> Array:
-        """Returns samples [..., K] i32."""
-        return Categorical(self.logits).sample(seed=seed)
-
     def log_prob(self, action: Array) -> Array:
         """Returns log p(action), [...] f32, for actions [..., K] int."""
-        return Categorical(self.logits).log_prob(action).sum(axis=-1)
+        return super().log_prob(action).sum(axis=-1)
 
     def entropy(self) -> Array:
         """Returns the sum of the components' entropies, [...] f32, in nats."""
-        return Categorical(self.logits).entropy().sum(axis=-1)
-
-    def mode(self) -> Array:
-        """Returns the most likely category of each component, [..., K] i32."""
-        return Categorical(self.logits).mode()
-
-    def limit(self, nvec: tuple[int, ...]) -> "MultiCategorical":
-        """Returns the distribution with probability 0 for categories that a component does not have."""
-        exists = np.arange(max(nvec))[None] < np.array(nvec)[:, None]  # [K, M]
-        return self.mask(jnp.broadcast_to(exists, self.logits.shape))
-
-    def mask(self, legal: Array) -> "MultiCategorical":
-        """Returns the distribution with probability 0 for categories that are not legal, [..., K, M] bool."""
-        return MultiCategorical(Categorical(self.logits).mask(legal).logits)
+        return super().entropy().sum(axis=-1)
 
 
 class Joint(struct.PyTreeNode):
@@ -166,7 +147,9 @@ def limit_categories(distribution: Any, action_spec: PyTree) -> Any:
     if isinstance(distribution, Joint):
         limited = [limit_categories(part, spec) for part, spec in distribution.pairs(action_spec)]
         return Joint(jax.tree.unflatten(distribution._flatten()[1], limited))
-    uneven = isinstance(action_spec, ActionSpec) and len(set(action_spec.nvec)) > 1
-    return (
-        distribution.limit(action_spec.nvec) if uneven and isinstance(distribution, MultiCategorical) else distribution
-    )
+    if isinstance(distribution, MultiCategorical) and isinstance(action_spec, ActionSpec):
+        nvec = np.array(action_spec.nvec)
+        if len(set(action_spec.nvec)) > 1:
+            exists = np.arange(nvec.max())[None] < nvec[:, None]  # [K, M]
+            return distribution.mask(jnp.broadcast_to(exists, distribution.logits.shape))
+    return distribution

@@ -12,14 +12,9 @@ from jppo.config.ppo import PPOConfig
 from jppo.envs.base import merge_dims
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.checks.loss import call_with, check_loss
+from jppo.ppo.checks.observations import check_rows
 from jppo.ppo.kernels.flat_gradient import pack
-from jppo.ppo.kernels.microbatches import (
-    accumulate_gradients,
-    num_microbatches,
-    num_sequence_microbatches,
-    split_rows,
-    split_sequences,
-)
+from jppo.ppo.kernels.microbatches import accumulate_gradients, count_microbatches, split_minibatch
 from jppo.ppo.losses import Apply, Loss, LossModule
 from jppo.ppo.minibatches import take_sequences
 from jppo.ppo.optimizer import Optimizer, apply_gradient
@@ -47,14 +42,6 @@ class Minibatch(struct.PyTreeNode, kw_only=True):
     samples: Batch  # [B, ...]
     carry: PyTree = ()  # of a recurrent network at the start of the M sequences, [M, ...]; B = L*M
     reset: PyTree = ()  # [L, M] bool, True where an episode starts; () for feed-forward networks
-
-    def split(self, count: int) -> "Minibatch":
-        """Returns equal microbatches of rows, or of whole sequences for a recurrent network; leaves [count, ...]."""
-        if not jax.tree.leaves(self.reset):
-            return split_rows(self, count)
-        samples, reset = split_sequences((self.samples, self.reset.reshape(-1)), count, self.reset.shape)
-        reset = reset.reshape(count, len(self.reset), -1)
-        return Minibatch(samples=samples, carry=split_rows(self.carry, count), reset=reset)
 
 
 def take_rows(spec: LearnerSpec, tree: PyTree, rows: Array) -> PyTree:
@@ -93,16 +80,9 @@ def gradient_step(
         (total, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, minibatch)
         return metrics | {"loss/total": total}, pack(gradient)
 
-    count = 1
-    splits = getattr(spec.loss.apply if isinstance(spec.loss, LossModule) else spec.loss, "mean_over_rows", False)
-    if splits and spec.policy.is_recurrent:
-        sequences = minibatch.reset.shape[1]
-        count = num_sequence_microbatches(loss_of, trained, minibatch, sequences, spec.axis_name)
-    elif splits:
-        features = jax.eval_shape(spec.policy.prepare, minibatch.samples.obs)
-        count = num_microbatches(spec.policy.network, loss_of, trained, minibatch, features, spec.axis_name)
+    count = count_microbatches(spec.policy, spec.loss, loss_of, trained, minibatch, spec.axis_name)
     zero = jax.tree.map(jnp.zeros_like, pack(trained))
-    metrics, gradient = accumulate_gradients(gradient_of, minibatch, count, zero, spec.axis_name, Minibatch.split)
+    metrics, gradient = accumulate_gradients(gradient_of, minibatch, count, zero, spec.axis_name, split_minibatch)
     if spec.axis_name is not None:
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)  # metrics may be bool or int
         joined, restore = ravel_pytree((gradient, metrics))  # one collective instead of one per array
@@ -119,12 +99,7 @@ def _make_apply(spec: LearnerSpec, policy_state: PolicyState, minibatch: Minibat
     carry, reset = minibatch.carry, minibatch.reset
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
-        for shape in map(jnp.shape, jax.tree.leaves(obs)):
-            if shape[:1] != (reset.size,):
-                raise ValueError(
-                    f"the network got observations of shape {shape}; a recurrent network needs all "
-                    f"{reset.size} rows of the batch, in their order"
-                )
+        check_rows(obs, reset.size)
         sequences = jax.tree.map(lambda x: x.reshape(*reset.shape, *x.shape[1:]), obs)
         return spec.policy.unroll(policy_state, sequences, carry, reset)[:2]
 

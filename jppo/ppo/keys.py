@@ -5,7 +5,6 @@ purposes can coincide. A derived key therefore depends on the name of its purpos
 """
 
 import zlib
-from typing import Any
 
 import jax
 
@@ -15,8 +14,3 @@ from jppo.ppo.types import Array
 def derive_key(key: Array, purpose: str) -> Array:
     """Returns a key for one purpose, such as "loss"; different purposes and different keys give different results."""
     return jax.random.fold_in(key, zlib.crc32(purpose.encode()))
-
-
-def is_key(array: Any) -> bool:
-    """Returns whether an array contains PRNG keys."""
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)

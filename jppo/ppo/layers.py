@@ -1,13 +1,13 @@
 """Layers of actor-critic networks."""
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from jppo.ppo.kernels.convolution import convolve, convolve_3x3
 from jppo.ppo.kernels.dense import affine
+from jppo.ppo.kernels.initial_weights import get_param
 from jppo.ppo.types import Array
 
 SCREEN_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
@@ -29,12 +29,8 @@ class Dense(nn.Module):
     @nn.compact
     def weights(self, num_inputs: int) -> tuple[Array, Array]:
         """Returns kernel [num_inputs, size] and bias [size], both in `dtype`."""
-        existing: list[Any] = [self.get_variable("params", name) for name in ("kernel", "bias")]
-        if [getattr(array, "shape", None) for array in existing] == [(num_inputs, self.size), (self.size,)]:
-            kernel, bias = existing  # self.param would trace the initializers again to compare shapes
-        else:
-            kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
-            bias = self.param("bias", nn.initializers.zeros, (self.size,))
+        kernel = get_param(self, "kernel", nn.initializers.orthogonal(self.gain), (num_inputs, self.size))
+        bias = get_param(self, "bias", nn.initializers.zeros, (self.size,))
         return kernel.astype(self.dtype), bias.astype(self.dtype)
 
 
@@ -59,10 +55,9 @@ class MLP(nn.Module):
     def after_first(self, x: Array) -> Array:
         """Applies everything after the first layer to that layer's output before the activation."""
         activation = _ACTIVATIONS[self.activation]
-        x = activation(x)
         for layer in self.layers()[1:]:
-            x = activation(layer(x))
-        return x
+            x = layer(activation(x))
+        return activation(x)
 
 
 class ConvTorso(nn.Module):
@@ -107,6 +102,11 @@ class Convolution(nn.Module):
 def channels_first(shape: tuple[int, ...]) -> bool:
     """Returns whether images of this shape have the order [channels, height, width]."""
     return shape[0] < min(shape[1:])
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Returns whether a leaf of this shape is an image of at least 3x3, as a cnn needs."""
+    return len(shape) == 3 and min(shape[1:] if channels_first(shape) else shape[:2]) >= 3
 
 
 def flatten(x: Array) -> Array:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.base import merge_dims
-from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
 from jppo.ppo import losses
 from jppo.ppo.advantages import Advantages, gae_advantages
-from jppo.ppo.checks.loss import as_pair, call_with, check_bonus, check_loss_init, check_shape
+from jppo.ppo.checks.loss import call_with, check_advantages, check_bonus, check_kl, check_loss_init, check_precision
+from jppo.ppo.checks.observations import first_empty_mask
 from jppo.ppo.gradient_step import (
     LearnerSpec,
     ParamsAndOptState,
@@ -66,8 +66,7 @@ def make_learner(
     Raises:
       ValueError: JAX is configured to compute in 64 bits.
     """
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        raise ValueError("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
+    check_precision()
     spec = LearnerSpec(
         policy=policy,
         config=config,
@@ -117,24 +116,22 @@ def _update(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: Episo
     after = _update_statistics(spec, after, rollout, stats)
     if config.kl_control == "adapt":
         after = after.replace(learning_rate_scale=_adapt_learning_rate_scale(after, metrics["policy/approx_kl"]))
-    finite = all_finite(
-        (
-            *(after.policy, after.opt_state, after.reward_stats, after.loss_params, after.loss_state),
-            *(metrics["loss/total"], metrics["grad/norm"]),
-        )
-    )
+    results = (after.policy, after.opt_state, after.reward_stats, after.loss_params, after.loss_state)
+    finite = all_finite((*results, metrics["loss/total"], metrics["grad/norm"]))
     if spec.axis_name is not None and isinstance(spec.loss, LossModule):
         finite = jax.lax.pmin(finite.astype(jnp.int32), spec.axis_name) > 0  # its state may differ between devices
     if spec.policy.has_mask:
-        metrics |= {"empty_mask": _first_empty_mask(spec, rollout.obs)}
+        mask = rollout.obs[ACTION_MASK]
+        metrics |= {"empty_mask": first_empty_mask(spec.policy.action_spec, mask, config.num_envs, spec.axis_name)}
         finite &= metrics["empty_mask"] < 0
     # A condition instead of a selection per array, which would be one kernel each.
     after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
-    metrics |= _value_metrics(moments) | episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
+    residual, target, value = moments
+    metrics |= {"value/mean": value.mean, "value/explained_variance": losses.explained_variance(residual, target)}
+    metrics |= episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
     metrics |= schedule_metrics(schedules, state.hyperparams)
-    return after.replace(
-        update=state.update + 1, key=derive_key(state.key, "next update"), hyperparams=schedules
-    ), metrics
+    after = after.replace(update=state.update + 1, key=derive_key(state.key, "next update"), hyperparams=schedules)
+    return after, metrics
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:
@@ -148,9 +145,9 @@ def episode_metrics(stats: EpisodeStats) -> Metrics:
     }
 
 
-def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, dict[str, Moments], PyTree]:
-    """Returns the rollout with advantages and targets, leaves [T, N, ...]; moments for the metrics value/*; and the new
-    state of a `LossModule`."""
+def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, list[Moments], PyTree]:
+    """Returns the rollout with advantages and targets, leaves [T, N, ...]; the moments of target - value, target
+    and value; and the new state of a `LossModule`."""
     reward, loss_state = rollout.reward, state.loss_state
     if spec.config.normalize_reward:
         reward = scale_reward(reward, state.reward_stats)
@@ -167,50 +164,13 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
         carry = jax.tree.map(lambda x: x[0], rollout.carry)
         return spec.policy.unroll(state.policy, obs, carry, reset)[:2]
 
-    returned = call_with(
-        rollout.replace(reward=reward),
-        lambda rollout: spec.advantages(apply, rollout, state.hyperparams, spec.config),
-    )
-    advantage, target = as_pair("the function of the advantages", returned, "(advantages, value targets), [T, N] each")
-    advantage = check_shape("the array of advantages", advantage, reward)
-    target = check_shape("the array of value targets", target, reward)
+    settings = (state.hyperparams, spec.config)
+    returned = call_with(rollout.replace(reward=reward), lambda rollout: spec.advantages(apply, rollout, *settings))
+    advantage, target = check_advantages(returned, reward)
     where = where_active(rollout.active)
-    moments = {
-        "residual": moments_of(target - rollout.value, where),
-        "target": moments_of(target, where),
-        "value": moments_of(rollout.value, where),
-    }
-    batch = Batch(
-        obs=rollout.obs,
-        action=rollout.action,
-        log_prob=rollout.log_prob,
-        value=rollout.value,
-        advantage=advantage,
-        target=target,
-        next_obs=rollout.next_obs,
-    )
-    return batch, moments, loss_state
-
-
-def _first_empty_mask(spec: LearnerSpec, obs: PyTree) -> Array:
-    """Returns t*N + n for the first step t and environment n without a legal action, or -1; [] i32. N counts the
-    environments of all devices."""
-    mask = obs[ACTION_MASK]
-    num_steps, num_envs = mask.shape[:2]
-    empty = lacks_legal_action(spec.policy.action_spec, mask, 2)
-    first_env = 0 if spec.axis_name is None else jax.lax.axis_index(spec.axis_name) * num_envs
-    index = spec.config.num_envs * jnp.arange(num_steps)[:, None] + (first_env + jnp.arange(num_envs))[None]
-    none = jnp.int32(2**31 - 1)
-    first = jnp.min(jnp.where(empty, index.astype(jnp.int32), none))
-    first = first if spec.axis_name is None else jax.lax.pmin(first, spec.axis_name)
-    return jnp.where(first == none, -1, first)
-
-
-def _value_metrics(moments: dict[str, Moments]) -> Metrics:
-    return {
-        "value/mean": moments["value"].mean,
-        "value/explained_variance": losses.explained_variance(moments["residual"], moments["target"]),
-    }
+    moments = [moments_of(x, where) for x in (target - rollout.value, target, rollout.value)]
+    same = {name: getattr(rollout, name) for name in ("obs", "action", "log_prob", "value", "next_obs")}
+    return Batch(advantage=advantage, target=target, **same), moments, loss_state
 
 
 def _run_epochs(
@@ -225,23 +185,17 @@ def _run_epochs(
         rows = minibatch_indices(keys[0], num_steps // length, num_envs, config.num_minibatches)
         advantages, active = jax.vmap(functools.partial(take_rows, spec, (batch.advantage, rollout.active)))(rows)
         if config.normalize_advantage:  # all minibatches at once: one collective
-            standardize = functools.partial(standardize_advantages, axis_name=spec.axis_name)
-            advantages = jax.vmap(standardize)(advantages, active)
+            advantages = jax.vmap(functools.partial(_standardize, axis_name=spec.axis_name))(advantages, active)
         weights = jax.tree.map(jax.vmap(functools.partial(_weights, axis_name=spec.axis_name)), active)
 
-        def step(
-            learned: ParamsAndOptState, minibatch: tuple[Array, Array, PyTree, Array]
-        ) -> tuple[ParamsAndOptState, Metrics]:
+        def step(learned: ParamsAndOptState, minibatch: tuple[Any, ...]) -> tuple[ParamsAndOptState, Metrics]:
             rows, advantage, weight, key = minibatch
             samples = make_minibatch(spec, rollout, batch.replace(weight=weight), rows, advantage)
             return gradient_step(spec, state, learned, samples, key, rate)
 
         step_keys = jax.random.split(keys[1], config.num_minibatches)
         learned, metrics = jax.lax.scan(step, learned, (rows, advantages, weights, step_keys))
-        if config.kl_control != "none" and "policy/approx_kl" not in metrics:
-            raise ValueError(
-                f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl'
-            )
+        check_kl(config, metrics)
         return learned, jax.tree.map(jnp.mean, metrics)
 
     strata = local_strata(config, num_envs, spec.axis_name)
@@ -263,7 +217,7 @@ def _run_epochs(
     return state, metrics
 
 
-def standardize_advantages(advantage: Array, active: PyTree, axis_name: str | None) -> Array:
+def _standardize(advantage: Array, active: PyTree, axis_name: str | None) -> Array:
     """Returns a minibatch's advantages [B] with mean 0 and variance 1 over the active samples of all devices."""
     moments = all_reduce(moments_of(advantage, where_active(active), num_batch_dims=1), axis_name)
     return losses.standardize(advantage, moments.mean, moments.variance)

@@ -145,11 +145,9 @@ def standardize(x: Array, mean: Array, variance: Array) -> Array:
 
 
 def explained_variance(residual: Moments, target: Moments) -> Array:
-    """Returns 1 - Var(target - V) / Var(target); a scalar <= 1, NaN if the targets do not vary.
+    """Returns 1 - Var(target - V) / Var(target), a scalar <= 1, for the moments of target - V(s) and of the targets.
 
-    Args:
-      residual: moments of target - V(s).
-      target: moments of the targets.
+    NaN if the targets do not vary.
     """
     return jnp.where(target.variance > 0.0, 1.0 - residual.variance / target.variance, jnp.nan)
 

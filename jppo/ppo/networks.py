@@ -1,7 +1,5 @@
 """Actor-critic networks."""
 
-import math
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import flax.linen as nn
@@ -10,29 +8,27 @@ import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs.masks import without_mask
-from jppo.envs.spaces import ACTION_MASK, ActionSpec
+from jppo.envs.spaces import ActionSpec
+from jppo.ppo.checks.own_network import check_own_network
 from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
-from jppo.ppo.kernels.joined_layers import affine_each
-from jppo.ppo.layers import MLP, ConvTorso, Dense, channels_first, flatten
+from jppo.ppo.kernels.joined_layers import apply_each
+from jppo.ppo.layers import MLP, ConvTorso, Dense, flatten, is_image
 from jppo.ppo.recurrence import Cell, Recurrent, initial_carry
 from jppo.ppo.types import Array, PyTree
 
 OUTPUT_GAINS = {"policy": 0.01, "value": 1.0}  # gains of the output layers' initial weights; other layers: sqrt(2)
-_LARGE_IMAGE = 10_000  # numbers in an observation
+_CONFIG_FIELDS = ("hidden_sizes", "activation", "shared_torso", "actor_obs", "critic_obs", "compute_dtype")
 
 
 class Network(Protocol):
     """Policy and value function of an agent: any object with these two methods, such as a flax.linen module.
 
     Observations are pytrees of float32 leaves [B, *obs]: one-hot for discrete spaces, and normalized if
-    config.normalize_obs.
-    Each row of the outputs depends on the same row of the observations only, because rollouts, minibatches and
-    evaluations split the rows differently.
+    config.normalize_obs. Each row of the outputs must depend on the same row of the observations only.
     """
 
     def init(self, key: Array, obs: PyTree, /) -> PyTree:
         """Returns initial parameters, a pytree of float arrays."""
-        ...
 
     def apply(self, params: PyTree, obs: PyTree, /) -> tuple[Any, Array]:
         """Returns (distribution, value).
@@ -40,7 +36,6 @@ class Network(Protocol):
         The distribution is a pytree with leaves [B, ...] and the methods `sample(seed=key)`, `log_prob(action)`,
         `entropy()` and `mode()`, such as `Categorical` or `DiagGaussian`. The value has the shape [B].
         """
-        ...
 
 
 class RecurrentNetwork(Protocol):
@@ -57,19 +52,16 @@ class RecurrentNetwork(Protocol):
 
     def init(self, key: Array, obs: PyTree, carry: PyTree, /) -> PyTree:
         """Returns initial parameters, a pytree of float arrays."""
-        ...
 
     def initial_carry(self, batch_size: int, /) -> PyTree:
         """Returns the carry at the start of an episode, leaves [batch_size, ...]."""
-        ...
 
     def apply(self, params: PyTree, obs: PyTree, carry: PyTree, /) -> tuple[Any, Array, PyTree]:
         """Returns (distribution, value, carry after this step); see `Network` for the first two."""
-        ...
 
 
-class ActorCritic(nn.Module):
-    """Policy and value heads on one shared torso, or on one torso each."""
+class _ActorCriticBase(nn.Module):
+    """Fields and output layers of jppo's networks."""
 
     action: ActionSpec | tuple[ActionSpec, ...]
     kind: str = "mlp"
@@ -78,61 +70,72 @@ class ActorCritic(nn.Module):
     shared_torso: bool = False
     action_structure: Any = None  # pytree structure of the action specs; None for a single one
     actor_obs: tuple[str, ...] = ()  # names of the observation leaves that the actor sees; () for all
-    critic_obs: tuple[str, ...] = ()  # the same for the critic
-    compute_dtype: str = "float32"  # of the hidden layers
+    critic_obs: tuple[str, ...] = ()  # the same for the critic; equal to actor_obs if both share a torso
+    compute_dtype: str = "float32"  # of the hidden layers and of a recurrent layer's products
+
+    def _mlp(self, name: str, sizes: tuple[int, ...]) -> MLP:
+        return MLP(sizes, "relu" if self.kind == "cnn" else self.activation, self.compute_dtype, name=name)
+
+    def _torsos(self, sizes: tuple[int, ...]) -> list[MLP]:
+        return [self._mlp(name, sizes) for name in (("shared",) if self.shared_torso else ("actor", "critic"))]
+
+    def _inputs(self, name: str, obs: PyTree) -> Array:
+        """Returns the inputs [B, I] of the MLP with this name."""
+        names = self.critic_obs if name == "critic" else self.actor_obs
+        obs = {leaf: obs[leaf] for leaf in names} if names else obs
+        return _concatenate(obs) if self.kind == "mlp" else _convolve(f"{name}_conv", obs, self.compute_dtype)
+
+    def _heads(self, hidden: list[Array]) -> tuple[Any, Array]:
+        """Returns distribution and value for the last hidden layers [B, I] of actor and critic, or the shared one."""
+        single = isinstance(self.action, ActionSpec)
+        specs: Any = (self.action,) if single else self.action
+        heads: list[Any] = []
+        for number, spec in enumerate(specs):
+            suffix = "" if single else f"_{number}"
+            outputs = Dense(spec.num_logits or spec.size, OUTPUT_GAINS["policy"], name=f"policy{suffix}")(hidden[0])
+            if spec.num_actions:
+                heads.append(Categorical(outputs))
+            elif spec.nvec:
+                heads.append(MultiCategorical.from_flat(outputs, spec.nvec))
+            else:
+                log_std = self.param(f"log_std{suffix}", nn.initializers.zeros, (spec.size,))
+                heads.append(DiagGaussian(outputs, jnp.broadcast_to(log_std, outputs.shape)))
+        distribution = heads[0] if single else Joint(jax.tree.unflatten(self.action_structure, heads))
+        return distribution, Dense(1, OUTPUT_GAINS["value"], name="value")(hidden[-1])[:, 0]
+
+
+class ActorCritic(_ActorCriticBase):
+    """Policy and value heads on one shared torso, or on one torso each."""
 
     @nn.compact
     def __call__(self, obs: PyTree) -> tuple[Any, Array]:
-        activation = "relu" if self.kind == "cnn" else self.activation
-        names = ("shared",) if self.shared_torso else ("actor", "critic")
-        torsos = [MLP(self.hidden_sizes, activation, self.compute_dtype, name=name) for name in names]
+        torsos = self._torsos(self.hidden_sizes)
         if self.kind == "mlp" and not (self.actor_obs or self.critic_obs):
-            outputs = _apply_each(torsos, _concatenate(obs))
-        else:
-            inputs = [self._inputs(name, obs) for name in names]
-            outputs = [torso(x) for torso, x in zip(torsos, inputs, strict=True)]
-        return _action_head(self, outputs[0]), _value_head(outputs[-1])
-
-    def _inputs(self, torso: str, obs: PyTree) -> Array:
-        """Returns a torso's inputs [B, I]."""
-        obs = _select(obs, self.critic_obs if torso == "critic" else self.actor_obs)
-        return _concatenate(obs) if self.kind == "mlp" else _convolve(f"{torso}_conv", obs, self.compute_dtype)
+            return self._heads(apply_each(torsos, _concatenate(obs)))
+        inputs = [self._inputs(str(torso.name), obs) for torso in torsos]
+        return self._heads([torso(x) for torso, x in zip(torsos, inputs, strict=True)])
 
 
-class RecurrentActorCritic(nn.Module):
+class RecurrentActorCritic(_ActorCriticBase):
     """An encoder, a recurrent layer, and policy and value heads.
 
     The last of `hidden_sizes` is a hidden layer after the recurrent layer, the others form the encoder before it. The
     encoder and the recurrent layer are shared by actor and critic.
     """
 
-    action: ActionSpec | tuple[ActionSpec, ...]
-    cell: Cell
-    size: int
-    kind: str = "mlp"
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    shared_torso: bool = False
-    action_structure: Any = None
-    obs_names: tuple[str, ...] = ()  # names of the observation leaves that the network sees; () for all
-    compute_dtype: str = "float32"  # of the hidden layers and of the recurrent layer's products
+    cell: Cell = "gru"
+    size: int = 128
 
     @nn.compact
     def __call__(self, obs: PyTree, carry: PyTree, reset: Array | None = None) -> tuple[Any, Array, PyTree]:
         """Returns distribution and value for one step, [B, ...]; with reset [L, B], for L steps, [L*B, ...]."""
-        activation = "relu" if self.kind == "cnn" else self.activation
         lead = jax.tree.leaves(obs)[0].shape[:1] if reset is None else reset.shape
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), _select(obs, self.obs_names))
-        dtype = self.compute_dtype
-        encoded = MLP(self.hidden_sizes[:-1], activation, dtype, name="encoder")(
-            _convolve("encoder_conv", rows, dtype) if self.kind == "cnn" else _concatenate(rows)
-        )
-        memory = Recurrent(self.cell, self.size, dtype, name="recurrent")
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), obs)
+        encoded = self._mlp("encoder", self.hidden_sizes[:-1])(self._inputs("encoder", rows))
+        memory = Recurrent(self.cell, self.size, self.compute_dtype, name="recurrent")
         outputs, carry = memory(encoded.reshape(*lead, encoded.shape[-1]), carry, reset)
-        names = ("shared",) if self.shared_torso else ("actor", "critic")
-        torsos = [MLP(self.hidden_sizes[-1:], activation, dtype, name=name) for name in names]
-        hidden = _apply_each(torsos, outputs.reshape(-1, self.size))
-        return _action_head(self, hidden[0]), _value_head(hidden[-1]), carry
+        hidden = apply_each(self._torsos(self.hidden_sizes[-1:]), outputs.reshape(-1, self.size))
+        return *self._heads(hidden), carry
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> PyTree:
@@ -140,37 +143,9 @@ class RecurrentActorCritic(nn.Module):
         return initial_carry(self.cell, batch_size, self.size)
 
     @nn.nowrap
-    def unroll(self, params: PyTree, obs: PyTree, carry: PyTree, reset: Array, /) -> tuple[Any, Array, PyTree]:
+    def unroll(self, params: PyTree, obs: PyTree, carry: PyTree, reset: Array, /) -> Any:
         """See `RecurrentNetwork`."""
-        outputs: Any = self.apply(params, obs, carry, reset)
-        return outputs
-
-
-def _action_head(network: ActorCritic | RecurrentActorCritic, x: Array) -> Any:
-    """Returns the action distribution for the actor's last hidden layer x [B, I]. Call it in a compact method."""
-    single = isinstance(network.action, ActionSpec)
-    specs: Any = (network.action,) if single else network.action
-    heads: list[Any] = []
-    for number, spec in enumerate(specs):
-        suffix = "" if single else f"_{number}"
-        outputs = Dense(spec.num_logits or spec.size, OUTPUT_GAINS["policy"], name=f"policy{suffix}")(x)
-        if spec.num_actions:
-            heads.append(Categorical(outputs))
-        elif spec.nvec:
-            heads.append(MultiCategorical.from_flat(outputs, spec.nvec))
-        else:
-            log_std = network.param(f"log_std{suffix}", nn.initializers.zeros, (spec.size,))
-            heads.append(DiagGaussian(outputs, jnp.broadcast_to(log_std, outputs.shape)))
-    return heads[0] if single else Joint(jax.tree.unflatten(network.action_structure, heads))
-
-
-def _value_head(x: Array) -> Array:
-    return Dense(1, OUTPUT_GAINS["value"], name="value")(x)[:, 0]
-
-
-def _select(obs: PyTree, names: tuple[str, ...]) -> PyTree:
-    """Returns the named leaves of an observation; all of them if there are no names."""
-    return {name: obs[name] for name in names} if names else obs
+        return self.apply(params, obs, carry, reset)
 
 
 def _concatenate(obs: PyTree) -> Array:
@@ -182,76 +157,21 @@ def _concatenate(obs: PyTree) -> Array:
 def _convolve(name: str, obs: PyTree, dtype: str) -> Array:
     """Returns convolutions of the images and the other leaves, flattened and side by side, [B, I] of this dtype."""
     leaves = jax.tree.leaves(obs)
-    if len(leaves) == 1 and _is_image(leaves[0].shape[1:]):
-        return ConvTorso(dtype, name=name)(leaves[0])
-    return _concatenate(
-        [
-            ConvTorso(dtype, name=f"{name}_{number}")(leaf) if _is_image(leaf.shape[1:]) else leaf.astype(dtype)
-            for number, leaf in enumerate(leaves)
-        ]
-    )
+    names = [name] if len(leaves) == 1 else [f"{name}_{number}" for number in range(len(leaves))]
+    parts = [
+        ConvTorso(dtype, name=name)(leaf) if is_image(leaf.shape[1:]) else leaf.astype(dtype)
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
+    return _concatenate(parts)
 
 
-def _apply_each(torsos: Sequence[MLP], x: Array) -> list[Array]:
-    """Applies each torso to the same x [B, I]."""
-    if not torsos[0].sizes:
-        return [x] * len(torsos)
-    weights = [torso.layers()[0].weights(x.shape[-1]) for torso in torsos]
-    first_layers = affine_each(x.astype(torsos[0].dtype), weights)
-    return [torso.after_first(y) for torso, y in zip(torsos, first_layers, strict=True)]
-
-
-def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Network:
-    """Returns the network that the config describes.
-
-    Raises:
-      ValueError: a cnn without images, or names in actor_obs or critic_obs that the observation does not have.
-    """
-    obs_spec = without_mask(obs_spec)
-    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
-    if config.network == "cnn" and not any(_is_image(shape) for shape in shapes):
-        raise ValueError(
-            f'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is '
-            f'{", ".join(map(str, shapes))}: use network = "mlp"'
-        )
-    for option in ("actor_obs", "critic_obs"):
-        names = list(obs_spec) if isinstance(obs_spec, dict) else []
-        for name in set(getattr(config, option)) - set(names):
-            if name == ACTION_MASK:
-                raise ValueError(f"{option} names {name!r}, which is never an input of the network; leave it out")
-            known = f"it has {', '.join(map(str, names))}" if names else "it has no named leaves"
-            raise ValueError(f"{option} names {name!r}, which the observation does not have; {known}")
+def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Any:
+    """Returns the network that the config describes, see `check_own_network`."""
+    check_own_network(config, without_mask(obs_spec))
     specs, structure = jax.tree.flatten(action_spec)
-    single = isinstance(action_spec, ActionSpec)
-    options: dict[str, Any] = {
-        "action": action_spec if single else tuple(specs),
-        "action_structure": None if single else structure,
-        "kind": config.network,
-        "hidden_sizes": config.hidden_sizes,
-        "activation": config.activation,
-        "shared_torso": config.shared_torso,
-        "compute_dtype": config.compute_dtype,
-    }
-    network: Any
+    actions = (action_spec, None) if isinstance(action_spec, ActionSpec) else (tuple(specs), structure)
+    options: dict[str, Any] = {name: getattr(config, name) for name in _CONFIG_FIELDS}
+    options |= {"action": actions[0], "action_structure": actions[1], "kind": config.network}
     if config.recurrent == "none":
-        network = ActorCritic(actor_obs=config.actor_obs, critic_obs=config.critic_obs, **options)
-    else:
-        network = RecurrentActorCritic(
-            cell=config.recurrent, size=config.recurrent_size, obs_names=config.actor_obs, **options
-        )
-    return network
-
-
-def hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
-    """Returns a message if another network suits the observations better; None otherwise."""
-    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
-    if config.network == "cnn" or len(shapes) != 1 or not _is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
-        return None
-    return (
-        f"observations are images {shapes[0]}, which network = mlp reads as {math.prod(shapes[0]):,} numbers; "
-        "network = cnn reads them as images"
-    )
-
-
-def _is_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and min(shape[1:] if channels_first(shape) else shape[:2]) >= 3
+        return ActorCritic(**options)
+    return RecurrentActorCritic(cell=config.recurrent, size=config.recurrent_size, **options)

@@ -19,12 +19,10 @@ def empty_moments(shape: tuple[int, ...] = ()) -> Moments:
 
 
 def moments_of(samples: Array, where: Array | None = None, num_batch_dims: int = 2) -> Moments:
-    """Returns moments over the leading dims.
+    """Returns the moments of samples [*batch, ...] over the `num_batch_dims` dims of the batch.
 
     Args:
-      samples: [*batch, ...] any real dtype; the first `num_batch_dims` dims are reduced.
       where: [*batch] bool, the samples to include; None for all.
-      num_batch_dims: number of leading batch dims.
     """
     axes = tuple(range(num_batch_dims))
     samples = samples.astype(jnp.float32)
@@ -64,12 +62,7 @@ def all_reduce(moments: PyTree, axis_name: str | None) -> PyTree:
 
 
 def normalize(x: Array, stats: Moments) -> Array:
-    """Returns (x - mean) / std, clipped to [-10, 10]; without samples, x is only clipped.
-
-    Args:
-      x: [..., *shape of stats.mean].
-      stats: running moments.
-    """
+    """Returns (x - mean) / std for x [..., *shape of mean], clipped to [-10, 10]; without samples, only clips x."""
     mean, inverse_std = center_and_scale(stats)
     lead = tuple(range(x.ndim - mean.ndim))
     centred = x.astype(jnp.float32) - jnp.expand_dims(mean, lead)

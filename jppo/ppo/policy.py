@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
 from jppo.envs.spaces import ACTION_MASK, ObsSpec, to_env_action
+from jppo.ppo.checks.observations import check_obs
 from jppo.ppo.distributions import limit_categories
 from jppo.ppo.kernels.initial_weights import make_init
 from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentActorCritic, RecurrentNetwork
@@ -71,13 +71,8 @@ def act(
     """
     distribution, value, carry = policy.step(policy_state, obs, carry)
     action = distribution.mode() if keys is None else sample_actions(distribution, keys)
-    return ActOutput(
-        action=action,
-        env_action=to_env_action(policy.action_spec, action),
-        log_prob=distribution.log_prob(action),
-        value=value,
-        carry=carry,
-    )
+    env_action, log_prob = to_env_action(policy.action_spec, action), distribution.log_prob(action)
+    return ActOutput(action=action, env_action=env_action, log_prob=log_prob, value=value, carry=carry)
 
 
 def sample_actions(distribution: Any, keys: Array) -> PyTree:
@@ -104,7 +99,7 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
       action_spec: the action space; its `bounds` decide how actions are fitted into a box.
       params: the parameters' shapes as `check_network` returns them. Avoids tracing the network's `init` again.
     """
-
+    recurrent = is_recurrent(network)
     own = isinstance(network, ActorCritic | RecurrentActorCritic)  # their logits are padded already
 
     def features_of(state: PolicyState, obs: PyTree) -> PyTree:
@@ -121,26 +116,33 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
 
     @jax.jit  # so that the same shapes are traced once; the function's name is part of the compiled program
     def step(state: PolicyState, obs: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
-        outputs = _apply_network(network, state.params, features_of(state, obs), carry)
-        return *finish(*outputs[:2], obs), outputs[2]
+        inputs = (features_of(state, obs), carry) if recurrent else (features_of(state, obs),)
+        distribution, value, *after = network.apply(state.params, *inputs)
+        return *finish(distribution, value, obs), after[0] if recurrent else ()
 
     def checked_step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
-        _check_obs(obs_spec, obs, "B")
+        check_obs(obs_spec, obs, "B")
         return step(state, obs, carry)
 
     def unroll(state: PolicyState, obs: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
-        _check_obs(obs_spec, obs, "T", "N")
+        if not recurrent:
+            return checked_step(state, merge_dims(obs))
+        check_obs(obs_spec, obs, "T", "N")
         features = jax.vmap(functools.partial(features_of, state))(obs)
         distribution, value, carry = _unroll_network(network, state.params, features, carry, reset)
         return *finish(distribution, value, merge_dims(obs)), carry
 
-    init = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
+    def init(key: Array, obs: PyTree) -> PyTree:
+        carry = (network.initial_carry(len(jax.tree.leaves(obs)[0])),) if recurrent else ()
+        return init_params(key, prepare_obs(obs_spec, obs), *carry)
+
+    init_params = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
     return Policy(
         prepare=functools.partial(prepare_obs, obs_spec),
-        init=lambda key, obs: init(key, prepare_obs(obs_spec, obs), *_initial_carry(network, obs)),
-        initial_carry=network.initial_carry if is_recurrent(network) else lambda batch_size: (),
+        init=init,
+        initial_carry=network.initial_carry if recurrent else lambda batch_size: (),
         step=checked_step,
-        unroll=unroll if is_recurrent(network) else functools.partial(_unroll_feed_forward, checked_step),
+        unroll=unroll,
         network=network,
         obs_spec=obs_spec,
         action_spec=action_spec,
@@ -152,16 +154,8 @@ def is_recurrent(network: Any) -> bool:
     return hasattr(network, "initial_carry")
 
 
-def _apply_network(network: Any, params: PyTree, features: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
-    if is_recurrent(network):
-        return network.apply(params, features, carry)
-    return *network.apply(params, features), ()
-
-
-def _unroll_network(
-    network: Any, params: PyTree, features: PyTree, carry: PyTree, reset: Array
-) -> tuple[Any, Array, PyTree]:
-    """Applies a recurrent network to a sequence, with its own `unroll` or step by step."""
+def _unroll_network(network: Any, params: PyTree, features: PyTree, carry: PyTree, reset: Array) -> Any:
+    """Applies a recurrent network to a sequence, with its own `unroll` or step by step; see `RecurrentNetwork`."""
     if hasattr(network, "unroll"):
         return network.unroll(params, features, carry, reset)
     start = network.initial_carry(reset.shape[1])
@@ -175,38 +169,10 @@ def _unroll_network(
     return *merge_dims(outputs), carry
 
 
-def _unroll_feed_forward(
-    step: Callable, state: PolicyState, obs: PyTree, carry: PyTree, reset: Array
-) -> tuple[Any, Array, PyTree]:
-    return step(state, merge_dims(obs), carry)
-
-
-def _initial_carry(network: Any, obs: PyTree) -> tuple[PyTree, ...]:
-    """Returns the third argument of a recurrent network's init; none for others."""
-    return (network.initial_carry(len(jax.tree.leaves(obs)[0])),) if is_recurrent(network) else ()
-
-
 def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
     """Returns the network's features for raw observations [B, *obs]: float32; one-hot for discrete spaces; images of
     uint8 divided by 255. The leaf `action_mask` is not part of them."""
     return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs))
-
-
-def _check_obs(obs_spec: PyTree, obs: PyTree, *lead: str) -> None:
-    """Raises ValueError unless observations have the tree structure and the shapes of their specs.
-
-    Args:
-      lead: names of the dimensions before those of one observation.
-    """
-    expected: Any = jax.tree.structure(obs_spec)
-    structure = jax.tree.structure(obs)
-    if structure != expected:
-        raise ValueError(f"the network got observations with the tree structure {structure}; it needs {expected}")
-    for spec, leaf in zip(jax.tree.leaves(obs_spec), jax.tree.leaves(obs), strict=True):
-        shape = list(np.shape(leaf))
-        if len(shape) < len(lead) or shape[len(lead) :] != list(spec.shape):
-            needed = ", ".join(map(str, (*lead, *spec.shape)))
-            raise ValueError(f"the network got observations of shape {shape}; it needs [{needed}]")
 
 
 def _to_float32(x: Array) -> Array:

@@ -60,11 +60,8 @@ def lstm_step(
     Hochreiter and Schmidhuber (1997), "Long short-term memory", with the forget gate of Gers et al. (2000).
 
     Args:
-      gates: (x_i, x_f, x_g, x_o) [B, 4*H], the products with the input, biases included.
-      carry: (c, h).
-      kernel: (W_i, W_f, W_g, W_o) [H, 4*H].
+      gates, kernel: as in `gru_step`, (x_i, x_f, x_g, x_o) [B, 4*H] and (W_i, W_f, W_g, W_o) [H, 4*H].
       bias: unused; a GRU has one.
-      dtype: see `gru_step`.
     """
     c, h = carry
     i, f, g, o = jnp.split(gates + multiply(h, kernel, dtype), 4, axis=-1)
@@ -85,16 +82,12 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, carry: PyTree, reset: Array | None = None) -> tuple[Array, PyTree]:
-        """Returns the outputs and the carry after the last step.
+        """Returns the outputs, [B, H] or [L, B, H], and the carry after the last step, leaves [B, H].
 
         Args:
           x: [B, I] for one step, or [L, B, I].
           carry: leaves [B, H], before the first step.
-          reset: None for one step; for a sequence [L, B] bool, True where an episode starts: the carry is then reset
-            before the step.
-
-        Returns:
-          [B, H] or [L, B, H], and leaves [B, H].
+          reset: None for one step, or [L, B] bool: whether to reset the carry before the step.
         """
         num_gates = NUM_GATES[self.cell]
         kernel = self.param("input_kernel", _orthogonal_gates, (x.shape[-1], num_gates * self.size), num_gates)
@@ -108,16 +101,13 @@ class Recurrent(nn.Module):
         step = functools.partial(gru_step if self.cell == "gru" else lstm_step, dtype=self.dtype)
         if reset is None:
             carry, outputs = step(gates, carry, recurrent, bias)
-            return outputs, carry
-        chex.assert_equal_shape_prefix([gates, reset], 2)
-        carry, outputs = scan_cell(self.cell, step, gates, carry, reset, recurrent, bias, self.dtype)
+        else:
+            chex.assert_equal_shape_prefix([gates, reset], 2)
+            carry, outputs = scan_cell(self.cell, step, gates, carry, reset, recurrent, bias, self.dtype)
         return outputs, carry
 
 
 def _orthogonal_gates(key: Array, shape: tuple[int, int], num_gates: int) -> Array:
     """Returns an orthogonal matrix for each gate, side by side."""
-    inputs, outputs = shape
-    orthogonal = nn.initializers.orthogonal()
-    return jnp.concatenate(
-        [orthogonal(key, (inputs, outputs // num_gates)) for key in jax.random.split(key, num_gates)], axis=1
-    )
+    orthogonal, block = nn.initializers.orthogonal(), (shape[0], shape[1] // num_gates)
+    return jnp.concatenate([orthogonal(key, block) for key in jax.random.split(key, num_gates)], axis=1)

@@ -1,6 +1,7 @@
 """Rollouts on the device: a scan over the steps of vmapped environments."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +48,9 @@ def stagger(
       ages: [N] i32.
     """
 
-    def step(t: Array, state: CollectState) -> CollectState:
+    def step(t: Array, state: CollectState) -> Any:
         after = collect(env, policy, 1, policy_state, state, gamma)[0]
-        stepped: CollectState = select_rows(t < ages, after, state)
-        return stepped
+        return select_rows(t < ages, after, state)
 
     return jax.lax.fori_loop(0, max_age, step, state)
 
@@ -75,7 +75,6 @@ def collect(
     policy_state: PolicyState,
     state: CollectState,
     gamma: Array | float,
-    *,
     sequence_length: int | None = None,
     keep_next_obs: bool = False,
 ) -> tuple[CollectState, Rollout, EpisodeStats]:
@@ -94,9 +93,9 @@ def collect(
     Returns:
       the new state, the rollout [T, N, ...], and its episode statistics.
     """
-    next_streams, action_keys, step_keys = rollout_keys(state.key, num_steps)
+    next_streams, *keys = rollout_keys(state.key, num_steps)
 
-    def step(state: CollectState, keys: tuple[Array, Array]) -> tuple[CollectState, tuple[Transition, Episode]]:
+    def step(state: CollectState, keys: list[Array]) -> tuple[CollectState, tuple[Transition, Episode]]:
         action_key, step_key = keys
         chosen = act(policy, policy_state, state.obs, action_key, state.carry)
         after = step_rows(env, step_key, state.env_state, chosen.env_action)
@@ -125,7 +124,6 @@ def collect(
         )
         return state, (transition, episode)
 
-    keys = (action_keys, step_keys)
     state = state.replace(key=next_streams)
     if policy.is_recurrent:
         state, (rollout, episodes) = _scan_sequences(step, state, keys, sequence_length or num_steps)
@@ -145,11 +143,9 @@ def _scan_sequences(
         end, (transitions, episodes) = jax.lax.scan(step, state, keys)
         return end, (transitions.replace(carry=state.carry), episodes)
 
-    state, (rollout, episodes) = jax.lax.scan(
-        sequence, state, jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), keys)
-    )
-    carry = rollout.carry
-    return state, (merge_dims(rollout.replace(carry=())).replace(carry=carry), merge_dims(episodes))
+    keys = jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), keys)
+    state, (rollout, episodes) = jax.lax.scan(sequence, state, keys)
+    return state, (merge_dims(rollout.replace(carry=())).replace(carry=rollout.carry), merge_dims(episodes))
 
 
 def successor_values(value: Array, last_value: Array, final_value: Array, done: Array) -> Array:
@@ -173,13 +169,7 @@ def episode_starts(done: Array) -> Array:
 
 
 def episode_stats(episodes: Episode, done: Array, active: PyTree = ()) -> EpisodeStats:
-    """Returns the episode statistics of a rollout.
-
-    Args:
-      episodes: progress after each step, leaves [T, N].
-      done: [T, N] bool.
-      active: see `Transition`.
-    """
+    """Returns the statistics of a rollout for the progress after each step, leaves [T, N]; see `Transition`."""
     where = where_active(active)
     ended = done if where is None else done & where
     return EpisodeStats(

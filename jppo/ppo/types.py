@@ -3,6 +3,8 @@
 Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A actions, D devices.
 """
 
+import operator
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -20,8 +22,8 @@ for _record in (Hyperparams, *schedules.KINDS):
 class Moments(struct.PyTreeNode, kw_only=True):
     """Count, mean and sum of squared deviations of a set of samples; `+` gives the moments of the union of two sets.
 
-    The centred form keeps its digits in float32 if the mean is large compared with the spread; plain sums of squares do
-    not. Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
+    Accurate in float32 even if the mean is large compared with the spread.
+    Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
     """
 
     count: Array  # [] f32
@@ -92,11 +94,7 @@ class EpisodeStats(struct.PyTreeNode, kw_only=True):
     discounted: Moments  # discounted return so far, one sample per step: the scale for rewards
 
     def __add__(self, other: "EpisodeStats") -> "EpisodeStats":
-        return EpisodeStats(
-            returns=self.returns + other.returns,
-            lengths=self.lengths + other.lengths,
-            discounted=self.discounted + other.discounted,
-        )
+        return jax.tree.map(operator.add, self, other, is_leaf=lambda node: isinstance(node, Moments))
 
 
 class PolicyState(struct.PyTreeNode, kw_only=True):

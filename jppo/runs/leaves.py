@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.ppo.keys import is_key
 from jppo.ppo.types import PyTree
 
 
@@ -56,6 +55,11 @@ def restore_leaves(leaves: dict[str, np.ndarray], like: PyTree, prefix: str, pat
 def with_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
     """Returns the array with its dtype if it is one that .npz files do not know, such as bfloat16."""
     return array.view(dtype) if array.dtype.kind == "V" and dtype is not None else array
+
+
+def is_key(array: Any) -> bool:
+    """Returns whether an array contains PRNG keys."""
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _copy(leaf: Any) -> Any:

@@ -215,8 +215,7 @@ def _as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
 
 def actor_leaves(policy: Policy) -> tuple[str, ...]:
     """Returns the names of the observation's parts that the actor sees; () if it sees all."""
-    network: Any = policy.network
-    names: tuple[str, ...] = getattr(network, "obs_names" if policy.is_recurrent else "actor_obs", ())
+    names: tuple[str, ...] = getattr(policy.network, "actor_obs", ())
     return names
 
 

@@ -24,9 +24,9 @@ from jppo.config.run import EVAL_EPISODES
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs.backends import require_device
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.keys import is_key
 from jppo.runs.files import jsonable
 from jppo.runs.groups import format_value
+from jppo.runs.leaves import is_key
 from jppo.runs.run_dir import safe_name
 from jppo.training.settings import OWN_PARTS, RunSettings, prepare_run
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jppo.config.pbt import PBTConfig
 from jppo.errors import describe_empty_mask
-from jppo.ppo.anakin import AnakinState, min_episodes
+from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import PolicyState, PyTree
 from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
@@ -21,6 +21,7 @@ from jppo.training.history import History, RecentEpisodes, join_blocks
 from jppo.training.line_means import LineMeans
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter
+from jppo.training.return_target import min_episodes
 
 _HISTORY_ROWS = 1 << 20  # updates kept in memory, summed over all runs
 _EPISODES = ("count", "return_mean", "return_std")

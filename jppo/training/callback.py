@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import check_hyperparams
-from jppo.ppo.keys import is_key
 from jppo.ppo.types import PyTree
-from jppo.runs.leaves import describe_array
+from jppo.runs.leaves import describe_array, is_key
 
 
 class RunInfo(NamedTuple):

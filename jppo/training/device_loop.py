@@ -15,12 +15,13 @@ from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.devices.signals import end_process_at
 from jppo.ppo import anakin
-from jppo.ppo.anakin import RECENT_EPISODES, Anakin, AnakinState, ReturnTarget, run_chunk
+from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
 from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.history import RecentEpisodes
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
+from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
 
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jppo.ppo.anakin import RECENT_EPISODES
+from jppo.training.return_target import RECENT_EPISODES
 
 _CAPACITY = 1 << 16  # updates
 _MAX_BLOCKS = 256  # limits the memory for blocks of a single update

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import signal
 import warnings
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jppo.config.ppo import PPOConfig
 from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, raise_on_all_processes
 from jppo.devices.signals import end_process_at
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
-from jppo.ppo.anakin import Anakin, min_episodes
-from jppo.ppo.networks import hint
+from jppo.ppo.anakin import Anakin
+from jppo.ppo.layers import is_image
+from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint
 from jppo.runs.load import read_summary
@@ -33,6 +36,7 @@ from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
 from jppo.training.result import Result
+from jppo.training.return_target import min_episodes
 from jppo.training.settings import (
     PreparedRun,
     RunSettings,
@@ -45,6 +49,8 @@ from jppo.training.settings import (
 
 if TYPE_CHECKING:
     from jppo.training.ray_loop import RayLoop
+
+_LARGE_IMAGE = 10_000  # numbers in an observation
 
 
 def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) -> Result:
@@ -181,7 +187,7 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
             with raise_on_all_processes():
                 reporter.start()
                 reporter.message(describe_start(prepared))
-                if "network" not in prepared.config_json and (advice := hint(config, agent.env.obs_spec)):
+                if "network" not in prepared.config_json and (advice := network_hint(config, agent.env.obs_spec)):
                     reporter.message(advice)
                 log_every = prepared.run.log_every or 1
                 log = Logger(config.batch_size, writer, reporter, hooks, log_every, prepared.run.callback_every)
@@ -208,6 +214,17 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
                     stack.callback(part.close)
     _raise_failure(ended, log, prepared, result)
     return result
+
+
+def network_hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
+    """Returns a message if another network suits the observations better; None otherwise."""
+    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
+    if config.network == "cnn" or len(shapes) != 1 or not is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
+        return None
+    return (
+        f"observations are images {shapes[0]}, which network = mlp reads as {math.prod(shapes[0]):,} numbers; "
+        "network = cnn reads them as images"
+    )
 
 
 def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result: Result) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jppo.config.ppo import PPOConfig
 from jppo.ppo.types import Array, Batch, Metrics, PyTree, Rollout
 
 _Samples = TypeVar("_Samples", Batch, Rollout)
@@ -84,6 +85,25 @@ def check_bonus(returned: Any, reward: Array, state: PyTree) -> tuple[Array, PyT
     if before != now:
         raise ValueError(f"LossModule.reward returned the state {now}, but must keep its shapes and dtypes, {before}")
     return check_shape("the reward of the LossModule", bonus, reward), after
+
+
+def check_advantages(returned: Any, reward: Array) -> tuple[Array, Array]:
+    """Returns advantages and value targets as f32. Raises ValueError unless both have the shape of the rewards."""
+    advantage, target = as_pair("the function of the advantages", returned, "(advantages, value targets), [T, N] each")
+    advantage = check_shape("the array of advantages", advantage, reward)
+    return advantage, check_shape("the array of value targets", target, reward)
+
+
+def check_kl(config: PPOConfig, metrics: Metrics) -> None:
+    """Raises ValueError if the config reacts to the KL, and the loss does not return it."""
+    if config.kl_control != "none" and "policy/approx_kl" not in metrics:
+        raise ValueError(f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl')
+
+
+def check_precision() -> None:
+    """Raises ValueError if JAX is configured to compute in 64 bits."""
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
 
 
 def check_shape(name: str, array: Any, reward: Array) -> Array:

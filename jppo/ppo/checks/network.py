@@ -13,7 +13,7 @@ from jppo.errors import describe_error
 from jppo.ppo.distributions import Joint
 from jppo.ppo.networks import RecurrentActorCritic
 from jppo.ppo.policy import is_recurrent, prepare_obs, sample_actions
-from jppo.ppo.types import Array, PyTree
+from jppo.ppo.types import PyTree
 
 _CHECK_BATCH = 7  # batch size of the trace; unlike the usual sizes of other dims
 _CHECK_STEPS = 3  # of the trace of a network's unroll
@@ -128,7 +128,9 @@ def _check_outputs(distribution: Any, value: Any, batch: int, action_spec: PyTre
             f"must be {batch}, because every environment draws from its own row (use jnp.broadcast_to)"
         )
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    sample, log_prob = jax.eval_shape(_sample_with_log_prob, distribution, keys)
+    sample, log_prob = jax.eval_shape(
+        lambda drawn, keys: (action := sample_actions(drawn, keys), drawn.log_prob(action)), distribution, keys
+    )
     expected = jax.tree.map(lambda spec: (batch, *spec.policy_shape), action_spec)
     actual = jax.tree.map(lambda leaf: leaf.shape, sample)
     if actual != expected or log_prob.shape != (batch,):
@@ -161,15 +163,13 @@ def _shape_list(tree: PyTree) -> Any:
 
 
 def _shapes_of(name: str, function: Any, features: PyTree, *arguments: PyTree) -> Any:
-    """Returns the output shapes of a network's function. Raises ValueError if it fails."""
+    """Returns the output shapes of a network's function. Raises ValueError if it fails.
+
+    The new function avoids an earlier trace: in a notebook, a function that this one calls may have been redefined.
+    """
     try:
-        return jax.eval_shape(function, *arguments)
+        return jax.eval_shape(lambda *arguments: function(*arguments), *arguments)  # noqa: PLW0108
     except Exception as error:
         shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(features))
         reason = describe_error(error)
         raise ValueError(f"the network's {name} failed for observations of shape {shapes}: {reason}") from error
-
-
-def _sample_with_log_prob(distribution: Any, keys: Array) -> tuple[PyTree, Array]:
-    action = sample_actions(distribution, keys)
-    return action, distribution.log_prob(action)

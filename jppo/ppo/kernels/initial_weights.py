@@ -6,6 +6,7 @@ each kernel by itself, with LAPACK. The plain form (flax) has the same distribut
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,16 @@ def make_init(init: Init, gains: Mapping[str, float] | None, shapes: PyTree | No
     # On a CPU, a batched QR decomposition (flax's orthogonal initializer under vmap) runs on the thread pool that waits
     # for it; two at once can wait for ever.
     return jax.custom_batching.sequential_vmap(init) if jax.default_backend() == "cpu" else init
+
+
+def get_param(module: Any, name: str, init: Callable[..., Array], shape: tuple[int, ...]) -> Array:
+    """Returns a flax module's parameter. Plain form: `module.param`, which traces `init` again to compare shapes.
+
+    Gain: together with fewer random draws, 10 to 13 % of a second start (CPU, two workloads).
+    """
+    existing: Any = module.get_variable("params", name) if kernels.ENABLED else None
+    param: Array = existing if getattr(existing, "shape", None) == shape else module.param(name, init, shape)
+    return param
 
 
 def orthogonal_params(key: Array, shapes: PyTree, gains: Mapping[str, float]) -> PyTree:

@@ -5,12 +5,22 @@ rows the joined form is slower and not used.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
 from jppo.envs.spaces import Array
 from jppo.ppo import kernels
 from jppo.ppo.kernels.dense import WIDE, affine
+
+
+def apply_each(torsos: Sequence[Any], x: Array) -> list[Array]:
+    """Returns the outputs of several `MLP` of the same sizes for the same x [B, I]."""
+    if not torsos[0].sizes:
+        return [x] * len(torsos)
+    weights = [torso.layers()[0].weights(x.shape[-1]) for torso in torsos]
+    first_layers = affine_each(x.astype(torsos[0].dtype), weights)
+    return [torso.after_first(y) for torso, y in zip(torsos, first_layers, strict=True)]
 
 
 def affine_each(x: Array, weights: Sequence[tuple[Array, Array]]) -> list[Array]:

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jppo.envs.spaces import PyTree
 from jppo.ppo import kernels
 from jppo.ppo.kernels.dense import WIDE
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import ActorCritic
+from jppo.ppo.policy import Policy
 from jppo.ppo.types import Metrics
 
 _CACHE_BYTES = 16 << 20  # for the activations of one microbatch on each device of a CPU; half of the last-level cache
@@ -22,6 +24,29 @@ _AT_ONCE = 2  # microbatches that one device computes at once; several devices a
 _MIN_IN_SEQUENCE = 3  # two microbatches one after the other are no faster than one
 _MIN_SEQUENCES = 32  # per microbatch of a recurrent network; products with fewer rows per step are slower
 _NUMBERS_KEPT = {"tanh": 2.0, "relu": 1.25, "swish": 3.0}  # for an activation's derivative, per output of a layer
+
+
+def count_microbatches(
+    policy: Policy,
+    user_loss: Loss | LossModule,
+    loss: Callable[..., Any],
+    params: PyTree,
+    minibatch: Any,
+    axis_name: str | None,
+) -> int:
+    """Returns the number of equal microbatches to split a minibatch into; 1 unless the loss is a mean over rows.
+
+    Args:
+      loss: (params, minibatch) -> a scalar and metrics, of the policy's network and the loss `user_loss`.
+      minibatch: a `Minibatch`.
+      axis_name: mesh axis of the devices, each of which has as many rows; None for one device.
+    """
+    if not getattr(user_loss.apply if isinstance(user_loss, LossModule) else user_loss, "mean_over_rows", False):
+        return 1
+    if policy.is_recurrent:
+        return num_sequence_microbatches(loss, params, minibatch, minibatch.reset.shape[1], axis_name)
+    features = jax.eval_shape(policy.prepare, minibatch.samples.obs)
+    return num_microbatches(policy.network, loss, params, minibatch, features, axis_name)
 
 
 def num_microbatches(
@@ -104,6 +129,15 @@ def dense_residual_bytes(network: ActorCritic, num_inputs: int) -> int:
     inputs = num_inputs if num_inputs >= WIDE else torsos * num_inputs
     loss = 18 + sum(3 * action.size if action.is_box else 6.5 * action.num_logits + 1 for action in actions)
     return round(4 * (inputs + layers + loss))
+
+
+def split_minibatch(minibatch: Any, count: int) -> Any:
+    """Returns a `Minibatch` as equal microbatches of rows, or of whole sequences; leaves [count, ...]."""
+    if not jax.tree.leaves(minibatch.reset):
+        return split_rows(minibatch, count)
+    samples, reset = split_sequences((minibatch.samples, minibatch.reset.reshape(-1)), count, minibatch.reset.shape)
+    reset = reset.reshape(count, len(minibatch.reset), -1)
+    return minibatch.replace(samples=samples, carry=split_rows(minibatch.carry, count), reset=reset)
 
 
 def split_rows(samples: PyTree, count: int) -> PyTree:

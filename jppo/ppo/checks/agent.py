@@ -1,4 +1,4 @@
-"""The parts of an agent that do not depend on how rollouts are collected."""
+"""Validates the arguments of an agent, and makes what its two modes share."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -32,7 +32,6 @@ class LearnerSetup(NamedTuple):
 def build_learner(
     env: Any,
     config: PPOConfig,
-    *,
     total_steps: int,
     network: Network | RecurrentNetwork | None,
     optimizer: Optimizer,
