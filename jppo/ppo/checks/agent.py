@@ -1,4 +1,4 @@
-"""Validates the arguments of an agent, and makes what its two modes share."""
+"""Validates the arguments of an agent and makes the parts that its two modes share."""
 
 import dataclasses
 from typing import Any, NamedTuple
