@@ -21,11 +21,11 @@ from jppo.ppo import gradient_step
 from jppo.ppo.gradient_step import Minibatch
 from jppo.ppo.kernels import microbatches
 from jppo.ppo.kernels.microbatches import count_microbatches, split_minibatch
+from jppo.ppo.layers.recurrent import Recurrent, initial_carry
 from jppo.ppo.learner import make_learner
 from jppo.ppo.networks import make_network
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import make_policy
-from jppo.ppo.recurrence import Recurrent, initial_carry
 from jppo.ppo.rollout import collect, episode_starts, init_collect
 from jppo.ppo.types import EpisodeStats, Transition
 

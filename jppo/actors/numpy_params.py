@@ -12,7 +12,7 @@ from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
-from jppo.ppo.layers import SCREEN_CONVOLUTIONS
+from jppo.ppo.layers.feed_forward import SCREEN_CONVOLUTIONS
 from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
 from jppo.ppo.normalization import center_and_scale, is_moments
 from jppo.ppo.policy import Policy

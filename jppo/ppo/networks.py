@@ -12,8 +12,8 @@ from jppo.envs.spaces import ActionSpec
 from jppo.ppo.checks.own_network import check_own_network
 from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
 from jppo.ppo.kernels.joined_layers import apply_each
-from jppo.ppo.layers import MLP, ConvTorso, Dense, flatten, is_image
-from jppo.ppo.recurrence import Cell, Recurrent, initial_carry
+from jppo.ppo.layers.feed_forward import MLP, ConvTorso, Dense, flatten, is_image
+from jppo.ppo.layers.recurrent import Cell, Recurrent, initial_carry
 from jppo.ppo.types import Array, PyTree
 
 OUTPUT_GAINS = {"policy": 0.01, "value": 1.0}  # gains of the output layers' initial weights; other layers: sqrt(2)

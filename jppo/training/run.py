@@ -20,7 +20,7 @@ from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, rai
 from jppo.devices.signals import end_process_at
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.layers import is_image
+from jppo.ppo.layers.feed_forward import is_image
 from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint

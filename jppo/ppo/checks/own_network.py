@@ -4,7 +4,7 @@ import jax
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs.spaces import ACTION_MASK
-from jppo.ppo.layers import is_image
+from jppo.ppo.layers.feed_forward import is_image
 from jppo.ppo.types import PyTree
 
 
