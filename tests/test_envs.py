@@ -120,6 +120,22 @@ def test_an_environment_may_call_a_redefined_function():
     assert first_reward(env) == 2.0
 
 
+class Delegating:
+    """A wrapper like gymnax's: attributes that it lacks are those of the wrapped environment."""
+
+    def __init__(self, env):
+        self._env = env
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+
+def test_wrappers_that_delegate_attributes_can_be_made_and_checked():
+    env = Delegating(Probe())
+    assert make_env(env).obs_spec == make_env(Probe()).obs_spec
+    assert jppo.check_env(env, steps=20).passed
+
+
 def test_names_of_environments():
     assert len(available()) == len(set(available()))
     assert {"CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"} <= set(available())

@@ -1,6 +1,5 @@
 """Checks of environments with gymnax's API."""
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -30,7 +29,15 @@ from jppo.envs.checks.report import (
 )
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.device_contract import check_methods, check_same, describe_leaf, shape_inputs, trace_anew, trace_env
+from jppo.envs.device_contract import (
+    check_methods,
+    check_same,
+    copy_untraced,
+    describe_leaf,
+    shape_inputs,
+    trace_anew,
+    trace_env,
+)
 from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
@@ -71,7 +78,7 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         source = make_named(env) if names_module(env) else make_source(env)
     has_functions = isinstance(source, str | Environment | EpisodicEnv)
     if not has_functions:
-        yield from _judge_source(copy.copy(source), params)  # as in make_env
+        yield from _judge_source(copy_untraced(source), params)
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
     if made.num_agents > 1:
