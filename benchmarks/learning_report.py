@@ -150,7 +150,7 @@ def _draw_curve(axes: Axes, label: str, row: dict[str, Any]) -> None:
     marker = "o" if known.sum() == 1 else None  # a line needs two points
     axes.plot(steps[known], interquartile_mean(returns[:, known]), color="#3f51b5", lw=1.5, marker=marker, ms=4)
     task = TASKS[label]
-    has_other_budget = row["steps"] < _ALMOST * task.total_steps or task.source.endswith(" steps")
+    has_other_budget = row["steps"] < _ALMOST * task.total_steps or task.other_budget
     if task.published and not has_other_budget:
         axes.axhline(float(task.published.split(" ")[0]), color="gray", ls="--", lw=1)
     axes.set_title(label, fontsize=9)

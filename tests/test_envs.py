@@ -95,31 +95,6 @@ def test_a_made_environment_is_returned_unchanged():
         make_env(env, max_steps_in_episode=3)
 
 
-def test_an_environment_may_call_a_redefined_function():
-    """gymnax compiles `step` once per object; in a notebook, a cell may redefine a function that it calls."""
-
-    class Redefined(Probe):
-        def step_env(self, *arguments):
-            obs, state, _, terminated, info = super().step_env(*arguments)
-            return obs, state, reward(), terminated, info
-
-    def first_reward(env):
-        env = make_env(env)
-        state = env.reset(jax.random.key(0))[1]
-        return env.step(jax.random.key(0), state, jnp.zeros((), jnp.int32)).reward
-
-    def reward():
-        return jnp.float32(1.0)
-
-    env = Redefined()
-    assert first_reward(env) == 1.0
-
-    def reward():  # noqa: F811
-        return jnp.float32(2.0)
-
-    assert first_reward(env) == 2.0
-
-
 class Delegating:
     """A wrapper like gymnax's: attributes that it lacks are those of the wrapped environment."""
 

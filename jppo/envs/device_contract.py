@@ -1,7 +1,5 @@
 """Checks of the return values of environments on the device: objects with gymnax's API, and `EpisodicEnv`."""
 
-import copy
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,17 +40,6 @@ def trace_anew(function: Callable[..., Any], *arguments: Any) -> Any:
     The new function avoids an earlier trace: in a notebook, a function that this one calls may have been redefined.
     """
     return jax.eval_shape(lambda *arguments: function(*arguments), *arguments)  # noqa: PLW0108
-
-
-def copy_untraced(source: Any) -> Any:
-    """Returns a copy of an instance of gymnax's base class, which compiles reset and step once per object.
-
-    The copy avoids earlier traces, as `trace_anew` does. Other objects are returned unchanged, because not every
-    object can be copied (for example a wrapper whose `__getattr__` reads the wrapped environment).
-    """
-    module = sys.modules.get("gymnax.environments.environment")
-    is_plain = module is not None and isinstance(source, module.Environment) and not hasattr(source, "__getattr__")
-    return copy.copy(source) if is_plain else source
 
 
 def _trace_reset(reset: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:

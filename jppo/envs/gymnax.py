@@ -14,7 +14,7 @@ from jppo.config.families import family_of
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.device_contract import check_methods, copy_untraced, trace_env
+from jppo.envs.device_contract import check_methods, trace_env
 from jppo.envs.episodes import EpisodeParams, EpisodicEnv, with_limit_and_reset
 from jppo.envs.families import make_family_env
 from jppo.envs.gymnax_spaces import obs_spec_of
@@ -59,7 +59,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     if isinstance(env, EpisodicEnv):
         params = replace_fields(EpisodeParams() if params is None else params, overrides)
         return with_limit_and_reset(env, params.max_steps_in_episode, params.pool)
-    source = make_source(env) if isinstance(env, str) else copy_untraced(env)
+    source = make_source(env) if isinstance(env, str) else env
     check_methods(source, params)
     params = source.default_params if params is None else params
     params = replace_fields(params, overrides)

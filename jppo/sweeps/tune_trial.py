@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ray import tune
 
-from jppo.config.overrides import take_network
+from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, take_network
 from jppo.config.ray import RayConfig
 from jppo.envs.backends import choose_backend
 from jppo.errors import TrainingDiverged
@@ -114,7 +114,15 @@ def _newest(column: np.ndarray) -> float:
 
 
 def apply_space(space: dict[str, Any], settings: RunSettings) -> RunSettings:
-    """Returns the settings of a run with the values of a trial."""
+    """Returns the settings of a run with the values of a trial.
+
+    Raises:
+      ValueError: the search space has an unknown name.
+    """
+    names = (*CONFIG_NAMES, *HYPERPARAM_NAMES, "seed")
+    for name in space:
+        if name not in names:
+            raise ValueError(f"the search space has an unknown setting {name!r}{hint_for(name, names)}")
     network, overrides = take_network(settings.network, settings.overrides)
     values = dict(space)
     seed = values.pop("seed", settings.seed)

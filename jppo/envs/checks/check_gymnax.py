@@ -32,7 +32,6 @@ from jppo.envs.contract import BrokenContractError
 from jppo.envs.device_contract import (
     check_methods,
     check_same,
-    copy_untraced,
     describe_leaf,
     shape_inputs,
     trace_anew,
@@ -78,7 +77,7 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         source = make_named(env) if names_module(env) else make_source(env)
     has_functions = isinstance(source, str | Environment | EpisodicEnv)
     if not has_functions:
-        yield from _judge_source(copy_untraced(source), params)
+        yield from _judge_source(source, params)
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
     if made.num_agents > 1:
