@@ -74,7 +74,14 @@ def make_sebulba(
         )
     env = make_host_env(env)
     policy, learner, mesh, num_updates = build_learner(
-        env, config, total_steps, network, optimizer, loss, advantages, num_devices
+        env,
+        config,
+        total_steps=total_steps,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        advantages=advantages,
+        num_devices=num_devices,
     )
     replicated = NamedSharding(mesh, PartitionSpec())
 

@@ -92,7 +92,14 @@ def make_anakin(
     """
     env = make_env(env)
     policy, learner, mesh, num_updates = build_learner(
-        env, config, total_steps, network, optimizer, loss, advantages, num_devices
+        env,
+        config,
+        total_steps=total_steps,
+        network=network,
+        optimizer=optimizer,
+        loss=loss,
+        advantages=advantages,
+        num_devices=num_devices,
     )
 
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> AnakinState:
@@ -135,8 +142,17 @@ def collect_rollout(
     env: Environment, policy: Policy, config: PPOConfig, train: TrainState, state: CollectState
 ) -> tuple[CollectState, Rollout, EpisodeStats]:
     """Returns `collect` with the settings of a run."""
-    gamma, options = current_hyperparams(train).gamma, (config.sequence_length, config.keep_next_obs)
-    return collect(env, policy, config.num_steps, train.policy, state, gamma, *options)
+    gamma = current_hyperparams(train).gamma
+    return collect(
+        env,
+        policy,
+        config.num_steps,
+        train.policy,
+        state,
+        gamma,
+        sequence_length=config.sequence_length,
+        keep_next_obs=config.keep_next_obs,
+    )
 
 
 def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> tuple[AnakinState, Any, Metrics]:

@@ -75,6 +75,7 @@ def collect(
     policy_state: PolicyState,
     state: CollectState,
     gamma: Array | float,
+    *,
     sequence_length: int | None = None,
     keep_next_obs: bool = False,
 ) -> tuple[CollectState, Rollout, EpisodeStats]:
