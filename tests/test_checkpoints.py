@@ -468,6 +468,20 @@ def test_a_failed_tensorboard_write_is_reported_once(tmp_path):
     writer.abort()
 
 
+def test_interrupt_while_a_new_run_is_deleted(tmp_path, monkeypatch):
+    delete = shutil.rmtree
+
+    def interrupted_delete(path):
+        signal.raise_signal(signal.SIGINT)
+        delete(path)
+
+    monkeypatch.setattr("jppo.runs.writer.shutil.rmtree", interrupted_delete)
+    writer = RunWriter(tmp_path / "new" / "run", {})
+    with pytest.raises(KeyboardInterrupt):
+        writer.abort()
+    assert not (tmp_path / "new").exists()
+
+
 def events(run_dir):
     """Returns (step, names, whether it starts a session) of all events, in TensorBoard's order."""
     from tensorboardX.proto.event_pb2 import Event

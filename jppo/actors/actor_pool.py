@@ -22,11 +22,11 @@ from jppo.actors.ray_cluster import (
     check_resources,
     cluster_address,
     connect,
-    defer_signals,
     disconnect,
     explain_missing_resources,
 )
 from jppo.config.ray import RayConfig, num_cores
+from jppo.devices.signals import defer_signals
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState
 

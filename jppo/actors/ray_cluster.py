@@ -4,10 +4,8 @@ import contextlib
 import functools
 import math
 import os
-import signal
 import socket
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import ray
 
 from jppo.config.ray import RayConfig, num_cores
+from jppo.devices.signals import defer_signals
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
@@ -50,6 +49,7 @@ def connect(config: RayConfig) -> bool:
         job_config._py_driver_sys_path = _WorkerPath()
     try:
         check_reachable(address)
+        # The daemons of a partly started Ray survive for a minute.
         with defer_signals(interruptible=address != "local"), _separate_groups(), warnings.catch_warnings():
             # Ray forks only to exec, which is safe with JAX's threads.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -81,33 +81,9 @@ class _WorkerPath(list):
 
 def disconnect() -> None:
     """Disconnects from Ray. Stops Ray if `connect` started it."""
-    with defer_signals():
+    with defer_signals():  # the daemons of a partly stopped Ray survive for a minute
         ray.shutdown()
     _set_echo(True)
-
-
-@contextlib.contextmanager
-def defer_signals(interruptible: bool = False) -> Iterator[None]:
-    """Defers Ctrl-C and SIGTERM, because the daemons of a partly started or stopped Ray survive for a minute.
-
-    Also restores the handler of SIGTERM, which `ray.init` replaces by one that does not save the run.
-
-    Args:
-      interruptible: do not defer Ctrl-C.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = [signal.SIGTERM] if interruptible else [signal.SIGTERM, signal.SIGINT]
-    held: list[int] = []
-    before = [signal.signal(number, lambda number, _: held.append(number)) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for held_number in held:
-            signal.raise_signal(held_number)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Lets a signal end the process while a call of XLA blocks."""
+"""Controls when Ctrl-C and SIGTERM take effect."""
 
 import contextlib
 import signal
@@ -21,3 +21,28 @@ def end_process_at(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def defer_signals(interruptible: bool = False) -> Iterator[None]:
+    """Defers Ctrl-C and SIGTERM to the end of the block.
+
+    Also restores the handler of SIGTERM, which `ray.init` replaces by one that does not save the run. Does nothing
+    outside the main thread.
+
+    Args:
+      interruptible: do not defer Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = [signal.SIGTERM] if interruptible else [signal.SIGTERM, signal.SIGINT]
+    held: list[int] = []
+    before = [signal.signal(number, lambda number, _: held.append(number)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for held_number in held:
+            signal.raise_signal(held_number)

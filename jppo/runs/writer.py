@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jppo.devices.signals import defer_signals
 from jppo.ppo.types import PolicyState
 from jppo.runs.checkpoints import FOLDER, list_checkpoints
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
@@ -142,7 +143,7 @@ class RunWriter:
 
     def abort(self) -> None:
         """Closes the files without a policy or summary. Deletes the directory of a new run that has saved no update."""
-        with contextlib.suppress(Exception):  # the caller raises the original error
+        with defer_signals(), contextlib.suppress(Exception):  # the caller raises the original error
             self._close()
             if not (self._resume or self._has_lines or list_checkpoints(self.path / FOLDER)):
                 shutil.rmtree(self.path)
