@@ -94,7 +94,7 @@ def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dic
     compiled = time.perf_counter()
     state, metrics = jax.block_until_ready(train(keys, hyperparams))
     trained = time.perf_counter()
-    states = [jax.tree.map(lambda x, i=i: x[i], state.train.policy) for i in range(num_seeds)]
+    states = [jax.tree.map(lambda x, i=i: x[i], state.train.policy_state) for i in range(num_seeds)]
     policies = [jppo.TrainedPolicy(agent.policy, policy_state) for policy_state in states]
     greedy = [evaluate_greedy(agent.env, policy) for policy in policies]
     steps = agent.num_updates * agent.config.batch_size
@@ -111,12 +111,13 @@ def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dic
 
 
 def run_on_host(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[str, Any]:
-    """Trains one seed after the other, each with one actor per core; without actors if the task has settings."""
+    """Trains one seed after the other."""
     options: dict[str, Any] = {"preset": task.preset}
     if task.settings:
-        options = {"config": task.settings[0], "hyperparams": task.settings[1], "num_actors": 0}
+        options = {"config": task.settings[0], "hyperparams": task.settings[1]}
     results = [
-        jppo.train(env, backend="ray", total_steps=total_steps, seed=seed, **options) for seed in range(num_seeds)
+        jppo.train(env, backend="ray", total_steps=total_steps, seed=seed, num_actors=task.num_actors, **options)
+        for seed in range(num_seeds)
     ]
     metrics = {name: np.stack([result.metrics[name] for result in results]) for name in results[0].metrics}
     greedy = [evaluate_greedy(result.agent.env, result.policy) for result in results]

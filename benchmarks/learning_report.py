@@ -57,7 +57,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         steps = f"{row['steps']:,}"
         if (share := row["steps"] / task.total_steps) < _ALMOST:
             steps += f" ({100 * share:.2g} %)"
-        missed = task.target is not None and row["score"]["mean"] < task.target
+        missed = task.target is not None and row["share"] >= 1 and row["score"]["mean"] < task.target
         lines.append(
             f"| {name} | {task.published or 'none'} | {task.source or '-'} | {_number(interquartile_mean(scores))}"
             f"{' (**below**)' if missed else ''} | {_number(low)} to {_number(high)} | {_plus_minus(row['greedy'])} | "

@@ -19,6 +19,7 @@ class Task(NamedTuple):
     env: Any = None  # default: the name in the label
     other_budget: bool = False  # the published score is that of another number of steps
     settings: tuple[jppo.PPOConfig, jppo.Hyperparams] | None = None  # instead of the preset's
+    num_actors: int | None = None  # host environments; default: one per core
 
 
 _CLEANRL = "CleanRL, 3 seeds"
@@ -49,7 +50,7 @@ TASKS = {
     "Ant-v5/ray": Task(1_000_000, "2138", f"{_SLM}, 10⁷ steps", seeds=5, other_budget=True),
     "LunarLander-v3/ray": Task(1_000_000, "242", f"{_ZOO}, v2", 200.0, 5),
     "Taxi-v4/ray": Task(500_000, "8", "Gymnasium's threshold", 7.5, 5),
-    "atari:Pong-v5/ray": Task(10_000_000, "20.36 ± 0.20", "CleanRL ppo_atari.py, 3 seeds", 19.0, 5),
+    "atari:Pong-v5/ray": Task(10_000_000, "20.36 ± 0.20", "CleanRL ppo_atari.py, 3 seeds", 19.0, 5, num_actors=0),
     "craftax:Craftax-Classic-Symbolic-v1": Task(1_000_000_000, "19.8", "derived: 90 % of 22, Craftax paper", seeds=5),
     "playground:CartpoleBalance": Task(60_000_000, "968", f"{_SLM}, 10⁸ steps", seeds=5, other_budget=True),
     "playground:CheetahRun": Task(60_000_000, "883", f"{_SLM}, 10⁸ steps", seeds=5, other_budget=True),
@@ -74,7 +75,7 @@ MEMORY_ENVS = {  # label: environment, steps, target
 }
 _ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
 MEMORY = {
-    f"{label}/{network}": Task(steps, target=target, seeds=5, env=env, settings=(config, _ANNEALED))
+    f"{label}/{network}": Task(steps, target=target, seeds=5, env=env, settings=(config, _ANNEALED), num_actors=0)
     for label, (env, steps, target) in MEMORY_ENVS.items()
     for network, config in NETWORKS.items()
 }
