@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import types
 from collections import namedtuple
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_missing_and_old_packages(monkeypatch):
         ("optax is not installed; jppo needs it", "pip install 'optax>=0.2.6'"),
         ("ray is not installed; jppo needs it", "pip install 'ray<3,>=2.51'"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem", "fix"),
+    [
+        (
+            types.ModuleType("gymnax"),
+            "another package has overwritten gymnax",
+            "pip uninstall -y stable-gymnax",
+        ),
+        (None, "gymnax cannot be imported", "pip install --force-reinstall --no-deps gymnax"),
+    ],
+)
+def test_a_damaged_gymnax(monkeypatch, broken, problem, fix):
+    assert list(diagnosis.check_gymnax()) == []
+    monkeypatch.setitem(sys.modules, "gymnax", broken)
+    (finding,) = diagnosis.check_gymnax()
+    assert finding.problem.startswith(problem)
+    assert finding.fix.startswith(fix)
 
 
 def test_an_installation_without_metadata(monkeypatch):

@@ -53,6 +53,7 @@ def diagnose() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     yield Finding("jppo", f"{jppo.__version__}, {Path(jppo.__file__).parent}")
     yield from check_packages()
+    yield from check_gymnax()
     yield from check_jax()
     yield check_ray()
     yield check_sessions(Path(tempfile.gettempdir()) / "ray")
@@ -86,6 +87,27 @@ def check_packages() -> Iterator[Finding]:
         else:
             continue
         yield Finding("package", f"{name} {versions[name]}", problem=problem, fix=f"pip install '{requirement}'")
+
+
+def check_gymnax() -> Iterator[Finding]:
+    """Yields a finding if gymnax is damaged. An older package with the same modules may have overwritten its files."""
+    version = find_version("gymnax")
+    if version == "missing":  # see check_packages
+        return
+    try:
+        import jax  # noqa: F401
+    except Exception:  # see check_jax
+        return
+    try:
+        from jppo.envs.gymnax import import_gymnax
+
+        import_gymnax()
+    except ValueError as error:
+        problem, fix = str(error).split("; ", 1)
+        yield Finding("gymnax", version, problem=problem, fix=fix)
+    except Exception as error:  # a damaged installation raises any type
+        problem, fix = f"gymnax cannot be imported: {error}", "pip install --force-reinstall --no-deps gymnax"
+        yield Finding("gymnax", version, problem=problem, fix=fix)
 
 
 def check_jax() -> Iterator[Finding]:
