@@ -385,6 +385,23 @@ def test_playground_limits_count_actions():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "impl"), [("AeroCubeRotateZAxis", None), ("Go1Getup", "jax")])
+def test_playground_selects_the_simulator_if_the_task_can(monkeypatch, name, impl):
+    need("playground")
+    from mujoco_playground import registry
+
+    load, given = registry.load, {}
+
+    def load_another(name, config_overrides):  # the robots of these tasks are a download
+        given.update(config_overrides)
+        return load("CartpoleBalance")
+
+    monkeypatch.setattr(registry, "load", load_another)
+    make_env(f"playground:{name}", episode_length=10)
+    assert given == {"episode_length": 10} | ({"impl": impl} if impl else {})
+
+
+@pytest.mark.slow
 def test_jaxmarl_has_no_pool():
     need("jaxmarl")
     with pytest.raises(ValueError, match="jaxmarl:MPE_simple_spread_v3 has no pool of initial states"):

@@ -38,8 +38,11 @@ def make(
         `state` only.
       **config: fields of the environment's configuration, e.g. ctrl_dt=0.02.
     """
-    source = registry.load(name, config_overrides={"impl": "jax"} | config)
-    settings = dict(registry.get_default_config(name)) | config
+    settings = dict(registry.get_default_config(name))
+    if "impl" in settings:  # AeroCubeRotateZAxis has no such field
+        config = {"impl": "jax"} | config
+    source = registry.load(name, config_overrides=config)
+    settings |= config
     repeat = int(settings.get("action_repeat", 1))
     limit = max_steps_in_episode or -(-int(settings["episode_length"]) // repeat)
     env = episodic_env(name, source, repeat, select_observation(privileged), _renderer(source))
