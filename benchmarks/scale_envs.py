@@ -78,7 +78,7 @@ class Runs:
         self._step = jit(self._agent.step, donate_argnums=0).lower(state).compile()
         player = make_player(self._agent.env, self._agent.policy, sampled=False)
         self._play = jit(lambda policy, keys: player(policy, keys)[0].mean())
-        self._play(state.train.policy, jax.random.split(jax.random.key(0), _EPISODES))
+        self._play(state.train.policy_state, jax.random.split(jax.random.key(0), _EPISODES))
 
     def __call__(self, seed: int) -> dict[str, Any]:
         """Trains once. Returns the returns over samples and seconds."""
@@ -88,14 +88,14 @@ class Runs:
         began = time.perf_counter()
         state = jax.block_until_ready(self._init(jax.random.key(seed), self._hyperparams))
         start_seconds = seconds = time.perf_counter() - began
-        returns, times, done = [float(self._play(state.train.policy, keys))], [0.0], 0
+        returns, times, done = [float(self._play(state.train.policy_state, keys))], [0.0], 0
         for point in points:
             began = time.perf_counter()
             for _ in range(point - done):
                 state, _ = self._step(state)
             jax.block_until_ready(state)
             seconds, done = seconds + time.perf_counter() - began, point
-            returns.append(float(self._play(state.train.policy, keys)))
+            returns.append(float(self._play(state.train.policy_state, keys)))
             times.append(seconds)
         return self.setting | {
             "seed": seed,

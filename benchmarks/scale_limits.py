@@ -105,7 +105,7 @@ def all_reduce_seconds(num_devices: int, numbers: int, repeats: int = 60) -> flo
 def devices(counts: tuple[int, ...] = (2, 4, 8)) -> None:
     """Measures all-reduces over several devices. benchmarks/devices.py measures whole updates on them."""
     agent = jppo.make_anakin(WORKLOADS["W1"].env, WORKLOADS["W1"].config)
-    shapes = jax.eval_shape(agent.init, jax.random.key(0)).train.policy.params
+    shapes = jax.eval_shape(agent.init, jax.random.key(0)).train.policy_state.params
     sizes = (1, sum(leaf.size for leaf in jax.tree.leaves(shapes)), 10**6)
     rows = [
         {"devices": count, "numbers": size, "seconds": all_reduce_seconds(count, size)}

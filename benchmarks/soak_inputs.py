@@ -148,7 +148,7 @@ def damage(count: int = 180, seed: int = 0, output: Path = RESULTS / "soak_damag
         run = load_run(intact)
         policies = {fingerprint(run.policy_state)}
         for path in (intact / FOLDER).iterdir():
-            policies.add(fingerprint(read_checkpoint(path).restore(run.policy_state, ".train.policy")))
+            policies.add(fingerprint(read_checkpoint(path).restore(run.policy_state, ".train.policy_state")))
         for number in range(count):
             path = Path(folder) / f"run{number}"
             shutil.copytree(intact, path)

@@ -208,7 +208,7 @@ def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
     minibatch = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
 
     def loss(params: PyTree) -> Array:
-        state = train.policy.replace(params=params)
+        state = train.policy_state.replace(params=params)
         return ppo_loss(
             lambda obs: agent.policy.step(state, obs)[:2], minibatch, train.hyperparams, config, jax.random.key(0)
         )[0]
@@ -217,7 +217,7 @@ def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
         grads = jax.grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 1e-4 * g, params, grads), None
 
-    return jax.lax.scan(step, train.policy.params, length=config.num_epochs * config.num_minibatches)[0]
+    return jax.lax.scan(step, train.policy_state.params, length=config.num_epochs * config.num_minibatches)[0]
 
 
 def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
@@ -225,16 +225,16 @@ def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
     state = jit(agent.init)(jax.random.key(1), jppo.Hyperparams())
     train, key = state.train, jax.random.key(2)
     roll = jit(functools.partial(collect, agent.env, agent.policy, agent.config.num_steps))
-    _, rollout, stats = roll(train.policy, state.collect, train.hyperparams.gamma)
+    _, rollout, stats = roll(train.policy_state, state.collect, train.hyperparams.gamma)
 
     def bound(function: Callable, *args: Any) -> Program:
         return functools.partial(jit(function), *args)
 
     parts = {
         "environment": bound(functools.partial(step_environments, agent), state.collect, key),
-        "policy": bound(functools.partial(act, agent), train.policy, rollout.obs, key),
+        "policy": bound(functools.partial(act, agent), train.policy_state, rollout.obs, key),
         "learner": bound(learner_of(agent).update, train, rollout, stats),
-        "rollout": functools.partial(roll, train.policy, state.collect, train.hyperparams.gamma),
+        "rollout": functools.partial(roll, train.policy_state, state.collect, train.hyperparams.gamma),
     }
     if not profile:
         return parts

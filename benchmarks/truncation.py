@@ -128,7 +128,7 @@ def cut_of(transition: Transition) -> Array:
 def at_start(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
     """Returns a new policy, and environments at the first step of their episodes."""
     state = jit(agent.init)(key, jppo.Hyperparams())
-    return state.train.policy, state.collect
+    return state.train.policy_state, state.collect
 
 
 def truncating(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
@@ -141,7 +141,7 @@ def truncating(agent: Anakin, key: Array) -> tuple[PolicyState, CollectState]:
     age = jnp.arange(num_envs, dtype=jnp.int32) * limit // num_envs
     env_state = state.collect.env_state
     aged = env_state.replace(time=age.astype(env_state.time.dtype))
-    return state.train.policy, state.collect.replace(env_state=aged)
+    return state.train.policy_state, state.collect.replace(env_state=aged)
 
 
 def check_equal(rollouts: dict[str, Rollout], reference: Rollout) -> None:

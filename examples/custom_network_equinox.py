@@ -45,7 +45,7 @@ def main(total_steps: int = 200_000) -> float:
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=network)
     state, metrics = jppo.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))
-    module = eqx.combine(state.train.policy.params, network.static)  # a module again, to inspect or save
+    module = eqx.combine(state.train.policy_state.params, network.static)  # a module again, to inspect or save
     score = float(metrics["episode/return_mean"][-1])
     print(f"equinox, {module.policy.depth} hidden layers: mean return {score:.0f} of at most 500")
     return score

@@ -28,7 +28,7 @@ def main(total_steps: int = 200_000) -> float:
     config = jppo.PPOConfig(num_envs=16, num_steps=128)
     agent = jppo.make_anakin("CartPole-v1", config, total_steps=total_steps, network=Residual(num_actions=2))
     state, metrics = jppo.jit(agent.train)(jax.random.key(0), jppo.Hyperparams(learning_rate=1e-3))
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params))
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy_state.params))
     score = float(metrics["episode/return_mean"][-1])
     print(f"a residual network of {num_params} parameters: mean return {score:.0f} of at most 500")
     return score

@@ -12,7 +12,7 @@ class Reference:
     """An update of a feed-forward network with two torsos."""
 
     def __init__(self, state, config, hyperparams, discrete=True):
-        params = jax.tree.map(lambda x: np.asarray(x, float), state.policy.params)["params"]
+        params = jax.tree.map(lambda x: np.asarray(x, float), state.policy_state.params)["params"]
         self.params = self.from_flax(params) | {"log_std": params.get("log_std", np.zeros(0))}
         self.first_moment = jax.tree.map(np.zeros_like, self.params)
         self.second_moment = jax.tree.map(np.zeros_like, self.params)

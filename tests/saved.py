@@ -21,7 +21,7 @@ def save_run(path, env="CartPole-v1", config=jppo.PPOConfig(num_envs=4, num_step
     """Writes the run directory of an untrained policy. Returns the policy's state."""
     with lenient():
         agent = jppo.make_anakin(env, config)
-        policy = jax.jit(agent.init)(jax.random.key(0)).train.policy
+        policy = jax.jit(agent.init)(jax.random.key(0)).train.policy_state
     settings = run_config(env, "device", 0, 1000, config, jppo.Hyperparams(), **more)
     writer = RunWriter(path, settings)
     writer.write_updates([ROW])

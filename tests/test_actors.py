@@ -345,7 +345,7 @@ def test_a_run_that_fails_is_saved(local_ray, tmp_path, capsys):
     assert read_metrics(tmp_path / "run")["update"].tolist() == list(range(1, updates + 1))
     healthy = functools.partial(Healthy, notes=tmp_path)  # has the same spaces
     agent = jppo.make_sebulba(healthy, SMALL(num_envs=8, num_steps=16, num_minibatches=2))
-    state = jax.eval_shape(agent.init, jax.random.key(0)).policy
+    state = jax.eval_shape(agent.init, jax.random.key(0)).policy_state
     assert load_policy_state(tmp_path / "run", state).params
 
 

@@ -82,7 +82,7 @@ def test_host_rollouts_bootstrap_truncated_agents_and_count_their_episodes_only(
     agent = make_sebulba(Team, config_of(), network=Telling(), total_steps=60)
     key = jax.random.key(0)
     runner = EnvRunner(agent.runner_spec(key), np.arange(6))
-    rollout, stats, *_ = runner.collect(jax.device_get(agent.init(key).policy), 0.9)
+    rollout, stats, *_ = runner.collect(jax.device_get(agent.init(key).policy_state), 0.9)
     runner.close()
     active = np.tile(ACTIVE, (2, 2))
     np.testing.assert_array_equal(rollout.active, active)
@@ -105,7 +105,7 @@ def test_device_rollouts_agree_with_the_environment():
     state = jax.jit(agent.init)(jax.random.key(0))
     assert state.collect.env_state.shape == (2,)
     roll = jax.jit(functools.partial(collect, agent.env, agent.policy, 10))
-    state, rollout, stats = roll(state.train.policy, state.collect, 0.9)
+    state, rollout, stats = roll(state.train.policy_state, state.collect, 0.9)
     active = np.tile(np.array([[1, 1], [1, 1], [0, 1], [0, 1], [0, 1]], bool), (2, 2))
     np.testing.assert_array_equal(rollout.active, active)
     np.testing.assert_array_equal(state.active, [True] * 4)
@@ -172,11 +172,12 @@ def test_inactive_rows_do_not_change_the_update():
     state, rollout, update, _ = learning(True)
     after, metrics = update(state, rollout)
     again, same = update(state, spoil(rollout, ~rollout.active))
-    jax.tree.map(np.testing.assert_array_equal, (after.policy, metrics), (again.policy, same))
+    jax.tree.map(np.testing.assert_array_equal, (after.policy_state, metrics), (again.policy_state, same))
     np.testing.assert_array_equal(after.reward_stats.mean, again.reward_stats.mean)
     other, _ = update(state, spoil(rollout, rollout.active & (jnp.arange(4) == 1)[None]))
     assert any(
-        (a != b).any() for a, b in zip(jax.tree.leaves(after.policy), jax.tree.leaves(other.policy), strict=True)
+        (a != b).any()
+        for a, b in zip(jax.tree.leaves(after.policy_state), jax.tree.leaves(other.policy_state), strict=True)
     )
 
 
@@ -194,7 +195,7 @@ def test_the_gradient_of_an_inactive_row_is_zero():
             target=rollout.next_value[0],
             weight=weight,
         )
-        apply = lambda obs: policy.step(state.policy, obs)[:2]  # noqa: E731
+        apply = lambda obs: policy.step(state.policy_state, obs)[:2]  # noqa: E731
         return ppo_loss(apply, batch, jppo.Hyperparams(learning_rate=1e-2), config, None)[0]
 
     gradient = np.asarray(jax.jit(jax.grad(loss))(rollout.obs[0]))
@@ -208,7 +209,7 @@ def test_an_update_with_active_rows_only_is_that_of_single_agents():
     everyone = update(state, rollout.replace(active=jnp.ones_like(rollout.active)))
     alone = single(state, rollout.replace(active=()))
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
-    jax.tree.map(close, (everyone[0].policy, everyone[1]), (alone[0].policy, alone[1]))
+    jax.tree.map(close, (everyone[0].policy_state, everyone[1]), (alone[0].policy_state, alone[1]))
 
 
 @pytest.mark.slow
@@ -228,7 +229,7 @@ def test_devices_share_the_mean_over_active_rows():
     expected, metrics = update(state, rollout)
     after, same = jax.jit(program)(state, rollout)
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
-    jax.tree.map(close, (after.policy, same), (expected.policy, metrics))
+    jax.tree.map(close, (after.policy_state, same), (expected.policy_state, metrics))
 
 
 @pytest.mark.slow

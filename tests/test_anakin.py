@@ -58,7 +58,7 @@ def test_train_equals_a_loop_of_steps():
         rows.append(metrics)
     for name, metric in stacked.items():
         np.testing.assert_allclose(metric, [row[name] for row in rows], rtol=1e-4, atol=1e-6, err_msg=name)
-    assert_trees_close(whole.train.policy.params, state.train.policy.params)
+    assert_trees_close(whole.train.policy_state.params, state.train.policy_state.params)
     np.testing.assert_array_equal(whole.collect.obs, state.collect.obs)
 
 
@@ -76,7 +76,9 @@ def test_vmapped_runs_equal_separate_runs():
     alone = jax.jit(train)
     for i in range(3):
         state, expected = alone(keys[i], rates[i])
-        assert_trees_close(jax.tree.map(lambda x, i=i: x[i], together.train.policy.params), state.train.policy.params)
+        assert_trees_close(
+            jax.tree.map(lambda x, i=i: x[i], together.train.policy_state.params), state.train.policy_state.params
+        )
         np.testing.assert_allclose(metrics["episode/return_mean"][i], expected["episode/return_mean"], rtol=1e-5)
         np.testing.assert_allclose(metrics["loss/value"][i], expected["loss/value"], rtol=1e-3)
     assert (metrics["episode/return_mean"][1] != metrics["episode/return_mean"][2]).any(), "seeds do not differ"
@@ -103,7 +105,7 @@ def test_a_nan_keeps_the_last_good_parameters(normalize_reward):
         before = state.train.replace(update=state.train.update + 1, key=key)
         state, metrics = step(state)
         finite.append(bool(metrics["finite"]))
-        params.append(state.train.policy.params)
+        params.append(state.train.policy_state.params)
         if not metrics["finite"]:
             jax.tree.map(np.testing.assert_array_equal, without_key(state.train), without_key(before))
     assert finite == [True, True, False, not normalize_reward, not normalize_reward]

@@ -162,8 +162,8 @@ def test_environment_and_policy_programs_do_the_work_of_a_rollout():
     after = jax.jit(lambda state: timing.step_environments(agent, state, key))(state.collect)
     np.testing.assert_array_equal(after.episode.lengths, np.full(8, 16))
     obs = jax.numpy.broadcast_to(state.collect.obs, (16, *state.collect.obs.shape))
-    action, log_prob, value = timing.select_actions(agent, state.train.policy, obs, key)
-    distribution, expected = agent.policy.step(state.train.policy, obs[0])[:2]
+    action, log_prob, value = timing.select_actions(agent, state.train.policy_state, obs, key)
+    distribution, expected = agent.policy.step(state.train.policy_state, obs[0])[:2]
     np.testing.assert_allclose(log_prob[3], distribution.log_prob(action[3]), rtol=1e-5)
     np.testing.assert_allclose(value[3], expected, rtol=1e-5)
     assert len(np.unique(action)) == 2

@@ -20,8 +20,7 @@ from jppo.actors.action_selection import make_action_selection
 from jppo.ppo import kernels
 from jppo.ppo.anakin import collect_rollout
 from jppo.ppo.kernels import permutation
-from jppo.ppo.policy import act
-from jppo.ppo.rollout import episode_starts
+from jppo.ppo.policy import act, episode_starts
 
 HALF = functools.partial(SMALL, compute_dtype="bfloat16", num_epochs=1, num_minibatches=1, hidden_sizes=(16, 16))
 CASES = {
@@ -74,7 +73,7 @@ def test_recorded_numbers_are_those_of_the_update(case):
     )[1]
     carry = jax.tree.map(lambda x: x[0], rollout.carry)
     unroll = jax.jit(agent.policy.unroll)
-    distribution, value, _ = unroll(state.train.policy, rollout.obs, carry, episode_starts(rollout.done))
+    distribution, value, _ = unroll(state.train.policy_state, rollout.obs, carry, episode_starts(rollout.done))
     action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.action)
     ratio = np.exp(distribution.log_prob(action) - rollout.log_prob.ravel())
     assert abs(ratio - 1.0).max() < RATIO_TOLERANCE
@@ -101,8 +100,8 @@ def test_updates_agree_with_the_plain_kernels(monkeypatch, case):
     monkeypatch.setattr(kernels, "ENABLED", False)
     plain = jppo.make_anakin(CASES[case][0], agent.config, total_steps=64)
     start = jax.jit(plain.init)(jax.random.key(0))
-    policy = start.train.policy.replace(params=state.train.policy.params)
-    _, expected = jax.jit(plain.step)(start.replace(train=start.train.replace(policy=policy)))
+    policy = start.train.policy_state.replace(params=state.train.policy_state.params)
+    _, expected = jax.jit(plain.step)(start.replace(train=start.train.replace(policy_state=policy)))
     for name in ("loss/total", "grad/norm", "value/mean"):
         assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=0.05, abs=1e-3), name
 

@@ -148,7 +148,7 @@ def test_scalar_of_a_callback_replaces_a_hyperparameter_and_stays_valid(rate):
 
 def test_invalid_change_in_place_ends_the_run_with_everything_saved(tmp_path):
     def shrink(event):
-        event.state.train.policy.params["params"].clear()
+        event.state.train.policy_state.params["params"].clear()
 
     with pytest.raises(ValueError, match="is missing, but the run needs") as error:
         train(shrink, callback_every=4, run_dir=tmp_path / "run")
@@ -221,7 +221,10 @@ def replaced(change):
             "hyperparams.gamma is missing, but .* numbers and schedules cannot replace each other; pass a number to",
         ),
         (lambda event: False, "the callback returned a value of type bool, but it must return None; use event.stop"),
-        (replaced(lambda state: state.train), r"event.state.train.policy.* is missing, but the run needs float32"),
+        (
+            replaced(lambda state: state.train),
+            r"event.state.train.policy_state.* is missing, but the run needs float32",
+        ),
         (lambda event: event.log("loss/total", 1.0), "the metric 'loss/total' is one of jppo's; choose another name"),
         (lambda event: event.log("my/x", "high"), "the metric 'my/x' must be a number, not 'high'"),
         (lambda event: event.log("my/x", np.ones(2)), r"the metric 'my/x' must be a number, not array\(\[1., 1.\]\)"),
@@ -239,11 +242,13 @@ def test_invalid_results_raise(callback, message):
 def test_parameters_that_are_not_finite_are_an_error_of_the_callback(run, tmp_path):
     def broken(event):
         state = getattr(event.state, "train", event.state)
-        params = jax.tree.map(lambda x: x + jnp.inf, state.policy.params)
-        state = state.replace(policy=state.policy.replace(params=params))
+        params = jax.tree.map(lambda x: x + jnp.inf, state.policy_state.params)
+        state = state.replace(policy_state=state.policy_state.replace(params=params))
         event.state = event.state.replace(train=state) if run is train else state
 
-    message = r"^the callback broken set event\.state.*\.policy\.params.* to NaN or infinity after update 4; it must"
+    message = (
+        r"^the callback broken set event\.state.*\.policy_state\.params.* to NaN or infinity after update 4; it must"
+    )
     with pytest.raises(ValueError, match=message) as error:
         run(broken, callback_every=4, run_dir=tmp_path / "run")
     assert error.value.result.summary["checkpoint"] == 4

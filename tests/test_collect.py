@@ -138,7 +138,7 @@ def test_next_value_where_the_fragment_ends_with_an_episode(length):
 def test_observations_are_recorded_without_normalization():
     agent = jppo.make_anakin(Counting(), jppo.PPOConfig(num_envs=N, num_steps=T, hidden_sizes=(8,), normalize_obs=True))
     state, _ = jit(agent.step)(agent.init(jax.random.key(0)))
-    policy_state = state.train.policy
+    policy_state = state.train.policy_state
     assert policy_state.obs_stats.count == N * T
     run = jit(functools.partial(collect, agent.env, agent.policy, T))
     _, rollout, _ = run(policy_state, state.collect, jnp.asarray(GAMMA))

@@ -103,7 +103,7 @@ def test_a_minibatch_has_one_all_reduce_of_all_gradients():
     assert text.count(" all-reduce(") == 1
     assert text.count(" all-gather(") == 2
     (flat,) = re.findall(r" = f32\[(\d+)\]\{0\} all-reduce\(", text)
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params))
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(state.train.policy_state.params))
     assert num_params < int(flat) < num_params + 10, "gradients and metrics are not summed as one array"
 
 

@@ -77,5 +77,5 @@ def test_cnn_trains_on_images():
 @pytest.mark.parametrize(("shared_torso", "towers"), [(False, {"actor", "critic"}), (True, {"shared"})])
 def test_a_shared_torso_shares_its_convolutions(shared_torso, towers):
     agent = jppo.make_anakin(lenient_env("Breakout-MinAtar"), SMALL(network="cnn", shared_torso=shared_torso))
-    params = jax.eval_shape(agent.init, jax.random.key(0)).train.policy.params["params"]
+    params = jax.eval_shape(agent.init, jax.random.key(0)).train.policy_state.params["params"]
     assert set(params) == {f"{tower}{part}" for tower in towers for part in ("", "_conv")} | {"policy", "value"}

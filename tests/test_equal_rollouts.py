@@ -200,7 +200,7 @@ def test_both_modes_learn_the_same(options):
     step, runner = jax.jit(on_device.step), EnvRunner(on_host.runner_spec(key), np.arange(8))
     for _ in range(on_device.num_updates):
         expected, expected_metrics = step(expected)
-        fragment = runner.collect(jax.device_get(state.policy), float(rate.gamma))
+        fragment = runner.collect(jax.device_get(state.policy_state), float(rate.gamma))
         state, metrics = on_host.update(state, *on_host.place([fragment]))
         close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
         jax.tree.map(close, metrics, expected_metrics)

@@ -28,7 +28,7 @@ class ThreeActions(Counting):
 @pytest.fixture(scope="module")
 def trained():
     agent = jppo.make_anakin(OnePerStep(), SMALL())
-    state = jax.jit(agent.init)(jax.random.key(0)).train.policy
+    state = jax.jit(agent.init)(jax.random.key(0)).train.policy_state
     return agent.env, jppo.TrainedPolicy(agent.policy, state)
 
 

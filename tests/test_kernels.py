@@ -40,12 +40,12 @@ def after_two_updates(env, config, params=None):
     """Returns the initial parameters, and the parameters after two rollouts and updates."""
     agent = jppo.make_anakin(env, config)
     state, step = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.step)
-    params = state.train.policy.params if params is None else params
-    state = state.replace(train=state.train.replace(policy=state.train.policy.replace(params=params)))
+    params = state.train.policy_state.params if params is None else params
+    state = state.replace(train=state.train.replace(policy_state=state.train.policy_state.replace(params=params)))
     for _ in range(2):
         state, metrics = step(state)
         assert bool(metrics["finite"])
-    return params, state.train.policy.params
+    return params, state.train.policy_state.params
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_train_resume_and_evaluate_use_different_keys(tmp_path, derived, backend
 def test_actions_with_and_without_a_seed_use_different_keys(derived):
     with lenient():
         agent = jppo.make_anakin("CartPole-v1", CONFIG)
-        policy = jppo.TrainedPolicy(agent.policy, agent.init(jax.random.key(1)).train.policy)
+        policy = jppo.TrainedPolicy(agent.policy, agent.init(jax.random.key(1)).train.policy_state)
         jax.effects_barrier()
         derived.clear()
         obs = np.zeros(4, np.float32)

@@ -105,7 +105,7 @@ def rollout_for(state, config, seed, kind="discrete", off_policy=0.0):
     obs = rng.normal([0.0, 5.0, -2.0], [1.0, 2.0, 0.1], (T, N, OBS)).astype(np.float32)
     act = acting(config, kind)
     keys = jax.random.split(jax.random.key(seed + 1000), T)
-    columns = [act(state.policy, jnp.asarray(o), key) for o, key in zip(obs, keys, strict=True)]
+    columns = [act(state.policy_state, jnp.asarray(o), key) for o, key in zip(obs, keys, strict=True)]
     action, log_prob, value = (jnp.stack(column) for column in zip(*columns, strict=True))
     noise = off_policy * rng.normal(size=(2, T, N)).astype(np.float32)
     reward, next_value = rng.normal(0.3, 1.0, (2, T, N)).astype(np.float32)
@@ -135,7 +135,7 @@ def test_clip_reward_trains_on_the_signs_of_rewards():
     stats = stats_of(rollout)
     clipped, metrics = update(state, rollout, stats)
     expected, _ = compiled(BASE)[1](state, rollout.replace(reward=jnp.sign(rollout.reward)), stats)
-    assert largest_difference(clipped.policy, expected.policy) < 1e-6
+    assert largest_difference(clipped.policy_state, expected.policy_state) < 1e-6
     np.testing.assert_allclose(metrics["episode/return_mean"], stats.returns.mean)
     with pytest.raises(ValueError, match="clip_reward and normalize_reward exclude each other"):
         variant(clip_reward=True, normalize_reward=True)
@@ -155,10 +155,12 @@ def test_updates_match_a_numpy_implementation(kind, config):
         for name, value in expected.items():
             np.testing.assert_allclose(metrics[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
         params = reference.as_flax()
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-6), state.policy.params, params)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-6), state.policy_state.params, params
+        )
         assert 0.05 < expected["policy/clip_fraction"] < 0.95
         assert expected["grad/norm"] > NUMBERS.max_grad_norm
-    assert largest_difference(state.policy.params, first.policy.params) > 0.05
+    assert largest_difference(state.policy_state.params, first.policy_state.params) > 0.05
     assert (int(state.update), reference.gradient_steps) == (4, 4 * config.num_epochs * config.num_minibatches)
 
 
@@ -176,12 +178,12 @@ def test_first_minibatch_has_ratio_one_and_kl_zero():
         columns = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
         advantage = gae(*columns, NUMBERS.gamma, NUMBERS.gae_lambda)
         assert float(metrics["loss/policy"]) == pytest.approx(-float(advantage.mean()), abs=1e-6)
-        moved = state.policy.replace(obs_stats=after.policy.obs_stats)
+        moved = state.policy_state.replace(obs_stats=after.policy_state.obs_stats)
         distribution, _ = policy.step(moved, rollout.obs.reshape(-1, OBS))[:2]
         too_early = approx_kl(distribution.log_prob(rollout.action.reshape(-1)), rollout.log_prob.reshape(-1))
         assert float(too_early) > 1e-8, "the test must fail with the statistics after the update"
         state = after
-    assert float(state.policy.obs_stats.count) == 4 * T * N
+    assert float(state.policy_state.obs_stats.count) == 4 * T * N
 
 
 @pytest.mark.slow
@@ -195,7 +197,7 @@ def test_kl_stop_ends_after_the_first_epoch_above_the_target():
         state, metrics = update(state, rollout)
         one_state, one_metrics = one_update(one_state, rollout)
         assert float(metrics["policy/approx_kl"]) > 1e-6
-        assert largest_difference(state.policy, one_state.policy) < 1e-6
+        assert largest_difference(state.policy_state, one_state.policy_state) < 1e-6
         assert largest_difference(metrics, one_metrics) < 1e-5
 
 
@@ -219,7 +221,7 @@ def test_kl_stop_with_a_large_target_never_stops():
     state = init(hyperparams=numbers(target_kl=1e3))
     rollout = rollout_for(state, BASE, 0)
     (stopped, metrics), (plain, plain_metrics) = update(state, rollout), plain_update(state, rollout)
-    assert largest_difference(stopped.policy, plain.policy) < 1e-6
+    assert largest_difference(stopped.policy_state, plain.policy_state) < 1e-6
     assert largest_difference(metrics, plain_metrics) < 1e-5
     assert int(stopped.opt_state.count) == BASE.num_epochs * BASE.num_minibatches
 
@@ -251,7 +253,7 @@ def test_annealing_ends_at_zero():
     for _ in range(6):
         after, metrics = update(state, rollout)
         rates.append(float(metrics["learning_rate"]))
-        moves.append(largest_difference(after.policy, state.policy))
+        moves.append(largest_difference(after.policy_state, state.policy_state))
         state = after
     np.testing.assert_allclose(rates, 3e-3 * np.array([1, 0.75, 0.5, 0.25, 0, 0]), rtol=1e-6)
     assert min(moves[:4]) > 0
@@ -271,12 +273,12 @@ def test_update_that_is_not_finite_is_skipped(field, value):
     poison = poison.at[(T // 2, N // 2) + (0,) * (poison.ndim - 2)].set(value)
     after, metrics = update(state, rollout.replace(**{field: poison}))
     assert not bool(metrics["finite"])
-    for part in ("policy", "opt_state", "reward_stats", "learning_rate_scale"):
+    for part in ("policy_state", "opt_state", "reward_stats", "learning_rate_scale"):
         jax.tree.map(np.testing.assert_array_equal, getattr(after, part), getattr(state, part))
     assert int(after.update) == int(state.update) + 1
     recovered, metrics = update(after, rollout)
     assert bool(metrics["finite"])
-    assert largest_difference(recovered.policy, after.policy) > 0
+    assert largest_difference(recovered.policy_state, after.policy_state) > 0
 
 
 def test_overflow_of_the_gradient_norm_is_reported():
@@ -286,7 +288,7 @@ def test_overflow_of_the_gradient_norm_is_reported():
     after, metrics = update(steep, rollout_for(state, BASE, 0, "discrete"))
     assert np.isfinite(metrics["loss/total"])
     assert not bool(metrics["finite"])
-    assert largest_difference(after.policy, state.policy) == 0
+    assert largest_difference(after.policy_state, state.policy_state) == 0
 
 
 def test_return_that_is_not_finite_does_not_change_the_reward_scale():
@@ -327,8 +329,8 @@ def test_sharded_update_equals_update_on_one_device(num_devices):
         assert set(metrics) == set(other_metrics)
         for name in metrics:
             np.testing.assert_allclose(other_metrics[name], metrics[name], rtol=1e-4, atol=1e-5, err_msg=name)
-        assert largest_difference(other.policy.params, state.policy.params) < 1e-5
-        ours, theirs = ((s.policy.obs_stats, s.reward_stats) for s in (state, other))
+        assert largest_difference(other.policy_state.params, state.policy_state.params) < 1e-5
+        ours, theirs = ((s.policy_state.obs_stats, s.reward_stats) for s in (state, other))
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), ours, theirs)
 
 
@@ -438,7 +440,7 @@ def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, ki
         outcomes = [run(state, rollout) for run, state in zip((update, in_pieces, on_two), states, strict=True)]
         states, metrics = zip(*outcomes, strict=True)
         for other, other_metrics in zip(states[1:], metrics[1:], strict=True):
-            assert largest_difference(other.policy.params, states[0].policy.params) < 1e-5
+            assert largest_difference(other.policy_state.params, states[0].policy_state.params) < 1e-5
             for name, value in metrics[0].items():
                 np.testing.assert_allclose(other_metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -462,11 +464,11 @@ def test_vmap_over_seeds_and_hyperparams_equals_a_loop():
     after, metrics = jax.jit(jax.vmap(lambda s, r: learner.update(s, r, stats_of(r))))(states, batched)
     for i, (state, rollout) in enumerate(zip(singles, rollouts, strict=True)):
         alone, alone_metrics = update(state, rollout)
-        assert largest_difference(jax.tree.map(lambda x, i=i: x[i], after.policy), alone.policy) < 1e-5
+        assert largest_difference(jax.tree.map(lambda x, i=i: x[i], after.policy_state), alone.policy_state) < 1e-5
         for name, value in alone_metrics.items():
             np.testing.assert_allclose(metrics[name][i], value, rtol=1e-4, atol=1e-5, err_msg=name)
     assert len({float(x) for x in metrics["learning_rate"]}) == 3
-    assert largest_difference(singles[0].policy, singles[1].policy) > 0.01
+    assert largest_difference(singles[0].policy_state, singles[1].policy_state) > 0.01
 
 
 def test_64_bit_mode_is_rejected():

@@ -32,7 +32,7 @@ from jppo.training import settings as run_settings
 from jppo.training.history import RecentEpisodes
 from jppo.training.monitor import Monitor
 from jppo.training.progress import LineReporter, NullReporter
-from jppo.training.return_target import RECENT_EPISODES, ReturnTarget, min_episodes
+from jppo.training.return_target import RECENT_EPISODES, ReturnTarget, count_needed_episodes
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_epochs=4, num_minibatches=2, normalize_obs=True)
 RATE = jppo.Hyperparams(learning_rate=0.02, gamma=0.9)
@@ -357,7 +357,7 @@ def test_return_target_equals_the_recent_episodes():
         recent.add(count, mean, 0.0)
         metrics = {"episode/count": jnp.float32(count), "episode/return_mean": jnp.float32(mean), "finite": ~false}
         target = after(target, metrics, config)
-        assert bool(target.reached) == (recent.total >= min_episodes(config) and recent.mean >= 0.0)
+        assert bool(target.reached) == (recent.total >= count_needed_episodes(config) and recent.mean >= 0.0)
         reached.append(bool(target.reached))
     assert any(reached)
     assert not all(reached)
@@ -456,8 +456,8 @@ def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return(ru
     def callback(event):  # the policy is random from update 8 on
         if event.update == 8:
             state = getattr(event.state, "train", event.state)
-            policy = state.policy.replace(params=jax.tree.map(jnp.zeros_like, state.policy.params))
-            state = state.replace(policy=policy, hyperparams=state.hyperparams.replace(learning_rate=0.0))
+            policy = state.policy_state.replace(params=jax.tree.map(jnp.zeros_like, state.policy_state.params))
+            state = state.replace(policy_state=policy, hyperparams=state.hyperparams.replace(learning_rate=0.0))
             event.state = event.state.replace(train=state) if run is train else state
 
     path = tmp_path / "run"

@@ -25,7 +25,7 @@ from jppo.ppo.layers.feed_forward import ConvTorso, Dense
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
-from jppo.training.run import network_hint
+from jppo.training.run import suggest_network
 
 OBS = ObsSpec((3,), "float32")
 BOX = ActionSpec((2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -230,7 +230,7 @@ def test_cnn_needs_an_image(shape, fits):
     ids=str,
 )
 def test_hint_for_large_images(shape, options, said):
-    given = network_hint(jppo.PPOConfig(**options), ObsSpec(shape, "float32"))
+    given = suggest_network(jppo.PPOConfig(**options), ObsSpec(shape, "float32"))
     assert given == said or given.startswith(said)
 
 
@@ -249,11 +249,11 @@ class Half(nn.Module):
 def test_parameters_with_16_bits(dtype):
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=Half(dtype))
     key, hyperparams = jax.random.key(0), jppo.Hyperparams(learning_rate=0.1)  # less than that is lost in rounding
-    before = agent.init(key, hyperparams).train.policy.params
+    before = agent.init(key, hyperparams).train.policy_state.params
     with lenient():  # optax
         state, metrics = jax.jit(agent.train)(key, hyperparams)
     assert metrics["finite"].all()
-    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.train.policy.params), strict=True):
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.train.policy_state.params), strict=True):
         assert old.dtype == new.dtype == dtype
         assert (old != new).any()
 
@@ -293,10 +293,10 @@ def test_parameters_with_different_dtypes():
         assert metrics["finite"].all()
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.train.opt_state)} == {"float32", "int32"}
         dtypes = [
-            [leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (state.train.policy.params, network.params)
+            [leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (state.train.policy_state.params, network.params)
         ]
         assert dtypes[0] == dtypes[1]
-        after.append([np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(state.train.policy.params)])
+        after.append([np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(state.train.policy_state.params)])
         before = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(network.params)]
         steps = np.concatenate([(new - old).ravel() for new, old in zip(after[-1], before, strict=True)])
         assert (abs(steps) > 0.1).all()
@@ -324,7 +324,7 @@ def test_network_without_parameters(num_devices):
     network = Given((), lambda _, obs: jnp.zeros((len(obs), 2)), lambda _, obs: jnp.zeros(len(obs)))
     agent = jppo.make_anakin(ObsActionReward(), SMALL(), total_steps=64, network=network, num_devices=num_devices)
     state, metrics = jax.jit(agent.train)(jax.random.key(0))
-    assert state.train.policy.params == ()
+    assert state.train.policy_state.params == ()
     np.testing.assert_array_equal(metrics["grad/norm"], 0.0)
 
 

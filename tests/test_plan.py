@@ -36,7 +36,7 @@ def needs(num_envs, num_devices=1):
 def test_memory_by_purpose_adds_up_to_the_peak(planned):
     agent = jppo.make_anakin(Counting(), CONFIG)
     state = jax.jit(agent.init)(jax.random.key(0), jppo.Hyperparams())
-    params = jax.tree.leaves(state.train.policy.params)
+    params = jax.tree.leaves(state.train.policy_state.params)
     assert planned.num_parameters == sum(leaf.size for leaf in params) == 2 * (3 * 8 + 8) + 2 * 8 + 2 + 8 + 1
     assert planned.memory["parameters"] == 4 * planned.num_parameters
     assert planned.memory["optimizer"] == 2 * planned.memory["parameters"] + 4  # two moments and a counter

@@ -27,7 +27,7 @@ def learn(env, obs, *, steps=20_000, config=CONFIG, **hyperparams):
     hyperparams = {"learning_rate": jppo.schedules.linear(1e-2, 0.0), "ent_coef": 0.0} | hyperparams
     state, metrics = jit(agent.train)(jax.random.key(0), jppo.Hyperparams(**hyperparams))
     assert metrics["finite"].all()
-    distribution, value = agent.policy.step(state.train.policy, jnp.asarray(obs, jnp.float32)[:, None])[:2]
+    distribution, value = agent.policy.step(state.train.policy_state, jnp.asarray(obs, jnp.float32)[:, None])[:2]
     return distribution, np.asarray(value), metrics
 
 

@@ -25,8 +25,8 @@ from jppo.ppo.layers.recurrent import Recurrent, initial_carry
 from jppo.ppo.learner import make_learner
 from jppo.ppo.networks import make_network
 from jppo.ppo.normalization import moments_of
-from jppo.ppo.policy import make_policy
-from jppo.ppo.rollout import collect, episode_starts, init_collect
+from jppo.ppo.policy import episode_starts, make_policy
+from jppo.ppo.rollout import collect, init_collect
 from jppo.ppo.types import EpisodeStats, Transition
 
 T, N, L, H = 8, 4, 4, 5
@@ -88,7 +88,7 @@ def test_replayed_sequences_give_the_recorded_numbers(network):
     config = dataclasses.replace(CONFIG, recurrent="gru" if own else network)
     env, policy, learner = make_parts(config, own)
     state = init_collect(env, jax.random.key(0), jnp.arange(N), policy.initial_carry(N))
-    params = learner.init(jax.random.key(1), state.obs, jppo.Hyperparams(), 3).policy
+    params = learner.init(jax.random.key(1), state.obs, jppo.Hyperparams(), 3).policy_state
     run = jax.jit(lambda params, state: collect(env, policy, T, params, state, 0.9, sequence_length=L))
     state, first, _ = run(params, state)
     _, rollout, _ = run(params, state)
@@ -120,8 +120,8 @@ def test_whole_updates_equal_a_numpy_implementation(cell):
     rng = np.random.default_rng(0)
     draw = functools.partial(rng.normal, 0.0, 0.5)
     state = jax.jit(learner.init)(jax.random.key(0), jnp.zeros((num_envs, size)), numbers, 2)
-    params = jax.tree.map(lambda x: x + draw(x.shape).astype(np.float32), state.policy.params)
-    state = state.replace(policy=state.policy.replace(params=params))
+    params = jax.tree.map(lambda x: x + draw(x.shape).astype(np.float32), state.policy_state.params)
+    state = state.replace(policy_state=state.policy_state.replace(params=params))
     reference = RecurrentReference(state, config, numbers)
     update = jax.jit(learner.update)
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_whole_updates_equal_a_numpy_implementation(cell):
         assert metrics["grad/norm"] > numbers.max_grad_norm
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-6),
-            state.policy.params,
+            state.policy_state.params,
             reference.as_flax(),
         )
     assert reference.gradient_steps == 2 * config.num_epochs * config.num_minibatches
@@ -156,7 +156,7 @@ def test_values_of_successors_use_the_carry_after_the_last_step():
     """Steps the network by hand along each environment, with the true successor observations."""
     env, policy, learner = make_parts()
     start = init_collect(env, jax.random.key(0), jnp.arange(N), policy.initial_carry(N))
-    params = learner.init(jax.random.key(1), start.obs, jppo.Hyperparams(), 3).policy
+    params = learner.init(jax.random.key(1), start.obs, jppo.Hyperparams(), 3).policy_state
     end, rollout, _ = jax.jit(
         lambda: collect(env, policy, T, params, start, 0.9, sequence_length=L, keep_next_obs=True)
     )()
@@ -175,7 +175,7 @@ def test_values_of_successors_use_the_carry_after_the_last_step():
 def test_actors_reset_the_carry_at_the_end_of_an_episode():
     """Steps the network by hand over the recorded observations."""
     agent, key = jppo.make_sebulba(HostCounting, CONFIG, total_steps=T * N), jax.random.key(0)
-    params = jax.device_get(agent.init(key, jppo.Hyperparams()).policy)
+    params = jax.device_get(agent.init(key, jppo.Hyperparams()).policy_state)
     rollout = EnvRunner(agent.runner_spec(key), np.arange(N)).collect(params, 0.9).rollout
     carry = agent.policy.initial_carry(N)
     for t in range(T):
@@ -197,7 +197,7 @@ class EmptyAtOne(InfoMasked):
 def test_actors_stop_before_a_first_step_without_legal_actions():
     config = dataclasses.replace(CONFIG, num_steps=1, num_minibatches=1, sequence_length=None)
     agent, key = jppo.make_sebulba(EmptyAtOne, config, total_steps=2 * N), jax.random.key(0)
-    runner, params = EnvRunner(agent.runner_spec(key), np.arange(N)), jax.device_get(agent.init(key).policy)
+    runner, params = EnvRunner(agent.runner_spec(key), np.arange(N)), jax.device_get(agent.init(key).policy_state)
     runner.collect(params, 0.9)
     rollout = runner.collect(params, 0.9).rollout
     assert not rollout.obs["action_mask"].any()
@@ -301,8 +301,8 @@ def test_seeds_under_vmap_equal_single_runs():
     alone = jax.jit(agent.train)(keys[1], jppo.Hyperparams())[0]
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6),
-        together.train.policy.params,
-        alone.train.policy.params,
+        together.train.policy_state.params,
+        alone.train.policy_state.params,
     )
 
 

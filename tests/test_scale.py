@@ -139,7 +139,7 @@ def test_an_environment_of_age_zero_is_not_stepped(options):
     for old, new in zip(data(plain.collect, 0), data(state.collect, 0), strict=True):
         np.testing.assert_array_equal(old, new)
     assert any((old != new).any() for old, new in zip(data(plain.collect, 3), data(state.collect, 3), strict=True))
-    chex_equal = zip(jax.tree.leaves(plain.train.policy), jax.tree.leaves(state.train.policy), strict=True)
+    chex_equal = zip(jax.tree.leaves(plain.train.policy_state), jax.tree.leaves(state.train.policy_state), strict=True)
     assert all((old == new).all() for old, new in chex_equal)
     assert (state.collect.episode.lengths < 5).all()  # episodes ended, and the next ones began
 

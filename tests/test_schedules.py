@@ -198,7 +198,7 @@ def test_an_update_with_schedules_equals_an_update_with_their_values():
         after, metrics = jax.jit(agent.step)(state)
         outcomes.append((after.train, metrics))
     (scheduled, metrics), (constant, expected) = outcomes
-    for a, b in zip(jax.tree.leaves(scheduled.policy), jax.tree.leaves(constant.policy), strict=True):
+    for a, b in zip(jax.tree.leaves(scheduled.policy_state), jax.tree.leaves(constant.policy_state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
@@ -288,7 +288,9 @@ def test_vmapped_training_over_schedules_equals_a_loop():
     alone = jax.jit(train)
     for i in range(2):
         one, expected = alone(starts[i], ends[i])
-        for a, b in zip(jax.tree.leaves(state.train.policy), jax.tree.leaves(one.train.policy), strict=True):
+        for a, b in zip(
+            jax.tree.leaves(state.train.policy_state), jax.tree.leaves(one.train.policy_state), strict=True
+        ):
             np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["hyperparams/ent_coef"][i], expected["hyperparams/ent_coef"], rtol=1e-6)
 

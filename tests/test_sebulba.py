@@ -45,7 +45,7 @@ def plain_loop(agent, sizes=(8,), lag=0):
     runners = [EnvRunner(agent.runner_spec(key), np.arange(e - n, e)) for n, e in zip(sizes, ends, strict=True)]
     states = [agent.init(key, RATE)]
     for number in range(1, UPDATES + 1):
-        policy = jax.device_get(states[max(0, number - 1 - lag)].policy)
+        policy = jax.device_get(states[max(0, number - 1 - lag)].policy_state)
         fragments = [runner.collect(policy, 0.9) for runner in runners]
         state, metrics = agent.update(states[-1], *agent.place(fragments))
         states.append(state)
@@ -181,7 +181,7 @@ def test_a_run_equals_a_plain_loop(tmp_path, agent, alone, lag):
     result = jppo.train("CartPole-v1", total_steps=STEPS, seed=7, run_dir=tmp_path / "run", **options)
     *_, (_, state, _) = loop
     check_equal(result.state, state)
-    check_equal(result.policy.state, state.policy)
+    check_equal(result.policy.state, state.policy_state)
     for name in set(loop[0][2]) - {"finite"}:
         np.testing.assert_array_equal(result.metrics[name], [metrics[name] for _, _, metrics in loop], name)
     assert result.metrics["actors/policy_lag"].tolist() == [0.0, lag, lag, lag]

@@ -366,7 +366,7 @@ for count in (16, 32):
         init = jax.jit(agent.init, out_shardings=agent.sharding.out_shardings)
         state, metrics = jax.jit(agent.step)(init(jax.random.key(0), jppo.Hyperparams()))
         assert len(state.train.update.sharding.device_set) == num_devices
-        outcomes.append(jax.device_get((state.train.policy.params, metrics["loss/total"])))
+        outcomes.append(jax.device_get((state.train.policy_state.params, metrics["loss/total"])))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), *outcomes)
 print("equal")
 """

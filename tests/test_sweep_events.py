@@ -275,8 +275,8 @@ def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return():
     def callback(event):
         if event.update == 8:  # the policies of all runs are random from here on
             train = event.state.train
-            policy = train.policy.replace(params=jax.tree.map(jnp.zeros_like, train.policy.params))
-            train = train.replace(policy=policy, hyperparams=train.hyperparams.replace(learning_rate=0.0))
+            policy = train.policy_state.replace(params=jax.tree.map(jnp.zeros_like, train.policy_state.params))
+            train = train.replace(policy_state=policy, hyperparams=train.hyperparams.replace(learning_rate=0.0))
             event.state = event.state.replace(train=train)
 
     run = sweep(total=16, callback=callback, callback_every=8).run(2)
@@ -333,11 +333,11 @@ def test_run_is_not_solved_if_its_last_callback_fails():
 def test_parameters_that_are_not_finite_are_an_error_of_the_callback():
     def broken(event):
         if event.run.number == 1:
-            params = jax.tree.map(lambda x: x * jnp.nan, event.state.train.policy.params)
-            policy = event.state.train.policy.replace(params=params)
-            event.state = event.state.replace(train=event.state.train.replace(policy=policy))
+            params = jax.tree.map(lambda x: x * jnp.nan, event.state.train.policy_state.params)
+            policy = event.state.train.policy_state.replace(params=params)
+            event.state = event.state.replace(train=event.state.train.replace(policy_state=policy))
 
-    message = r"the callback broken set event\.state\.train\.policy\.params.* to NaN or infinity after update 3;"
+    message = r"the callback broken set event\.state\.train\.policy_state\.params.* to NaN or infinity after update 3;"
     with pytest.raises(ValueError, match=message):
         sweep(callback=broken, callback_every=3)
 

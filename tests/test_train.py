@@ -123,7 +123,7 @@ def plain_loop(agent, seed):
     state = jax.jit(agent.init)(jax.random.key(seed), RATE)
     for _ in range(agent.num_updates):
         state, metrics = step(state)
-        yield state.train.policy, metrics
+        yield state.train.policy_state, metrics
 
 
 def test_each_update_is_one_line_of_metrics(run):

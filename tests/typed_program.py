@@ -195,7 +195,7 @@ def use_actors() -> None:
     key = jax.random.key(0)
     train_state = agent.init(key, HYPERPARAMS)
     runner = jppo.EnvRunner(agent.runner_spec(key), np.arange(4))
-    fragment = runner.collect(train_state.policy, gamma=0.99)
+    fragment = runner.collect(train_state.policy_state, gamma=0.99)
     print(fragment.rollout.reward.shape, fragment.stats.returns.count, agent.num_updates)
     runner.close()
 

@@ -94,7 +94,7 @@ def make_sebulba(
         envs_key = derive_key(key, "environments")
         if update:  # a resumed run has new environments, which must not start like the first ones
             envs_key = jax.random.fold_in(derive_key(key, "resumed environments"), update)
-        shapes = jax.eval_shape(init, key).policy
+        shapes = jax.eval_shape(init, key).policy_state
         return RunnerSpec(
             env=env,
             network=policy.network,

@@ -22,7 +22,7 @@ def memory_by_purpose(
     """
     stats = compiled.memory_analysis()
     sizes = {
-        "parameters": _num_bytes(train_state.policy.params),
+        "parameters": _num_bytes(train_state.policy_state.params),
         "optimizer": _num_bytes(train_state.opt_state),
         "environments": _num_bytes(collect_state) // num_devices,
     }

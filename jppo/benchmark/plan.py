@@ -17,13 +17,13 @@ from jppo.ppo.anakin import make_anakin
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.runs.display import Shown
+from jppo.runs.display import DisplayedResult
 from jppo.training.device_loop import compile_chunk, state_shapes
 from jppo.training.settings import RunSettings, prepare_run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class PlanResult(Shown):
+class PlanResult(DisplayedResult):
     """Memory and compile time of a run on the device. Memory is in bytes, on each device."""
 
     env: str
@@ -45,7 +45,7 @@ class PlanResult(Shown):
         return dataclasses.asdict(self)
 
     @property
-    def _shown(self) -> dict[str, Any]:
+    def _displayed(self) -> dict[str, Any]:
         names = ("env", "num_envs", "compile_seconds", "largest_num_envs")
         return {name: getattr(self, name) for name in names} | {"memory_needed": show_bytes(self.memory_needed)}
 
@@ -111,7 +111,7 @@ def plan(
         num_envs=sizes.num_envs,
         num_steps=sizes.num_steps,
         num_devices=devices,
-        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(state.train.policy.params)),
+        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(state.train.policy_state.params)),
         memory=memory_by_purpose(chunk, state.train, state.collect, devices),
         memory_needed=needed,
         memory_free=free,

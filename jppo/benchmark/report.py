@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
-from jppo.runs.display import Shown, show_count
+from jppo.runs.display import DisplayedResult, show_count
 from jppo.runs.plots import draw_bars, format_steps
 from jppo.training.tables import print_table
 
@@ -26,7 +26,7 @@ class Speed(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class BenchResult(Shown):
+class BenchResult(DisplayedResult):
     """The speed and the memory of a run, and how the time of an update divides into parts.
 
     The parts are "environment", "policy" and "other" (together the rollout), and "update". With Ray actors there are
@@ -69,7 +69,7 @@ class BenchResult(Shown):
         return values | {"run": self.run._asdict(), "loop": self.loop._asdict(), "alone": alone}
 
     @property
-    def _shown(self) -> dict[str, Any]:
+    def _displayed(self) -> dict[str, Any]:
         shares = ", ".join(f"{part} {share:.0%}" for part, share in self.shares.items())
         speed = format_steps(self.run.steps_per_second)
         return {"env": self.env, "backend": self.backend, "steps_per_second": speed, "shares": shares}

@@ -142,6 +142,6 @@ def device_programs(agent: Anakin, state: AnakinState, key: Array) -> dict[str, 
     envs_key, policy_key = jax.random.split(key)
     return {
         "environment": repeat(step, state.collect, envs_key),
-        "policy": repeat(select, state.train.policy, rollout.obs, policy_key),
+        "policy": repeat(select, state.train.policy_state, rollout.obs, policy_key),
         "update": repeat(learn, state.train, rollout, stats),
     }

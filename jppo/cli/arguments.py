@@ -69,11 +69,11 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
             raise ValueError(f"unknown option {word}; `jppo {name} --help` lists all options, which start with --")
         option = word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option and option.removeprefix("no_") not in known:
-            hint = _hint_for(option, name, command, known)
+            hint = _suggest_option(option, name, command, known)
             raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
 
 
-def _hint_for(option: str, name: str, command: Any, known: list[str]) -> str:
+def _suggest_option(option: str, name: str, command: Any, known: list[str]) -> str:
     """Returns what to write in place of an unknown option of a command, or ''."""
     arguments = {field.name for field in dataclasses.fields(command)} - set(known)
     if option in _HINTS:

@@ -65,7 +65,7 @@ def override(
     """
     for name in values:
         if name not in CONFIG_NAMES + HYPERPARAM_NAMES:
-            raise ValueError(f"unknown setting {name!r}{hint_for(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
+            raise ValueError(f"unknown setting {name!r}{suggest_setting(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
     structure = {name: value for name, value in values.items() if name in CONFIG_NAMES}
     if SCALE_ENVS in structure:
         factor = check_int(SCALE_ENVS, structure.pop(SCALE_ENVS))
@@ -99,7 +99,7 @@ def as_record(name: str, value: Any, kind: type[R]) -> R:
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in value:
         if key not in fields:
-            raise ValueError(f"{name} has no field {key!r}{hint_for(str(key), fields)}")
+            raise ValueError(f"{name} has no field {key!r}{suggest_setting(str(key), fields)}")
     return kind(**value)
 
 
@@ -164,11 +164,11 @@ def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) 
             names += [field.name for field in dataclasses.fields(kind)]
     for name in overrides:
         if name not in names:
-            hint = hint_for(name, names) or f"; see help({function.__name__})"
+            hint = suggest_setting(name, names) or f"; see help({function.__name__})"
             raise TypeError(f"{function.__name__}() has no argument {name!r}{hint}")
 
 
-def hint_for(name: str, names: Iterable[str]) -> str:
+def suggest_setting(name: str, names: Iterable[str]) -> str:
     """Returns "; " and a hint for an unknown name: its place in a record, or a similar name. "" if there is none."""
     names = list(names)
     if name in _HINTS:

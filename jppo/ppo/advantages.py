@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.ppo.losses import Apply
-from jppo.ppo.types import Array, Rollout
+from jppo.ppo.types import Apply, Array, Rollout
 
 # (apply, rollout, hyperparams, config) -> advantages and value targets, [T, N] f32 each
 Advantages = Callable[[Apply, Rollout, Hyperparams, PPOConfig], tuple[Array, Array]]

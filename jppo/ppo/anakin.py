@@ -110,7 +110,7 @@ def make_anakin(
         if oldest := config.staggered_start:
             ages = (env_index.astype(jnp.float32) * (oldest / config.num_envs)).astype(jnp.int32)
             gamma = current_hyperparams(train_state).gamma
-            collect_state = stagger(env, policy, train_state.policy, collect_state, gamma, oldest, ages)
+            collect_state = stagger(env, policy, train_state.policy_state, collect_state, gamma, oldest, ages)
         return AnakinState(train=train_state, collect=collect_state)
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
@@ -147,7 +147,7 @@ def collect_rollout(
         env,
         policy,
         config.num_steps,
-        train.policy,
+        train.policy_state,
         state,
         gamma,
         sequence_length=config.sequence_length,

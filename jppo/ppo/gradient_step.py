@@ -15,12 +15,11 @@ from jppo.ppo.checks.loss import call_with, check_loss
 from jppo.ppo.checks.observations import check_rows
 from jppo.ppo.kernels.flat_gradient import pack
 from jppo.ppo.kernels.microbatches import accumulate_gradients, count_microbatches, split_minibatch
-from jppo.ppo.losses import Apply, Loss, LossModule
+from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.minibatches import take_sequences
 from jppo.ppo.optimizer import Optimizer, apply_gradient
-from jppo.ppo.policy import Policy
-from jppo.ppo.rollout import episode_starts
-from jppo.ppo.types import Array, Batch, Metrics, PolicyState, PyTree, Rollout, TrainState
+from jppo.ppo.policy import Policy, episode_starts
+from jppo.ppo.types import Apply, Array, Batch, Metrics, PolicyState, PyTree, Rollout, TrainState
 
 ParamsAndOptState = tuple[PyTree, PyTree]
 
@@ -69,7 +68,7 @@ def gradient_step(
 
     def loss_of(trained: PyTree, minibatch: Minibatch) -> tuple[Array, Metrics]:
         params, loss_params = split_params(trained, state.loss_params)
-        apply = _make_apply(spec, state.policy.replace(params=params), minibatch)
+        apply = _make_apply(spec, state.policy_state.replace(params=params), minibatch)
         loss: Any = spec.loss
         if isinstance(spec.loss, LossModule):
             loss = functools.partial(spec.loss.apply, loss_params, state.loss_state)

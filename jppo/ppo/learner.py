@@ -30,8 +30,7 @@ from jppo.ppo.losses import Loss, LossModule, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
 from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward, where_active
 from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.policy import Policy
-from jppo.ppo.rollout import episode_starts
+from jppo.ppo.policy import Policy, episode_starts
 from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, Moments, PolicyState, PyTree, Rollout, TrainState
 
 _LR_FACTOR, _LR_SCALE_RANGE = 1.5, (1e-2, 1e2)  # of kl_control="adapt"
@@ -87,7 +86,7 @@ def make_learner(
         features = jax.eval_shape(policy.prepare, obs)
         stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if config.normalize_obs else ()
         return TrainState(
-            policy=PolicyState(params=params, obs_stats=stats),
+            policy_state=PolicyState(params=params, obs_stats=stats),
             opt_state=optimizer(evaluate_schedules(hyperparams, 0.0)).init(join_params(params, loss_params)),
             hyperparams=hyperparams,
             reward_stats=empty_moments(),
@@ -116,7 +115,7 @@ def _update(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: Episo
     after = _update_statistics(spec, after, rollout, stats)
     if config.kl_control == "adapt":
         after = after.replace(learning_rate_scale=_adapt_learning_rate_scale(after, metrics["policy/approx_kl"]))
-    results = (after.policy, after.opt_state, after.reward_stats, after.loss_params, after.loss_state)
+    results = (after.policy_state, after.opt_state, after.reward_stats, after.loss_params, after.loss_state)
     finite = all_finite((*results, metrics["loss/total"], metrics["grad/norm"]))
     if spec.axis_name is not None and isinstance(spec.loss, LossModule):
         finite = jax.lax.pmin(finite.astype(jnp.int32), spec.axis_name) > 0  # its state may differ between devices
@@ -162,7 +161,7 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
         carry = jax.tree.map(lambda x: x[0], rollout.carry)
-        return spec.policy.unroll(state.policy, obs, carry, reset)[:2]
+        return spec.policy.unroll(state.policy_state, obs, carry, reset)[:2]
 
     settings = (state.hyperparams, spec.config)
     returned = call_with(rollout.replace(reward=reward), lambda rollout: spec.advantages(apply, rollout, *settings))
@@ -206,14 +205,16 @@ def _run_epochs(
         epoch_keys(derive_key(state.key, "shuffle"), config, num_steps // length * num_envs, strata),
         jax.random.split(loss_key, config.num_epochs),
     )
-    learned = (join_params(state.policy.params, state.loss_params), state.opt_state)
+    learned = (join_params(state.policy_state.params, state.loss_params), state.opt_state)
     if config.kl_control == "stop":
         learned, metrics = _epochs_until_kl(epoch, learned, keys, state.hyperparams.target_kl)
     else:
         learned, per_epoch = jax.lax.scan(epoch, learned, keys)
         metrics = jax.tree.map(jnp.mean, per_epoch)
     params, loss_params = split_params(learned[0], state.loss_params)
-    state = state.replace(policy=state.policy.replace(params=params), opt_state=learned[1], loss_params=loss_params)
+    state = state.replace(
+        policy_state=state.policy_state.replace(params=params), opt_state=learned[1], loss_params=loss_params
+    )
     return state, metrics
 
 
@@ -260,8 +261,8 @@ def _update_statistics(spec: LearnerSpec, state: TrainState, rollout: Rollout, s
         where = where_active(jax.tree.map(jnp.ravel, rollout.active))
         added = jax.tree.map(lambda x: moments_of(x, where, num_batch_dims=1), spec.policy.prepare(flat))
         added = all_reduce(added, spec.axis_name)
-        obs_stats = jax.tree.map(lambda old, new: old + new, state.policy.obs_stats, added, is_leaf=is_moments)
-        state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        obs_stats = jax.tree.map(lambda old, new: old + new, state.policy_state.obs_stats, added, is_leaf=is_moments)
+        state = state.replace(policy_state=state.policy_state.replace(obs_stats=obs_stats))
     if spec.config.normalize_reward:
         state = state.replace(reward_stats=state.reward_stats + stats.discounted)
     return state

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.ppo.types import Array, Batch, Metrics, Moments, PyTree
+from jppo.ppo.types import Apply, Array, Batch, Metrics, Moments, PyTree
 
 _EPS = 1e-8
 
-# obs [B, *obs], or a pytree of them -> distribution, value [B]
-Apply = Callable[[PyTree], tuple[Any, Array]]
 # (apply, batch, hyperparams, config, key) -> scalar, metrics
 Loss = Callable[[Apply, Batch, Hyperparams, PPOConfig, Array], tuple[Array, Metrics]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -87,6 +87,14 @@ def reset_carry(policy: Policy, carry: PyTree, done: Array) -> PyTree:
     return select_rows(done, policy.initial_carry(done.shape[0]), carry)
 
 
+def episode_starts(done: Array) -> Array:
+    """Returns where a carry must be reset before the step, [T, N] bool, for done [T, N]: after each episode's end.
+
+    False at t = 0, because the carry that a rollout stores has already been reset.
+    """
+    return jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]])
+
+
 def select_rows(where: Array, x: PyTree, y: PyTree) -> PyTree:
     """Returns leaves [N, ...] with the rows of x where `where`, [N] bool, is True, and those of y elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(where.reshape(-1, *[1] * (y.ndim - 1)), x, y), x, y)

@@ -161,14 +161,6 @@ def successor_values(value: Array, last_value: Array, final_value: Array, done: 
     return jnp.where(done, final_value, jnp.concatenate([value[1:], last_value[None]]))
 
 
-def episode_starts(done: Array) -> Array:
-    """Returns where a carry must be reset before the step, [T, N] bool, for done [T, N]: after each episode's end.
-
-    False at t = 0, because the carry that a rollout stores has already been reset.
-    """
-    return jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]])
-
-
 def episode_stats(episodes: Episode, done: Array, active: PyTree = ()) -> EpisodeStats:
     """Returns the statistics of a rollout for the progress after each step, leaves [T, N]; see `Transition`."""
     where = where_active(active)

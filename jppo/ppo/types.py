@@ -4,6 +4,8 @@ Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A 
 """
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,8 @@ from jppo.config.ppo import Hyperparams
 from jppo.envs.spaces import Array, PyTree
 
 Metrics = dict[str, Array]
+# obs [B, *obs], or a pytree of them -> distribution, value [B]
+Apply = Callable[[PyTree], tuple[Any, Array]]
 
 for _record in (Hyperparams, *schedules.KINDS):
     jax.tree_util.register_dataclass(_record)
@@ -107,7 +111,7 @@ class PolicyState(struct.PyTreeNode, kw_only=True):
 class TrainState(struct.PyTreeNode, kw_only=True):
     """The arrays that the learner needs to continue a run."""
 
-    policy: PolicyState
+    policy_state: PolicyState
     opt_state: PyTree
     hyperparams: Hyperparams  # f32 scalars, or schedules of f32 scalars
     reward_stats: Moments  # of the discounted return

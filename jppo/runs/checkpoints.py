@@ -22,7 +22,7 @@ from jppo.runs.files import jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
 from jppo.runs.run_dir import versions
 
-FORMAT = 5
+FORMAT = 6
 FOLDER = "checkpoints"
 _MIN_ROOM = 2**20  # bytes that the metadata of a checkpoint may need besides the arrays
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)

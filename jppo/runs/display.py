@@ -29,18 +29,18 @@ def html_table(title: str, *rows: Mapping[str, Any]) -> str:
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
 
 
-class Shown:
-    """Base class of results that show the fields `_shown` in one line, and as a table in notebooks."""
+class DisplayedResult:
+    """Base class of results that show the fields `_displayed` in one line, and as a table in notebooks."""
 
     @property
-    def _shown(self) -> Mapping[str, Any]:
+    def _displayed(self) -> Mapping[str, Any]:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return show_record(type(self).__name__, self._shown)
+        return show_record(type(self).__name__, self._displayed)
 
     def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, self._shown)
+        return html_table(type(self).__name__, self._displayed)
 
 
 class Picture(NamedTuple):

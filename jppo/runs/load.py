@@ -77,10 +77,10 @@ def load_run(
         from jppo.actors.sebulba import make_sebulba  # an on-device run does not need the actors package
 
         agent = make_sebulba(env, config, network=network)
-        like = jax.eval_shape(agent.init, jax.random.key(0)).policy
+        like = jax.eval_shape(agent.init, jax.random.key(0)).policy_state
     else:
         agent = make_anakin(env, config, network=network)
-        like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy
+        like = jax.eval_shape(agent.init, jax.random.key(0)).train.policy_state
     try:
         return LoadedRun(agent, _policy_state(run_dir, like, best), settings)
     except ValueError as error:
@@ -144,7 +144,7 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
         warnings.warn(
             f"{damage}; the policy of the newest checkpoint, after update {checkpoint.update}, is used", stacklevel=4
         )
-    return checkpoint.restore(runs.on_one_device(like), ".train.policy")
+    return checkpoint.restore(runs.on_one_device(like), ".train.policy_state")
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from jppo.errors import EMPTY_MASK
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, make_policy, reset_carry
 from jppo.ppo.types import Array, PolicyState, PyTree
-from jppo.runs.display import Picture, Shown
+from jppo.runs.display import DisplayedResult, Picture
 
 
-class TrainedPolicy(Shown):
+class TrainedPolicy(DisplayedResult):
     """Selects actions for NumPy observations.
 
     It can be pickled, for example for `multiprocessing`, if its network can be pickled.
@@ -52,7 +52,7 @@ class TrainedPolicy(Shown):
         return _restore, (self.policy.network, self.obs_spec, self.action_spec, jax.device_get(self.state))
 
     @property
-    def _shown(self) -> dict[str, Any]:
+    def _displayed(self) -> dict[str, Any]:
         sizes = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         return {"observation": self.obs_spec, "action": self.action_spec, "num_parameters": sizes}
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jppo.config.checks import check_int, check_seed
-from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for
+from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, suggest_setting
 from jppo.config.pbt import HALVING, PBTConfig
 from jppo.config.ppo import Hyperparams, check_hyperparams
 from jppo.config.run import EVAL_EPISODES
@@ -200,7 +200,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for name, value in settings.items():
         if name not in names:
-            raise ValueError(f"unknown setting {name!r}{hint_for(name, names)}")
+            raise ValueError(f"unknown setting {name!r}{suggest_setting(name, names)}")
         if name in _TUPLES:
             several = isinstance(value, list | tuple) and 0 < len(value) == sum(
                 isinstance(x, list | tuple) for x in value

@@ -143,7 +143,7 @@ class _RunOfLoop:
     @property
     def policy_state(self) -> PolicyState:
         """The policy of the run, NumPy leaves."""
-        policy: PolicyState = jax.device_get(self._group.read_row(self._loop.state.train.policy, self._index))
+        policy: PolicyState = jax.device_get(self._group.read_row(self._loop.state.train.policy_state, self._index))
         return policy
 
 

@@ -121,7 +121,7 @@ class GroupTrainer:
             if not run.status:
                 remaining.append(index)
             elif run.metrics:  # an interrupted run without updates has no result
-                policy = jax.tree.map(lambda x, index=index: x[index], state.train.policy)
+                policy = jax.tree.map(lambda x, index=index: x[index], state.train.policy_state)
                 self._on_run_end(run.spec, run.outcome(policy))
         return jax.tree.map(lambda x: x[np.array(remaining, int)], state)
 

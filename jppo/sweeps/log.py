@@ -21,7 +21,7 @@ from jppo.training.history import History, RecentEpisodes, join_blocks
 from jppo.training.line_means import LineMeans
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter
-from jppo.training.return_target import min_episodes
+from jppo.training.return_target import count_needed_episodes
 
 _HISTORY_ROWS = 1 << 20  # updates kept in memory, summed over all runs
 _EPISODES = ("count", "return_mean", "return_std")
@@ -57,7 +57,7 @@ class RunLog:
             self.monitor = Monitor(
                 self,
                 settings.run,
-                min_episodes=min_episodes(config),
+                min_episodes=count_needed_episodes(config),
                 evaluate=(lambda *_: self.evaluation) if settings.run.eval_every else None,
                 info=RunInfo(
                     env=group.env_name,

@@ -174,7 +174,7 @@ class PBTLogger(PopulationLogger):
                 (update, source) for update, number, source in start.log["copies"] if number == run.spec.number
             ]
             if content.get("best") is not None:
-                policy = rows_of(like.train.policy, index)
+                policy = rows_of(like.train.policy_state, index)
                 run.best_policy = restore_leaves(start.leaves, policy, f"['best']['{index}']", start.path)
         prefix = "['history']['"
         columns = {name.removeprefix(prefix)[:-2]: x for name, x in start.leaves.items() if name.startswith(prefix)}

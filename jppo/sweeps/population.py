@@ -83,7 +83,7 @@ def compile_population(
         play = shard_over_devices(
             jax.vmap(make_evaluation(agent, run), in_axes=(0, 0, None)), mesh, (split, split, whole), split
         )
-        policies = state_shapes.train.policy
+        policies = state_shapes.train.policy_state
         evaluate = jit(play, out_shardings=sharding).lower(policies, shapes_of(keys), np.int32(0)).compile()
     stats = compiled_chunk.memory_analysis()
     # The metrics of one chunk are read while the next chunk runs, so its outputs exist twice.

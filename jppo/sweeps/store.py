@@ -14,7 +14,7 @@ from jppo.runs.run_dir import unused_path, versions
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
 from jppo.sweeps.results import SweepResult
 from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, to_columns, write_outcome
-from jppo.training.settings import own_parts
+from jppo.training.settings import list_own_parts
 
 _SWEEP, _RUNS = "sweep.json", "runs"
 
@@ -105,7 +105,7 @@ class SweepStore:
             **spec._asdict(),
             env=group.env_name,
             agent=group.agent,
-            custom_parts=own_parts(group.settings.env, vars(group.settings)),
+            custom_parts=list_own_parts(group.settings.env, vars(group.settings)),
             name=run_fingerprint(group, spec),
         )
 

@@ -199,7 +199,11 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             best = None if about.get("best") is None else BestPolicy(*about["best"])
-            like = None if agent is None else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy
+            like = (
+                None
+                if agent is None
+                else jax.eval_shape(agent.init, jax.random.key(0), Hyperparams()).train.policy_state
+            )
             policy_state = _read_policy(file, "policy", like)
             best_policy_state = None if best is None else _read_policy(file, "best", like)
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ray import tune
 
-from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, hint_for, take_network
+from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, suggest_setting, take_network
 from jppo.config.ray import RayConfig
 from jppo.envs.backends import choose_backend
 from jppo.errors import TrainingDiverged
@@ -122,7 +122,7 @@ def apply_space(space: dict[str, Any], settings: RunSettings) -> RunSettings:
     names = (*CONFIG_NAMES, *HYPERPARAM_NAMES, "seed")
     for name in space:
         if name not in names:
-            raise ValueError(f"the search space has an unknown setting {name!r}{hint_for(name, names)}")
+            raise ValueError(f"the search space has an unknown setting {name!r}{suggest_setting(name, names)}")
     network, overrides = take_network(settings.network, settings.overrides)
     values = dict(space)
     seed = values.pop("seed", settings.seed)

@@ -60,7 +60,7 @@ class ChunkLoop:
     @property
     def policy_state(self) -> PolicyState:
         """The current policy."""
-        policy: PolicyState = self.state.train.policy
+        policy: PolicyState = self.state.train.policy_state
         return policy
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:

@@ -94,7 +94,7 @@ class RayLoop:
     @property
     def policy_state(self) -> PolicyState:
         """The newest policy."""
-        return self.state.policy
+        return self.state.policy_state
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until total_steps, an interrupt, a non-finite update, or an actor that fails too often."""
@@ -126,7 +126,7 @@ class RayLoop:
     def save(self) -> None:
         """Starts to write a checkpoint of the state after the last logged update. All processes must call this."""
         if self._checkpoints is not None:
-            self.monitor.save_best(self.state.policy)
+            self.monitor.save_best(self.state.policy_state)
             streams = self._streams
             if jax.process_count() > 1:
                 streams = multihost_utils.process_allgather(streams, tiled=True)
@@ -135,7 +135,7 @@ class RayLoop:
 
     def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
-        behaviour = jax.device_get(self.state.policy) if self._config.policy_lag else ()
+        behaviour = jax.device_get(self.state.policy_state) if self._config.policy_lag else ()
         fresh = self.state
         restored = checkpoint.restore(ActorState(fresh, streams, behaviour))
         self.state, self._streams, self._behaviour = restored
@@ -157,7 +157,7 @@ class RayLoop:
         behind, update_seconds = bool(self._behaviour), math.inf
         if self.monitor.is_solved():  # before a resume, with a higher target
             return SOLVED
-        self._launch(self._behaviour or jax.device_get(self.state.policy), first - 1)
+        self._launch(self._behaviour or jax.device_get(self.state.policy_state), first - 1)
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
             fragments = self._await(self._actors.poll, stop_requested)
@@ -166,7 +166,7 @@ class RayLoop:
             arrived = time.perf_counter()
             self._streams = np.concatenate([fragment.streams for fragment in fragments])
             if lag:
-                self._behaviour = jax.device_get(self.state.policy)
+                self._behaviour = jax.device_get(self.state.policy_state)
                 if number < num_updates:
                     self._launch(self._behaviour, number)
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
@@ -178,7 +178,7 @@ class RayLoop:
             finite = bool(metrics["finite"])
             launches, held = not lag and number < num_updates and finite, self.monitor.holds(number)
             if launches and not held:
-                self._launch(jax.device_get(self.state.policy), number)
+                self._launch(jax.device_get(self.state.policy_state), number)
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             times = {
                 "time/wait_rollouts": arrived - begin,
@@ -191,7 +191,7 @@ class RayLoop:
             if (ended := self._end_update(number, finite, stop_requested)) is not None:
                 return ended
             if launches and held:
-                self._launch(jax.device_get(self.state.policy), number)
+                self._launch(jax.device_get(self.state.policy_state), number)
         return LoopResult("finished")
 
     def _end_update(self, number: int, finite: bool, stop_requested: Callable[[], bool]) -> LoopResult | None:
@@ -210,7 +210,7 @@ class RayLoop:
             return self._interrupt()
         if event:
             if self._actors.check_daemons(at_once=True):  # without them, Ray would start again; the next poll raises
-                monitor.start(number, self.state.policy, stop_requested)
+                monitor.start(number, self.state.policy_state, stop_requested)
             self._event = number
             if not self._finish_event(last or exact or monitor.holds(number), stop_requested):
                 return self._interrupt()

@@ -37,10 +37,10 @@ class Result(NamedTuple):
         return str(self.summary["status"])
 
     def __repr__(self) -> str:
-        return show_record("Result", self._shown)
+        return show_record("Result", self._displayed)
 
     def _repr_html_(self) -> str:
-        return html_table("Result", self._shown)
+        return html_table("Result", self._displayed)
 
     def plot(self, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> Picture:
         """Draws metrics of the run. A notebook shows the picture, and `result.plot().save("learning.png")` saves it.
@@ -57,6 +57,6 @@ class Result(NamedTuple):
         return Picture(draw_metrics([group], metrics, x), "png", f"{env}: {', '.join(metrics)} over {x}")
 
     @property
-    def _shown(self) -> dict[str, Any]:
+    def _displayed(self) -> dict[str, Any]:
         names = ("env", "status", "steps", "updates", "return_mean", "run_dir")
         return {name: self.summary[name] for name in names}

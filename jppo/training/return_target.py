@@ -28,18 +28,18 @@ class ReturnTarget(struct.PyTreeNode, kw_only=True):
         return self.finite & ~self.reached
 
     def after(self, metrics: Metrics, config: PPOConfig) -> "ReturnTarget":
-        """Returns the record after an update. It cannot reach the target before `min_episodes` episodes have ended."""
+        """Returns the record after an update. It cannot reach the target before enough episodes have ended."""
         count, mean = metrics["episode/count"], metrics["episode/return_mean"]
         ended = count > 0.0
         counts = jnp.where(ended, jnp.roll(self.counts, 1).at[0].set(count), self.counts)
         means = jnp.where(ended, jnp.roll(self.means, 1).at[0].set(mean), self.means)
         weights = jnp.where(jnp.cumsum(counts) - counts < RECENT_EPISODES, counts, 0.0)
         total = self.total + count
-        reached = (total >= min_episodes(config)) & (jnp.sum(weights * means) >= self.value * jnp.sum(weights))
+        reached = (total >= count_needed_episodes(config)) & (jnp.sum(weights * means) >= self.value * jnp.sum(weights))
         return self.replace(finite=metrics["finite"], reached=reached, counts=counts, means=means, total=total)
 
 
-def min_episodes(config: PPOConfig) -> int:
+def count_needed_episodes(config: PPOConfig) -> int:
     """Returns the number of episodes that must end before a mean return counts.
 
     The first episodes that end are shorter than the average, so this is at least one episode per environment.

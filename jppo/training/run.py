@@ -36,14 +36,14 @@ from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
 from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
 from jppo.training.result import Result
-from jppo.training.return_target import min_episodes
+from jppo.training.return_target import count_needed_episodes
 from jppo.training.settings import (
     PreparedRun,
     RunSettings,
+    describe_processes,
     describe_start,
     fill_from_previous_run,
     prepare_run,
-    process_count,
     read_previous_run,
 )
 
@@ -119,10 +119,10 @@ def _finished_result(
     state: Any
     if isinstance(agent, Anakin):
         state = checkpoint.restore(init_state(agent, prepared.seed, prepared.hyperparams))
-        policy_state = state.train.policy
+        policy_state = state.train.policy_state
     else:
         state = checkpoint.restore(agent.init(jax.random.key(prepared.seed), prepared.hyperparams), ".train")
-        policy_state = state.policy
+        policy_state = state.policy_state
     log = Logger(agent.config.batch_size, None, reporter, log_every=prepared.run.log_every or 1)
     log.restore(run_dir, checkpoint)
     log.finish()
@@ -187,7 +187,7 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
             with raise_on_all_processes():
                 reporter.start()
                 reporter.message(describe_start(prepared))
-                if "network" not in prepared.config_json and (advice := network_hint(config, agent.env.obs_spec)):
+                if "network" not in prepared.config_json and (advice := suggest_network(config, agent.env.obs_spec)):
                     reporter.message(advice)
                 log_every = prepared.run.log_every or 1
                 log = Logger(config.batch_size, writer, reporter, hooks, log_every, prepared.run.callback_every)
@@ -216,7 +216,7 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
     return result
 
 
-def network_hint(config: PPOConfig, obs_spec: PyTree) -> str | None:
+def suggest_network(config: PPOConfig, obs_spec: PyTree) -> str | None:
     """Returns a message if another network suits the observations better; None otherwise."""
     shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
     if config.network == "cnn" or len(shapes) != 1 or not is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
@@ -246,7 +246,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger) -> Monitor:
     evaluate: Evaluator | None = None
     if run.eval_every and isinstance(agent, Anakin):
         with end_process_at(signal.SIGTERM):
-            shapes = state_shapes(agent, prepared.hyperparams).train.policy
+            shapes = state_shapes(agent, prepared.hyperparams).train.policy_state
             evaluate = DeviceEvaluator(agent, shapes, run, prepared.seed)
     elif run.eval_every and prepared.ray.num_actors:
         from jppo.training.ray_evaluator import RayEvaluator  # ray takes a second to import
@@ -263,7 +263,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger) -> Monitor:
     return Monitor(
         log,
         run,
-        min_episodes=min_episodes(agent.config),
+        min_episodes=count_needed_episodes(agent.config),
         evaluate=evaluate,
         info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
         best=best,
@@ -311,7 +311,7 @@ def _save_result(
         **({} if checkpoints is None else {"checkpoint": checkpoints.update}),
         **({} if best is None else {"best_update": best.update, "best_return": best.score}),
         **({} if loop.monitor.last_eval is None else {"eval_return_mean": loop.monitor.last_eval}),
-        **process_count(),
+        **describe_processes(),
         "versions": runs.versions(),
         "policy_sha256": fingerprint(policy_state),
         "run_dir": None if writer is None else str(writer.path),

@@ -103,11 +103,11 @@ def prepare_run(settings: RunSettings) -> PreparedRun:
     agent = _make_agent(backend, env, config, total_steps=total_steps, num_devices=num_devices, **parts)
     check_sizes(config, total_steps)
     _check_periods(settings, agent.num_updates)
-    optional: dict[str, Any] = dict.fromkeys(own_parts(settings.env, parts), "custom")
+    optional: dict[str, Any] = dict.fromkeys(list_own_parts(settings.env, parts), "custom")
     if backend == "ray":
         optional["actors"] = dataclasses.asdict(ray)
     optional["num_devices"] = num_devices
-    optional |= process_count()
+    optional |= describe_processes()
     if settings.run.deterministic:
         optional |= {"deterministic": True, "xla_flags": os.environ.get("XLA_FLAGS", "")}
     if (log_every := settings.run.log_every or 1) > 1:
@@ -244,12 +244,12 @@ def check_sizes(config: PPOConfig, total_steps: int) -> None:
         raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
 
 
-def own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:
+def list_own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:
     """Returns which parts of a run, such as its network, are objects that config.json cannot describe."""
     own = tuple(name for name in OWN_PARTS if parts.get(name) not in (None, adam))
     return own if isinstance(env, str) else ("environment", *own)
 
 
-def process_count() -> dict[str, int]:
+def describe_processes() -> dict[str, int]:
     """Returns the entry that several processes add to config.json and summary.json; {} for one process."""
     return {"num_processes": jax.process_count()} if jax.process_count() > 1 else {}
