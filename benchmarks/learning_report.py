@@ -126,7 +126,7 @@ def rewrite(document: Path, name: str, content: str) -> None:
 
 def draw(rows: dict[str, dict[str, Any]], output: Path = _PICTURE) -> None:
     """Draws the learning curves of all tasks that have them."""
-    drawn = {label: rows[label] for label in TASKS if "returns" in rows.get(label, {})}
+    drawn = {label: rows[label] for label in TASKS | MEMORY if "returns" in rows.get(label, {})}
     if not drawn:
         return
     num_rows = math.ceil(len(drawn) / _COLUMNS)
@@ -149,7 +149,7 @@ def _draw_curve(axes: Axes, label: str, row: dict[str, Any]) -> None:
     axes.fill_between(steps[known], low, high, color="#3f51b5", alpha=0.25, lw=0)
     marker = "o" if known.sum() == 1 else None  # a line needs two points
     axes.plot(steps[known], interquartile_mean(returns[:, known]), color="#3f51b5", lw=1.5, marker=marker, ms=4)
-    task = TASKS[label]
+    task = (TASKS | MEMORY)[label]
     has_other_budget = row["steps"] < _ALMOST * task.total_steps or task.other_budget
     if task.published and not has_other_budget:
         axes.axhline(float(task.published.split(" ")[0]), color="gray", ls="--", lw=1)

@@ -113,7 +113,11 @@ def test_missing_and_old_packages(monkeypatch):
             "another package has overwritten gymnax",
             "pip uninstall -y stable-gymnax",
         ),
-        (None, "gymnax cannot be imported", "pip install --force-reinstall --no-deps gymnax"),
+        (
+            None,
+            "gymnax cannot be imported: import of",
+            "pip install --force-reinstall --no-deps 'gymnax>",
+        ),
     ],
 )
 def test_a_damaged_gymnax(monkeypatch, broken, problem, fix):

@@ -359,7 +359,7 @@ def test_a_registered_environment_needs_no_render_mode(monkeypatch):
 
 
 def shown(space, obs):
-    return type("Displayed", (Counting,), {"observation_space": space, "see": lambda self: obs})
+    return type("Shown", (Counting,), {"observation_space": space, "see": lambda self: obs})
 
 
 def acting(space):
@@ -396,17 +396,17 @@ REFUSED = {
     "a ghost step": (host_probes.next_step, "make it with autoreset_mode=AutoresetMode.SAME_STEP"),
     "make_vec": (make_vec, "make_vec: CartPoleVectorEnv has autoreset_mode AutoresetMode.NEXT_STEP"),
     "another width": (host_probes.two_whatever, "was called with num_envs = 1 but made 2"),
-    "Text": (shown(spaces.Text(3), "abc"), "Displayed: observation space Text.* is not supported; Box, Discrete, "),
+    "Text": (shown(spaces.Text(3), "abc"), "Shown: observation space Text.* is not supported; Box, Discrete, "),
     "a part": (shown(spaces.Dict(a=BOX, b=spaces.Text(3)), {}), "observation space Text.* is not supported"),
     "empty": (shown(spaces.Box(0, 1, (0,)), np.zeros(0, np.float32)), "observation space .* is not supported"),
-    "no parts": (shown(spaces.Dict(), {}), r"Displayed: observation space Dict\(\) has no arrays"),
+    "no parts": (shown(spaces.Dict(), {}), r"Shown: observation space Dict\(\) has no arrays"),
     "actions": (acting(spaces.Text(3)), "action space Text.* is not supported; use Discrete, MultiDiscrete"),
     "whole actions": (acting(spaces.Box(0, 3, (2,), np.int64)), "action space .*int64.* is not supported"),
-    "another shape": (shown(BOX, np.zeros(3, np.float32)), "Displayed: .*observation"),
-    "a number": (shown(BOX, 0.0), "Displayed: .*observation"),
-    "nothing": (shown(BOX, None), "Displayed: .*observation"),
-    "fractions": (shown(spaces.Box(0, 9, (2,), np.uint8), np.full(2, 0.5)), "Displayed: .*observation"),
-    "a missing part": (shown(spaces.Dict(a=BOX, b=BOX), {"a": np.zeros(2, np.float32)}), "Displayed: .*observation"),
+    "another shape": (shown(BOX, np.zeros(3, np.float32)), "Shown: .*observation"),
+    "a number": (shown(BOX, 0.0), "Shown: .*observation"),
+    "nothing": (shown(BOX, None), "Shown: .*observation"),
+    "fractions": (shown(spaces.Box(0, 9, (2,), np.uint8), np.full(2, 0.5)), "Shown: .*observation"),
+    "a missing part": (shown(spaces.Dict(a=BOX, b=BOX), {"a": np.zeros(2, np.float32)}), "Shown: .*observation"),
     "a number as space": (
         lambda: wrappers.TimeLimit(acting(2)(), 9),
         "action_space of Acting is 2 of type builtins.int; it must be a gymnasium.Space",

@@ -53,8 +53,10 @@ def diagnose() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     yield Finding("jppo", f"{jppo.__version__}, {Path(jppo.__file__).parent}")
     yield from check_packages()
-    yield from check_gymnax()
-    yield from check_jax()
+    found = list(check_jax())
+    yield from found
+    if not any(one.problem for one in found if one.name in ("jax", "devices")):
+        yield from check_gymnax()
     yield check_ray()
     yield check_sessions(Path(tempfile.gettempdir()) / "ray")
     largest = "ps -eo pid,rss,args --sort=-rss | head  # shows the largest processes"
@@ -90,24 +92,19 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_gymnax() -> Iterator[Finding]:
-    """Yields a finding if gymnax is damaged. An older package with the same modules may have overwritten its files."""
+    """Yields a finding if gymnax cannot be imported, or if an older package has overwritten its files."""
+    from jppo.envs.gymnax import OVERWRITTEN, REINSTALL, REPAIR, import_gymnax
+
     version = find_version("gymnax")
     if version == "missing":  # see check_packages
         return
     try:
-        import jax  # noqa: F401
-    except Exception:  # see check_jax
-        return
-    try:
-        from jppo.envs.gymnax import import_gymnax
-
         import_gymnax()
-    except ValueError as error:
-        problem, fix = str(error).split("; ", 1)
-        yield Finding("gymnax", version, problem=problem, fix=fix)
     except Exception as error:  # a damaged installation raises any type
-        problem, fix = f"gymnax cannot be imported: {error}", "pip install --force-reinstall --no-deps gymnax"
-        yield Finding("gymnax", version, problem=problem, fix=fix)
+        if str(error).startswith(OVERWRITTEN):
+            yield Finding("gymnax", version, problem=OVERWRITTEN, fix=REPAIR)
+        else:
+            yield Finding("gymnax", version, problem=f"gymnax cannot be imported: {error}", fix=REINSTALL)
 
 
 def check_jax() -> Iterator[Finding]:

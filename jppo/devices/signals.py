@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -36,13 +37,15 @@ def defer_signals(interruptible: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = [signal.SIGTERM] if interruptible else [signal.SIGTERM, signal.SIGINT]
+    signals = [signal.SIGTERM] if interruptible else [signal.SIGINT, signal.SIGTERM]
     held: list[int] = []
-    before = [signal.signal(number, lambda number, _: held.append(number)) for number in signals]
+    before: dict[signal.Signals, Any] = {}
     try:
+        for number in signals:
+            before[number] = signal.signal(number, lambda number, _: held.append(number))
         yield
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for held_number in held:
             signal.raise_signal(held_number)

@@ -22,6 +22,10 @@ from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.spaces import Array, PyTree
 from jppo.errors import forbid_exit
 
+OVERWRITTEN = "another package has overwritten gymnax with an older version, as stable-gymnax does"
+REINSTALL = "pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
+REPAIR = f"pip uninstall -y stable-gymnax && {REINSTALL}"  # if it is overwritten
+
 _BOOL_IMAGES = "gymnax.environments.minatar."  # bool images that gymnax casts to float32: four times the memory
 _ONLY_FOR_DRAWINGS = ("matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn")
 
@@ -101,7 +105,7 @@ def import_gymnax() -> Any:
     that imports matplotlib at the same time can see the placeholder.
 
     Raises:
-      ValueError: another package has overwritten gymnax; the text after "; " is the command that repairs it.
+      ValueError: another package has overwritten gymnax.
     """
     with contextlib.ExitStack() as stack:
         if "gymnax" not in sys.modules:
@@ -111,10 +115,7 @@ def import_gymnax() -> Any:
                 stack.callback(placeholder.leave)
         import gymnax
     if not hasattr(gymnax, "register"):
-        raise ValueError(
-            "another package has overwritten gymnax with an older version, as stable-gymnax does; "
-            "pip uninstall -y stable-gymnax && pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
-        )
+        raise ValueError(f"{OVERWRITTEN}; {REPAIR}")
     return gymnax
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -100,6 +101,7 @@ def collect(
         action_key, step_key = keys
         chosen = act(policy, policy_state, state.obs, action_key, state.carry)
         after = step_rows(env, step_key, state.env_state, chosen.env_action)
+        chex.assert_equal_shape([after.reward, after.terminated, after.truncated, chosen.value])
         needs_value = jnp.logical_and(after.truncated, jnp.logical_not(after.terminated))
         final_value = _values_where(needs_value, policy, policy_state, after.final_obs, chosen.carry)
         transition = Transition(

@@ -224,9 +224,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             )
     except _READ_ERRORS as error:
         raise _Damaged(short_reason(error)) from error
+    version = info.get("jppo")
+    advice = "" if version == versions()["jppo"] else "resume with that version, or "
     raise ValueError(
         f"{path} has checkpoint format {info['format']}, this version of jppo reads {FORMAT}; it was written by jppo "
-        f"{info.get('jppo')}: resume with that version, or start a new run in another run_dir"
+        f"{version}: {advice}start a new run in another run_dir"
     )
 
 

@@ -143,12 +143,16 @@ class RunWriter:
 
     def abort(self) -> None:
         """Closes the files without a policy or summary. Deletes the directory of a new run that has saved no update."""
-        with defer_signals(), contextlib.suppress(Exception):  # the caller raises the original error
-            self._close()
-            if not (self._resume or self._has_lines or list_checkpoints(self.path / FOLDER)):
-                shutil.rmtree(self.path)
-                for parent in self._new_parents:
-                    parent.rmdir()  # raises if it contains another run
+        try:
+            with contextlib.suppress(Exception):  # the caller raises the original error
+                self._close_wandb()
+        finally:
+            with defer_signals(), contextlib.suppress(Exception):
+                self._close()
+                if not (self._resume or self._has_lines or list_checkpoints(self.path / FOLDER)):
+                    shutil.rmtree(self.path)
+                    for parent in self._new_parents:
+                        parent.rmdir()  # raises if it contains another run
 
     def _try(self, name: str, write: Callable[[], None], consequence: str) -> bool:
         """Writes a file and returns whether it succeeded. Reports the first failure of each file."""
@@ -168,10 +172,14 @@ class RunWriter:
         if self._events is not None:
             self._events.close()
             self._events = None
-        if self._wandb:
-            self._wandb.finish()
-            self._wandb = None
+        self._close_wandb()
         self._lock.release()
+
+    def _close_wandb(self) -> None:
+        """Waits until W&B has sent its data."""
+        if self._wandb:
+            run, self._wandb = self._wandb, None
+            run.finish()
 
 
 class _TensorBoard:
