@@ -477,8 +477,12 @@ def test_interrupt_while_a_new_run_is_deleted(tmp_path, monkeypatch):
 
     monkeypatch.setattr("jppo.runs.writer.shutil.rmtree", interrupted_delete)
     writer = RunWriter(tmp_path / "new" / "run", {})
-    with pytest.raises(KeyboardInterrupt):
-        writer.abort()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            writer.abort()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "new").exists()
 
 
