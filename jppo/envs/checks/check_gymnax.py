@@ -49,6 +49,7 @@ NAMES: tuple[str, ...] = (
     *("time_limit", "final_obs", "hidden_reset", "speed"),
 )
 _SINGLE_STEPS = 16  # steps of one environment without vmap
+_STEPS_WITHOUT_GROWTH = 4  # in so few steps, rounding errors do not grow to the tolerance
 _LIMIT = 5  # steps, a time limit that most episodes reach
 _RESETS = 64
 
@@ -222,13 +223,30 @@ def _reset_often(observations: Observations, env: Environment, seed: int) -> Sta
 
 
 def _judge_single(episodes: _Episodes, single: _Episodes) -> Check:
-    """Compares the first environment without vmap and with vmap."""
-    for name, alone, batched in zip(_Episodes._fields, single, episodes, strict=True):
-        same = jax.tree.map(lambda x, all_: _is_close(x, all_[0, : len(x)]).all(), alone, batched)
-        if not all(jax.tree.leaves(same)):
-            seen = f"{name} of an environment differs with and without vmap"
-            return failed("vmap", seen, "look for callbacks and for reductions over the batch axis")
-    return passed("vmap", "an environment gives the same results with and without vmap")
+    """Compares the first environment without vmap and with vmap.
+
+    The two programs round differently, and chaotic simulations let this grow. So a difference after the first steps is
+    a warning.
+    """
+    first, name = min(
+        (_first_difference(alone, jax.tree.map(lambda x: x[0], batched)), name)
+        for name, alone, batched in zip(_Episodes._fields, single, episodes, strict=True)
+    )
+    if first == np.inf:
+        return passed("vmap", "an environment gives the same results with and without vmap")
+    seen = f"{name} of an environment differs with and without vmap"
+    advice = "look for callbacks and for reductions over the batch axis"
+    if first < _STEPS_WITHOUT_GROWTH:
+        return failed("vmap", seen, advice)
+    ignore = "ignore this if small differences grow in the simulation, or "
+    return warning("vmap", f"{seen} from step {first:.0f} on", ignore + advice)
+
+
+def _first_difference(alone: PyTree, batched: PyTree) -> float:
+    """Returns the first index of the first axis at which two trees differ, or infinity."""
+    pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(batched), strict=True)
+    differing = [np.nonzero(~_is_close(x, all_[: len(x)]).reshape(len(x), -1).all(1))[0] for x, all_ in pairs]
+    return min((float(steps[0]) for steps in differing if len(steps)), default=np.inf)
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
