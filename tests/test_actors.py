@@ -349,10 +349,10 @@ def test_a_run_that_fails_is_saved(local_ray, tmp_path, capsys):
     assert load_policy_state(tmp_path / "run", state).params
 
 
-def kill_at_random(notes, every, most, over):
-    """Kills actors that have environments, at random times. Returns the number of killed actors."""
+def kill_at_random(notes, over):
+    """Kills three actors that have environments, at random times. Returns the number of killed actors."""
     chance, killed = random.Random(0), []
-    while len(killed) < most and not over.wait(chance.uniform(*every)):
+    while len(killed) < 3 and not over.wait(chance.uniform(0.5, 1.5)):
         theirs = {int(pid) for pid in noted(notes, "pid")} - set(killed)
         pids = sorted(process.pid for process in descendants() if process.pid in theirs)
         if pids:  # other actors have not made their environments yet
@@ -362,17 +362,13 @@ def kill_at_random(notes, every, most, over):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("updates", "every", "most"),
-    [(8, (0.5, 1.5), 3), pytest.param(16, (3.0, 7.0), 99, marks=pytest.mark.slow)],
-    ids=["short", "longer"],
-)
-def test_a_run_survives_actors_killed_at_random_times(local_ray, tmp_path, updates, every, most):
+def test_a_run_survives_actors_killed_at_random_times(local_ray, tmp_path):
+    updates = 8
     started, over = threading.Event(), threading.Event()
     recorder = Recorder(lambda update: over.set() if update >= updates - 3 else None)
     recorder.message = lambda text: started.set() if "ready" in text else None
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        kills = pool.submit(lambda: started.wait() and kill_at_random(tmp_path, every, most, over))
+        kills = pool.submit(lambda: started.wait() and kill_at_random(tmp_path, over))
         try:
             env = functools.partial(Healthy, step_seconds=0.01, notes=tmp_path)  # 0.64 s per fragment
             result = train(env, tmp_path, updates, max_restarts=10, progress=recorder)

@@ -24,7 +24,6 @@ from one_run import BATCH, CONFIG, UPDATES, Cued
 from probes import Moving, ObsActionReward
 
 import jppo
-from jppo.actors.local import LocalRunner
 from jppo.cli.main import main
 from jppo.ppo.networks import make_network
 from jppo.runs import checkpoints
@@ -823,43 +822,12 @@ def test_environments_are_reset_with_other_seeds(tmp_path):
     assert losses[0][first] not in losses[1], "the environments were not reset, or as at the start"
 
 
-class Two:
-    """Two actors that are in this process."""
-
-    def __init__(self, spec, config):
-        assert config.num_actors == 2
-        self.runners = [LocalRunner(spec, first + np.arange(4)) for first in (0, 4)]
-
-    def poll(self, timeout):
-        return [fragment for runner in self.runners for fragment in runner.poll(timeout)]
-
-    def ready(self, timeout):
-        return "two"
-
-    def check_daemons(self, at_once=False):
-        return True
-
-    def counts(self):
-        return self.runners[0].counts()
-
-    def start(self, *given):
-        for runner in self.runners:
-            runner.start(*given)
-
-    def close(self):
-        for runner in self.runners:
-            runner.close()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-@pytest.mark.parametrize("pretended", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_resume_with_another_number_of_actors(acted, tmp_path, monkeypatch, pretended):
+def test_resume_with_another_number_of_actors(acted, tmp_path, monkeypatch):
     lag, whole = acted
     train(tmp_path / "run", after=4, num_actors=0, **lag, **ACTORS)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    if pretended:
-        monkeypatch.setattr(ray_loop, "_make_actors", lambda spec, config, message: Two(spec, config))
     result = resume(tmp_path / "run", env=Guessing, num_actors=2, address="local", **lag)
     assert result.summary["num_actors"] == 2
     for name, leaf in last_checkpoint(whole.run_dir).items():

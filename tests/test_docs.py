@@ -10,7 +10,6 @@ import sys
 
 import jax
 import pytest
-import tutorial
 from lenient import lenient_env
 from public_types import reachable_types
 from snippets import PAGES, ROOT, blocks, commands
@@ -195,13 +194,6 @@ def test_python_code_of_all_pages_uses_existing_names():
         for node in ast.walk(ast.parse(block.text, str(block.page))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jppo":
                 assert hasattr(jppo, node.attr), (block.page, node.attr)
-
-
-@pytest.mark.slow
-def test_tutorial_runs(tmp_path):
-    """Runs all code and all commands with fewer steps, in a new process without the strict modes of the tests."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, tutorial.__file__], check=True, cwd=tmp_path, env=env, timeout=900)
 
 
 def test_pages_contain_no_merge_conflicts():

@@ -124,7 +124,7 @@ def evolves(result):
 
 def reports_runs(best):
     assert best.config["learning_rate"] == 1e-2
-    assert len({best.metrics[f"run/{number}"] for number in range(4)}) == 4
+    assert len({best.metrics[f"run/{number}"] for number in range(2)}) == 2
 
 
 def is_the_same_in_two_processes(returns):
@@ -150,7 +150,7 @@ CLAIMS = {
     "bench_a_setting": ({"sizes": (8, 32), "seconds": 0.1}, measures, "steps/s  shares: environment"),
     "population_based_training": ({"total_steps": 60_000, "num_seeds": 2}, evolves, "run   copied at update"),
     "tune_populations": (
-        {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 4},
+        {"total_steps": 8_192, "learning_rates": (1e-6, 1e-2), "num_seeds": 2},
         reports_runs,
         "learning rate   interquartile mean   per seed",
     ),
@@ -162,7 +162,7 @@ CLAIMS = {
     "custom_recurrent_equinox": ({"total_steps": 100_000}, remembers, "equinox with a GRU: mean return"),
     "custom_environment": ({"total_steps": 200_000}, learns_to_dock, "at first"),
     "ray_tune_sweep": (
-        {"total_steps": 8192, "learning_rates": (1e-5, 1e-2), "num_envs": (4,), "num_samples": 2},
+        {"total_steps": 8192, "learning_rates": (1e-5, 1e-2), "num_envs": (4,), "num_samples": 1},
         sweeps_by_grid_and_by_optuna,
         "learning rate   batch size   steps   mean return",
     ),
@@ -170,7 +170,7 @@ CLAIMS = {
     "auxiliary_loss": ({}, predicts_better, "prediction error"),
     "vtrace": ({}, learns_late, "mean return"),
     "curriculum": ({}, needs_the_curriculum, "with a curriculum:"),
-    "random_network_distillation": ({"total_steps": 600_000}, only_the_bonus_explores, "with RND: mean return"),
+    "random_network_distillation": ({"total_steps": 350_000}, only_the_bonus_explores, "with RND: mean return"),
     "vmapped_seeds": ({"total_steps": 60_000, "num_seeds": 2}, rates_matter, "learning rate   mean return   per seed"),
 }
 
@@ -183,8 +183,10 @@ SHORT = (
     "many_devices",
     "plan_a_run",
     "ray_tune_sweep",
+    "resume_a_run",
     "schedules",
     "several_hosts",
+    "sweep",
     "tune_populations",
 )
 

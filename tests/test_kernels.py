@@ -55,7 +55,7 @@ def after_two_updates(env, config, params=None):
         (ObsActionReward(), {"normalize_obs": True}),
         (BoxTimeLimit(), {"kl_control": "adapt"}),
         (Image(6), {"network": "cnn", "hidden_sizes": (8,)}),
-        (Image(36), {"network": "cnn", "hidden_sizes": (8,)}),
+        (Image(36), {"network": "cnn", "hidden_sizes": (8,), "num_envs": 2, "num_steps": 4}),
         (Counting(), {"recurrent": "gru", "recurrent_size": 5, "sequence_length": 8}),
         (Counting(), {"recurrent": "lstm", "recurrent_size": 6}),
     ],
@@ -67,7 +67,7 @@ def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
     monkeypatch.setattr("jppo.ppo.kernels.microbatches._CACHE_BYTES", 4096)
     monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
     monkeypatch.setattr("jppo.ppo.kernels.joined_layers.WIDE", 1)
-    config = jppo.PPOConfig(num_envs=8, num_steps=16, num_epochs=2, num_minibatches=2, **options)
+    config = jppo.PPOConfig(**{"num_envs": 8, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2} | options)
     params, tuned = after_two_updates(env, config)
     monkeypatch.setattr(kernels, "ENABLED", False)
     _, plain = after_two_updates(env, config, params)

@@ -1,4 +1,4 @@
-"""Runs the Python code and the commands of the documentation. `test_docs` runs README's code and the tutorial.
+"""Runs the Python code and the commands of the documentation. `test_docs` runs README's code.
 
 The blocks of a page run in order, with one set of names, in an empty folder. `shrink_runs` limits all runs, and sweeps
 of the command line have two seeds. A block that cannot run needs the line `<!-- not run: REASON -->` before it. Lines
@@ -22,6 +22,9 @@ from snippets import PAGES, ROOT, arguments, blocks, expand, lines, run, shrink_
 import jppo
 from jppo.cli.main import main
 
+TUTORIAL = [
+    ROOT / f"docs/tutorial/{name}.md" for name in ("train", "inspect", "own-environment", "own-network", "many-seeds")
+]
 SLOW = ("extending.md", "recurrence_and_masks.md", "agents.md", "scaling.md", "schedules.md", "sweeps.md")
 
 
@@ -63,25 +66,46 @@ def pages():
             yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", list(pages()))
-def test_python_code_runs(page, tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Runs a test in an empty folder with small runs. Afterwards, forgets the modules that Python imported from it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shrink_runs(monkeypatch)
     before = set(sys.modules)
-    names = READERS_NAMES | {"__name__": "__main__"}
     with lenient():
-        for block in blocks(page, "python"):
-            if not block.reason:
-                run(block, names)
+        yield tmp_path
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", list(pages()))
+def test_python_code_runs(page, folder):
+    names = READERS_NAMES | {"__name__": "__main__"}
+    for block in blocks(page, "python"):
+        if not block.reason:
+            run(block, names)
+
+
+@pytest.mark.slow
+def test_tutorial_runs(folder):
+    """Runs the code and the `jppo` commands of all pages in order, in one folder."""
+    names = {"__name__": "__main__"}
+    for block in (block for page in TUTORIAL for block in blocks(page)):
+        if block.title:
+            Path(block.title).write_text(block.text)
+        elif block.language == "python":
+            run(block, names)
+        elif block.language == "sh":
+            for line in lines(block):
+                if line.startswith("jppo "):
+                    run_line(line)
+
+
 def pages_with_commands():
-    """Yields the pages with commands that can run, except the tutorial, which `test_docs` runs."""
+    """Yields the pages with commands that can run, except the tutorial."""
     for page in PAGES:
         if page.parent != ROOT / "docs/tutorial" and not all(block.reason for block in blocks(page, "sh")):
             yield pytest.param(page, id=str(page.relative_to(ROOT)))
@@ -89,32 +113,27 @@ def pages_with_commands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(pages_with_commands()))
-def test_commands_run(page, tmp_path, monkeypatch):
+def test_commands_run(page, folder, monkeypatch):
     """Runs `jppo` in this process, where `shrink_runs` limits the runs, and other commands in a shell."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    shrink_runs(monkeypatch)
     files = {block.title: block.text for block in blocks(page, "python") if block.title}
     for name, text in (READERS_FILES | files).items():
         Path(name).write_text(text)
-    with lenient():
-        for block in (block for block in blocks(page, "sh") if not block.reason):
-            for line in lines(block):
-                run_line(line)
-    for name in files.keys() | READERS_FILES:
-        sys.modules.pop(name.removesuffix(".py"), None)
+    for block in (block for block in blocks(page, "sh") if not block.reason):
+        for line in lines(block):
+            run_line(line)
 
 
 def run_line(line):
-    """Runs a line of a block of commands: a sweep with two seeds, and `jppo bench` with a short measurement."""
+    """Runs a line of a block of commands, with few seeds and steps, short measurements and reports without videos."""
     for env, stand_in in STAND_INS.items():
         line = line.replace(env, stand_in)
     if "--network cnn" not in line:
         line = line.replace("Breakout-MinAtar", "CartPole-v1")  # compiles three times faster
     line = re.sub(r"--seeds \d+", "--seeds 2", line)
+    line = re.sub(r"--steps \d+", "--steps 100", line).replace(" --video", "")
     if line.startswith("jppo ") and " > " not in line:
         argv = expand(arguments(line)) + (["--seconds", "0.1"] if line.startswith("jppo bench ") else [])
         assert main(argv) in ((0, 1) if argv[0] == "doctor" else (0,)), line  # a machine may have a problem

@@ -228,25 +228,29 @@ def _judge_single(episodes: _Episodes, single: _Episodes) -> Check:
     The two programs round differently, and chaotic simulations let this grow. So a difference after the first steps is
     a warning.
     """
-    first, name = min(
-        (_first_difference(alone, jax.tree.map(lambda x: x[0], batched)), name)
+    steps = {
+        name: _first_difference(alone, jax.tree.map(lambda x: x[0], batched), len(single.reward))
         for name, alone, batched in zip(_Episodes._fields, single, episodes, strict=True)
-    )
-    if first == np.inf:
+    }
+    name = min(steps, key=steps.__getitem__)
+    if steps[name] == np.inf:
         return passed("vmap", "an environment gives the same results with and without vmap")
-    seen = f"{name} of an environment differs with and without vmap"
+    seen = f"{name} of an environment differs with and without vmap from step {steps[name]:.0f} on"
     advice = "look for callbacks and for reductions over the batch axis"
-    if first < _STEPS_WITHOUT_GROWTH:
+    if steps[name] <= _STEPS_WITHOUT_GROWTH:
         return failed("vmap", seen, advice)
     ignore = "ignore this if small differences grow in the simulation, or "
-    return warning("vmap", f"{seen} from step {first:.0f} on", ignore + advice)
+    return warning("vmap", seen, ignore + advice)
 
 
-def _first_difference(alone: PyTree, batched: PyTree) -> float:
-    """Returns the first index of the first axis at which two trees differ, or infinity."""
-    pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(batched), strict=True)
-    differing = [np.nonzero(~_is_close(x, all_[: len(x)]).reshape(len(x), -1).all(1))[0] for x, all_ in pairs]
-    return min((float(steps[0]) for steps in differing if len(steps)), default=np.inf)
+def _first_difference(alone: PyTree, batched: PyTree, num_steps: int) -> float:
+    """Returns the number of steps, 0 after the reset, after which two trees differ first, or infinity."""
+    first = np.inf
+    for x, all_ in zip(jax.tree.leaves(alone), jax.tree.leaves(batched), strict=True):
+        (differing,) = np.nonzero(~_is_close(x, all_[: len(x)]).reshape(len(x), -1).all(axis=1))
+        if len(differing):
+            first = min(first, differing[0] + num_steps + 1 - len(x))  # rewards and flags begin after step 1
+    return first
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
