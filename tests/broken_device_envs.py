@@ -122,9 +122,17 @@ class Batching(Sound):
         return jax.pure_callback(lambda x: x - np.mean(x), shape, state.place, vmap_method="expand_dims")
 
 
-class BatchingLater(Batching):
-    def reward(self, state):
-        return jnp.where(state.time < 7, state.place, super().reward(state))
+class Chaotic(Sound):
+    """Multiplies differences by 50 in each step, also those between a program with vmap and one without."""
+
+    def step_env(self, key, state, action, params):
+        tiny = 1e-6 * Batching.reward(self, state)
+        place = jnp.sin(50.0 * state.place + 5.0 * action[0]) + tiny
+        after = State(place=place, time=state.time + 1)
+        return self.get_obs(after), after, place, jnp.zeros((), bool), {}
+
+    def action_space(self, params=None):
+        return spaces.Box(-1.0, 1.0, (1,))
 
 
 class OtherShape(Sound):

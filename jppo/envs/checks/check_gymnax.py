@@ -49,7 +49,7 @@ NAMES: tuple[str, ...] = (
     *("time_limit", "final_obs", "hidden_reset", "speed"),
 )
 _SINGLE_STEPS = 16  # steps of one environment without vmap
-_STEPS_WITHOUT_GROWTH = 4  # in so few steps, rounding errors do not grow to the tolerance
+_TINY = 1e-6  # relative change of actions that shows whether a simulation amplifies rounding errors
 _LIMIT = 5  # steps, a time limit that most episodes reach
 _RESETS = 64
 
@@ -151,7 +151,7 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     if found["determinism"].status == FAIL:
         yield passed("vmap", "runs under vmap and scan")
     else:
-        yield _judge_single(episodes, single)
+        yield _judge_single(episodes, single, lambda: jax.device_get(play_all(keys, _change_slightly(actions))))
     yield from found.values()
     masks = Masks(env.obs_spec, env.action_spec)
     if masks.exist:
@@ -222,35 +222,41 @@ def _reset_often(observations: Observations, env: Environment, seed: int) -> Sta
     return Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
 
 
-def _judge_single(episodes: _Episodes, single: _Episodes) -> Check:
+def _judge_single(episodes: _Episodes, single: _Episodes, changed: Callable[[], _Episodes]) -> Check:
     """Compares the first environment without vmap and with vmap.
 
-    The two programs round differently, and chaotic simulations let this grow. So a difference after the first steps is
-    a warning.
+    The two programs round differently, and chaotic simulations amplify this. So a difference is only a warning if tiny
+    changes of the actions have such an effect, too.
+
+    Args:
+      changed: returns the same episodes with slightly changed actions, or with the same actions if they are integers.
     """
-    steps = {
-        name: _first_difference(alone, jax.tree.map(lambda x: x[0], batched), len(single.reward))
-        for name, alone, batched in zip(_Episodes._fields, single, episodes, strict=True)
-    }
+    first = jax.tree.map(lambda x: x[0], episodes)
+    steps = {name: _step_of_difference(single, first, name) for name in _Episodes._fields}
     name = min(steps, key=steps.__getitem__)
     if steps[name] == np.inf:
         return passed("vmap", "an environment gives the same results with and without vmap")
     seen = f"{name} of an environment differs with and without vmap from step {steps[name]:.0f} on"
     advice = "look for callbacks and for reductions over the batch axis"
-    if steps[name] <= _STEPS_WITHOUT_GROWTH:
+    other = jax.tree.map(lambda x: x[0], changed())
+    if min(_step_of_difference(first, other, field) for field in _Episodes._fields) > steps[name]:
         return failed("vmap", seen, advice)
-    ignore = "ignore this if small differences grow in the simulation, or "
-    return warning("vmap", seen, ignore + advice)
+    seen += f"; actions that differ by a factor of {1.0 - _TINY:g} have such an effect, too"
+    return warning("vmap", seen, f"ignore this if the simulation is chaotic, otherwise {advice}")
 
 
-def _first_difference(alone: PyTree, batched: PyTree, num_steps: int) -> float:
-    """Returns the number of steps, 0 after the reset, after which two trees differ first, or infinity."""
+def _step_of_difference(a: _Episodes, b: _Episodes, name: str) -> float:
+    """Returns the number of steps, 0 after the reset, after which a field differs first, or infinity."""
     first = np.inf
-    for x, all_ in zip(jax.tree.leaves(alone), jax.tree.leaves(batched), strict=True):
-        (differing,) = np.nonzero(~_is_close(x, all_[: len(x)]).reshape(len(x), -1).all(axis=1))
+    for x, y in zip(jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True):
+        (differing,) = np.nonzero(~_is_close(x, y[: len(x)]).reshape(len(x), -1).all(axis=1))
         if len(differing):
-            first = min(first, differing[0] + num_steps + 1 - len(x))  # rewards and flags begin after step 1
+            first = min(first, differing[0] + len(a.reward) + 1 - len(x))  # rewards and flags begin after step 1
     return first
+
+
+def _change_slightly(actions: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x * np.float32(1.0 - _TINY) if x.dtype.kind == "f" else x, actions)
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
