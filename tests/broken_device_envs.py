@@ -122,6 +122,16 @@ class Batching(Sound):
         return jax.pure_callback(lambda x: x - np.mean(x), shape, state.place, vmap_method="expand_dims")
 
 
+class Gripper(Batching):
+    """Opens only if its real-valued action is at the upper bound. Its reward has the fault of `Batching`."""
+
+    def step_env(self, key, state, action, params):
+        return super().step_env(key, state, jnp.floor(action[0]), params)
+
+    def action_space(self, params=None):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
 class Chaotic(Sound):
     """Multiplies differences by 50 in each step, also those between a program with vmap and one without."""
 

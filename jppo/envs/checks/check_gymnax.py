@@ -42,7 +42,7 @@ from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
 from jppo.envs.modules import make_named
 from jppo.envs.observations import Observations
-from jppo.envs.spaces import ACTION_MASK, Array, PyTree
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, Array, PyTree
 
 NAMES: tuple[str, ...] = (
     *("jit", "contract", "carry", "vmap", "spaces", "actions", "masks", "finite", "determinism", "seeds", "starts"),
@@ -151,7 +151,9 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     if found["determinism"].status == FAIL:
         yield passed("vmap", "runs under vmap and scan")
     else:
-        yield _judge_single(episodes, single, lambda: jax.device_get(play_all(keys, _change_slightly(actions))))
+        yield _judge_single(
+            episodes, single, lambda: jax.device_get(play_all(keys, _change_slightly(env.action_spec, actions)))
+        )
     yield from found.values()
     masks = Masks(env.obs_spec, env.action_spec)
     if masks.exist:
@@ -208,7 +210,7 @@ def _observations(env: Environment) -> Observations:
 
 
 def _trace(observations: Observations, episodes: _Episodes) -> Trace:
-    time_first = jax.tree.map(lambda x: np.moveaxis(x, 0, 1), episodes)
+    time_first = jax.tree.map(_steps_first, episodes)
     shape = time_first.reward.shape
     obs, digest = observations.see(time_first.obs, (shape[0] + 1, shape[1]))
     final, _ = observations.see(time_first.final, shape)
@@ -229,34 +231,51 @@ def _judge_single(episodes: _Episodes, single: _Episodes, changed: Callable[[], 
     changes of the actions have such an effect, too.
 
     Args:
-      changed: returns the same episodes with slightly changed actions, or with the same actions if they are integers.
+      changed: returns the same episodes with slightly different actions. Integer actions stay as they are.
     """
-    first = jax.tree.map(lambda x: x[0], episodes)
-    steps = {name: _step_of_difference(single, first, name) for name in _Episodes._fields}
+    steps = _steps_of_difference(single, jax.tree.map(lambda x: x[0], episodes))
     name = min(steps, key=steps.__getitem__)
     if steps[name] == np.inf:
         return passed("vmap", "an environment gives the same results with and without vmap")
     seen = f"{name} of an environment differs with and without vmap from step {steps[name]:.0f} on"
     advice = "look for callbacks and for reductions over the batch axis"
-    other = jax.tree.map(lambda x: x[0], changed())
-    if min(_step_of_difference(first, other, field) for field in _Episodes._fields) > steps[name]:
+    if min(_steps_of_difference(*jax.tree.map(_steps_first, (episodes, changed()))).values()) > steps[name]:
         return failed("vmap", seen, advice)
     seen += f"; actions that differ by a factor of {1.0 - _TINY:g} have such an effect, too"
     return warning("vmap", seen, f"ignore this if the simulation is chaotic, otherwise {advice}")
 
 
-def _step_of_difference(a: _Episodes, b: _Episodes, name: str) -> float:
-    """Returns the number of steps, 0 after the reset, after which a field differs first, or infinity."""
-    first = np.inf
-    for x, y in zip(jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True):
-        (differing,) = np.nonzero(~_is_close(x, y[: len(x)]).reshape(len(x), -1).all(axis=1))
-        if len(differing):
-            first = min(first, differing[0] + len(a.reward) + 1 - len(x))  # rewards and flags begin after step 1
-    return first
+def _steps_of_difference(a: _Episodes, b: _Episodes) -> dict[str, float]:
+    """Returns the number of steps, 0 after the reset, after which each field differs first, or infinity.
+
+    Time is the first axis; b may be longer.
+    """
+    steps = dict.fromkeys(_Episodes._fields, np.inf)
+    for name, one, other in zip(_Episodes._fields, a, b, strict=True):
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            (differing,) = np.nonzero(~_is_close(x, y[: len(x)]).reshape(len(x), -1).all(axis=1))
+            if len(differing):  # rewards and flags begin after step 1
+                steps[name] = min(steps[name], differing[0] + len(a.reward) + 1 - len(x))
+    return steps
 
 
-def _change_slightly(actions: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x * np.float32(1.0 - _TINY) if x.dtype.kind == "f" else x, actions)
+def _steps_first(x: np.ndarray) -> np.ndarray:
+    return np.moveaxis(x, 0, 1)
+
+
+def _change_slightly(action_spec: PyTree, actions: PyTree) -> PyTree:
+    """Returns real-valued actions of which those that are not at a bound are smaller by a millionth.
+
+    Changes at a bound could leave the action space, or cross a threshold of an environment that rounds actions.
+    """
+
+    def change(spec: ActionSpec, x: np.ndarray) -> np.ndarray:
+        if x.dtype.kind != "f":
+            return x
+        at_bound = (x == np.reshape(spec.low, spec.shape)) | (x == np.reshape(spec.high, spec.shape))
+        return np.where(at_bound, x, x * (1.0 - _TINY)).astype(x.dtype)
+
+    return jax.tree.map(change, action_spec, actions)
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
