@@ -37,6 +37,7 @@ TASKS = {
     "Acrobot-v1": Task(500_000, "-86.4 ± 1.3", _CLEANRL, -90.0),
     "Pendulum-v1": Task(100_000, "-172 ± 104", _ZOO, -200.0),
     "MountainCar-v0": Task(1_000_000, "-110 ± 19", _ZOO, -125.0),
+    "MountainCarContinuous-v0": Task(1_000_000, "88.3 ± 2.6", f"{_ZOO}, gSDE, 20,000 steps", other_budget=True),
     "CartPole-v1/ray": Task(500_000, "490.0 ± 6.1", _CLEANRL, 484.0),
     "Pendulum-v1/ray": Task(100_000, "-172 ± 104", _ZOO, -200.0),
     "Asterix-MinAtar": Task(10_000_000, "15", _BLINES, 13.5),
@@ -49,7 +50,7 @@ TASKS = {
     "Walker2d-v5/ray": Task(1_000_000, "2288 ± 572", _CLEANRL_V4, 1716.0, 5),
     "Ant-v5/ray": Task(1_000_000, "2138", f"{_SLM}, 10⁷ steps", seeds=5, other_budget=True),
     "LunarLander-v3/ray": Task(1_000_000, "242", f"{_ZOO}, v2", 200.0, 5),
-    "Taxi-v4/ray": Task(500_000, "8", "Gymnasium's threshold", 7.5, 5),
+    "Taxi-v4/ray": Task(500_000, "8", "Gymnasium's threshold", 7.5),
     "atari:Pong-v5/ray": Task(10_000_000, "20.36 ± 0.20", "CleanRL ppo_atari.py, 3 seeds", 19.0, 5, num_actors=0),
     "craftax:Craftax-Classic-Symbolic-v1": Task(1_000_000_000, "19.8", "derived: 90 % of 22, Craftax paper", seeds=5),
     "playground:CartpoleBalance": Task(60_000_000, "968", f"{_SLM}, 10⁸ steps", seeds=5, other_budget=True),
@@ -62,10 +63,10 @@ TASKS = {
 }
 
 # Memory: the same settings for all environments. The two networks have about the same number of parameters.
-_COMMON = {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4, "normalize_obs": True}
+_GRU = jppo.PRESETS["memory"]
 NETWORKS = {
-    "GRU": jppo.PPOConfig(recurrent="gru", recurrent_size=64, hidden_sizes=(64, 64), sequence_length=64, **_COMMON),
-    "MLP": jppo.PPOConfig(hidden_sizes=(64, 64, 64), **_COMMON),
+    "GRU": _GRU.config,
+    "MLP": _GRU.config.replace(recurrent="none", sequence_length=None, hidden_sizes=(64, 64, 64)),
 }
 MEMORY_ENVS = {  # label: environment, steps, target
     "MemoryChain-bsuite": ("MemoryChain-bsuite", 300_000, 0.95),
@@ -73,9 +74,8 @@ MEMORY_ENVS = {  # label: environment, steps, target
     "CartPole without velocities/host": (HostHiddenVelocities, 3_000_000, 475.0),
     "T-maze of length 20": (TMaze(), 1_000_000, 0.95),
 }
-_ANNEALED = jppo.Hyperparams(learning_rate=jppo.schedules.linear(1e-3, 0.0), ent_coef=jppo.schedules.linear(0.01, 0.0))
 MEMORY = {
-    f"{label}/{network}": Task(steps, target=target, seeds=5, env=env, settings=(config, _ANNEALED), num_actors=0)
+    f"{label}/{network}": Task(steps, target=target, seeds=5, env=env, settings=(config, _GRU.hyperparams), num_actors=0)
     for label, (env, steps, target) in MEMORY_ENVS.items()
     for network, config in NETWORKS.items()
 }

@@ -532,7 +532,7 @@ def test_the_first_rollout_determines_the_time_limit(pretend):
 
 def test_time_limits_count_only_time_spent_waiting(pretend):
     fleet, pretended, said = pretend((105.0, fragment(105.0)), (1.0, fragment(1.0)), NEVER, *[(1.0, fragment(1.0))] * 2)
-    fleet._config = RayConfig(2, 2, actor_timeout=10.0)
+    fleet._config = RayConfig(num_actors=2, envs_per_actor=2, actor_timeout=10.0)
     fleet.start(None, 0.9)
     pretended.now += 100.0  # for example, a long update
     while fleet.poll(0.2) is None:

@@ -68,7 +68,7 @@ def test_images_of_bool_are_accepted():
         (device.Alone, "vmap", "fail", "running it under vmap and scan raised"),
         (device.Batching, "vmap", "fail", "reward of an environment differs with and without vmap"),
         (device.Gripper, "vmap", "fail", "reward of an environment differs with and without vmap from step 1 on"),
-        (device.Chaotic, "vmap", "warn", "actions that differ by a factor of 0.999999 have such an effect, too"),
+        (device.Chaotic, "vmap", "warn", "states that differ by a factor of 0.999999 have such an effect, too"),
         (device.OtherShape, "spaces", "fail", "observation has shape [2]; its space says [3]"),
         (device.OtherParts, "spaces", "fail", "observation is an array, which does not fit"),
         (device.OutOfBounds, "spaces", "warn", "outside [-0.01, 0.01]"),

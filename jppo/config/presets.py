@@ -71,6 +71,23 @@ PRESETS = {
         source="rl-baselines3-zoo hyperparams/ppo.yml, Pendulum-v1 (without its state-dependent exploration)",
         envs=("Pendulum-v1",),
     ),
+    "memory": Preset(
+        config=PPOConfig(
+            num_envs=64,
+            num_steps=128,
+            num_epochs=4,
+            num_minibatches=4,
+            hidden_sizes=(64, 64),
+            recurrent="gru",
+            recurrent_size=64,
+            sequence_length=64,
+            normalize_obs=True,
+        ),
+        hyperparams=Hyperparams(learning_rate=linear(1e-3, 0.0), ent_coef=linear(0.01, 0.0)),
+        total_steps=300_000,
+        source="jppo: the memory tasks of benchmarks/learning.py",
+        envs=("MemoryChain-bsuite",),
+    ),
     "mujoco": Preset(
         config=PPOConfig(
             num_envs=8,

@@ -10,7 +10,7 @@ from jppo.config.checks import check_choice, check_int, check_non_negative, near
 from jppo.config.ppo import PPOConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RayConfig:
     """The Ray actors of a run."""
 

@@ -42,14 +42,14 @@ from jppo.envs.gymnax import holds_bits, make_env, make_source
 from jppo.envs.masks import check_mask_spec, has_mask, nearest_legal
 from jppo.envs.modules import make_named
 from jppo.envs.observations import Observations
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, Array, PyTree
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 
 NAMES: tuple[str, ...] = (
     *("jit", "contract", "carry", "vmap", "spaces", "actions", "masks", "finite", "determinism", "seeds", "starts"),
     *("time_limit", "final_obs", "hidden_reset", "speed"),
 )
 _SINGLE_STEPS = 16  # steps of one environment without vmap
-_TINY = 1e-6  # relative change of actions that shows whether a simulation amplifies rounding errors
+_TINY = 1e-6  # relative change of states that shows whether a simulation amplifies rounding errors
 _LIMIT = 5  # steps, a time limit that most episodes reach
 _RESETS = 64
 
@@ -151,9 +151,13 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     if found["determinism"].status == FAIL:
         yield passed("vmap", "runs under vmap and scan")
     else:
-        yield _judge_single(
-            episodes, single, lambda: jax.device_get(play_all(keys, _change_slightly(env.action_spec, actions)))
-        )
+
+        def changed() -> _Episodes:
+            play = jit(jax.vmap(_player(env, _change_slightly), in_axes=(0, 1)))
+            first_steps = slice(_SINGLE_STEPS)
+            return jax.device_get(play(keys[:, : _SINGLE_STEPS + 1], actions_at(actions, first_steps)))
+
+        yield _judge_single(episodes, single, changed)
     yield from found.values()
     masks = Masks(env.obs_spec, env.action_spec)
     if masks.exist:
@@ -162,14 +166,18 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     yield rules.judge_speed(steps * num_envs, seconds, f"{num_envs} environments in one program, with recording")
 
 
-def _player(env: Environment) -> Callable[[Array, Array], _Episodes]:
-    """Returns a function of keys [T+1] and actions [T, ...] that plays one environment."""
+def _player(env: Environment, change: Callable[[Array], Array] | None = None) -> Callable[[Array, Array], _Episodes]:
+    """Returns a function of keys [T+1] and actions [T, ...] that plays one environment.
+
+    Args:
+      change: replaces each array of the state before each step.
+    """
 
     def step(before: tuple[PyTree, PyTree], inputs: tuple[Array, Array]) -> tuple[tuple[PyTree, PyTree], _Episodes]:
         (obs, state), (key, action) = before, inputs
         if has_mask(env.obs_spec):
             action = nearest_legal(env.action_spec, obs[ACTION_MASK], action)
-        after = env.step(key, state, action)
+        after = env.step(key, state if change is None else jax.tree.map(change, state), action)
         return (after.obs, after.state), _Episodes(
             obs=after.obs,
             final=after.final_obs,
@@ -228,10 +236,10 @@ def _judge_single(episodes: _Episodes, single: _Episodes, changed: Callable[[], 
     """Compares the first environment without vmap and with vmap.
 
     The two programs round differently, and chaotic simulations amplify this. So a difference is only a warning if tiny
-    changes of the actions have such an effect, too.
+    changes of the states have such an effect, too.
 
     Args:
-      changed: returns the same episodes with slightly different actions. Integer actions stay as they are.
+      changed: returns the first steps of the same episodes with slightly different states.
     """
     steps = _steps_of_difference(single, jax.tree.map(lambda x: x[0], episodes))
     name = min(steps, key=steps.__getitem__)
@@ -239,9 +247,9 @@ def _judge_single(episodes: _Episodes, single: _Episodes, changed: Callable[[], 
         return passed("vmap", "an environment gives the same results with and without vmap")
     seen = f"{name} of an environment differs with and without vmap from step {steps[name]:.0f} on"
     advice = "look for callbacks and for reductions over the batch axis"
-    if min(_steps_of_difference(*jax.tree.map(_steps_first, (episodes, changed()))).values()) > steps[name]:
+    if min(_steps_of_difference(*jax.tree.map(_steps_first, (changed(), episodes))).values()) > steps[name]:
         return failed("vmap", seen, advice)
-    seen += f"; actions that differ by a factor of {1.0 - _TINY:g} have such an effect, too"
+    seen += f"; states that differ by a factor of {1.0 - _TINY:g} have such an effect, too"
     return warning("vmap", seen, f"ignore this if the simulation is chaotic, otherwise {advice}")
 
 
@@ -263,19 +271,9 @@ def _steps_first(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, 0, 1)
 
 
-def _change_slightly(action_spec: PyTree, actions: PyTree) -> PyTree:
-    """Returns real-valued actions of which those that are not at a bound are smaller by a millionth.
-
-    Changes at a bound could leave the action space, or cross a threshold of an environment that rounds actions.
-    """
-
-    def change(spec: ActionSpec, x: np.ndarray) -> np.ndarray:
-        if x.dtype.kind != "f":
-            return x
-        at_bound = (x == np.reshape(spec.low, spec.shape)) | (x == np.reshape(spec.high, spec.shape))
-        return np.where(at_bound, x, x * (1.0 - _TINY)).astype(x.dtype)
-
-    return jax.tree.map(change, action_spec, actions)
+def _change_slightly(x: Array) -> Array:
+    """Returns real numbers that are smaller by a millionth. Whole numbers stay as they are, so none crosses a limit."""
+    return jnp.where(x == jnp.round(x), x, x * (1.0 - _TINY)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _is_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
