@@ -34,6 +34,7 @@ from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_config, read_metrics
 from jppo.runs.writer import RunWriter
 from jppo.training import device_loop, ray_loop
+from jppo.training import run as training_run
 from jppo.training.line_means import LineMeans
 from jppo.training.progress import NullReporter
 
@@ -129,6 +130,21 @@ def copied(stopped, tmp_path):
 
 
 # Runs that end early
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_a_resumed_run_compiles_keeps_its_files(copied, monkeypatch):
+    def make_interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return make_loop(*arguments)
+
+    make_loop = training_run.make_loop
+    monkeypatch.setattr(training_run, "make_loop", make_interrupted)
+    before = {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
+    with pytest.raises(KeyboardInterrupt):
+        resume(copied)
+    assert {"summary.json", "policy_state.npz", "metrics.jsonl"} < before.keys()
+    assert {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.slow

@@ -1158,7 +1158,7 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
             process.kill()
             process.communicate()
     assert (process.returncode, err) == (130, "")
-    assert "stopping and saving" in out
+    assert "stopping; completed updates are kept" in out
     assert "interrupted: " in out
     summary = read_summary(path)
     assert summary["status"] == "interrupted"

@@ -31,7 +31,7 @@ LINES = [
     r"\d of 2 actors are still starting; Ray has resources for them, but the machine may be busy",
     r"[\d,]+/1,000,000,000 steps .*",
     r"actor [01] \(environments \d to \d\) failed \(ActorDiedError: .*\); a new one starts in 0.5 s",
-    r"stopping and saving the result so far \(Ctrl-C again stops at once\)",
+    r"stopping; completed updates are kept \(Ctrl-C again stops at once\)",
     r"interrupted: [\d,]+ steps, .*",
     r"return .* over the last episodes; [\d.]+ s of starting",
     r"saved in run",

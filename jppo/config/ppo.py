@@ -99,7 +99,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata"):
             object.__setattr__(self, name, check_int(name, getattr(self, name)))  # products of NumPy ints can overflow
-        check_int("staggered_start", self.staggered_start, 0)
+        check_int("staggered_start", self.staggered_start, 0, 1_000_000_000)
         for name in ("hidden_sizes", "actor_obs", "critic_obs"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))

@@ -58,6 +58,21 @@ PRESETS = {
         source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalized, rewards not)",
         envs=("MountainCar-v0",),
     ),
+    "mountaincar-continuous": Preset(
+        config=PPOConfig(
+            num_envs=16,
+            num_steps=128,
+            num_epochs=10,
+            num_minibatches=8,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        hyperparams=Hyperparams(learning_rate=3e-4, gamma=0.9999, gae_lambda=0.9, clip_eps=0.1, ent_coef=0.00429),
+        total_steps=500_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCarContinuous-v0 (with 16 environments of 128 steps, and "
+        "without its state-dependent exploration)",
+        envs=("MountainCarContinuous-v0",),
+    ),
     "pendulum": Preset(
         config=PPOConfig(
             num_envs=4,

@@ -65,6 +65,8 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
     Raises:
       ValueError: an argument or a space is not supported, or reset or step returns invalid values.
     """
+    if not isinstance(env, EpisodicEnv):
+        raise ValueError(f"env is a {type(env).__name__}; it must be a jppo.EpisodicEnv")
     limit = None if limit is None else check_int("limit", limit)
     pool = None if pool is None else check_int("pool", pool)
     action_spec = action_spec_of(env.name, env.action_space)

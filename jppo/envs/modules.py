@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import closest_names
+from jppo.config.checks import closest_names, find_similar
 from jppo.config.families import FAMILIES, HOST_FAMILIES
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
@@ -44,7 +44,8 @@ def import_module_of(source: str) -> tuple[Any, str]:
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0] and error.name != module_name:
             raise
-        hint = f"; did you mean {family}:{attribute}?" if (family := module_name.lower()) in _PREFIXES else ""
+        family = find_similar(module_name.lower(), _PREFIXES)
+        hint = f"; did you mean {family}:{attribute}?" if family else ""
         raise ValueError(f"{source}: there is no module {module_name} on the Python path{hint}") from None
     except SyntaxError as error:
         place = f" in {error.filename}, line {error.lineno}" if error.filename else ""

@@ -22,7 +22,7 @@ def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
         if requested.is_set():
             raise KeyboardInterrupt
         requested.set()
-        reporter.message("stopping and saving the result so far (Ctrl-C again stops at once)")
+        reporter.message("stopping; completed updates are kept (Ctrl-C again stops at once)")
 
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set

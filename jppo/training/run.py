@@ -193,9 +193,9 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
                 log = Logger(config.batch_size, writer, reporter, hooks, log_every, prepared.run.callback_every)
                 checkpoints = _open_checkpoints(prepared, resumes, log, hooks)
                 loop = make_loop(prepared, log, checkpoints)
-                log.truncate_after()
-                if stop_requested():
+                if stop_requested():  # before a resumed run loses its summary
                     raise KeyboardInterrupt
+                log.truncate_after()
             ended = loop.run(stop_requested)
             if not log.updates and ended.status in ("interrupted", "failed"):
                 raise ended.error or KeyboardInterrupt
