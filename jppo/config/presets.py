@@ -69,8 +69,8 @@ PRESETS = {
         ),
         hyperparams=Hyperparams(learning_rate=3e-4, gamma=0.9999, gae_lambda=0.9, clip_eps=0.1, ent_coef=0.00429),
         total_steps=500_000,
-        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCarContinuous-v0 (with 16 environments of 128 steps, and "
-        "without its state-dependent exploration)",
+        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCarContinuous-v0 (with 16 environments of 128 steps and "
+        "learning rate 3e-4, and without its state-dependent exploration)",
         envs=("MountainCarContinuous-v0",),
     ),
     "pendulum": Preset(

@@ -272,7 +272,7 @@ def _steps_first(x: np.ndarray) -> np.ndarray:
 
 
 def _change_slightly(x: Array) -> Array:
-    """Returns real numbers that are smaller by a millionth. Whole numbers stay as they are, so none crosses a limit."""
+    """Returns real numbers that are smaller by a millionth, except whole numbers, which are often thresholds."""
     return jnp.where(x == jnp.round(x), x, x * (1.0 - _TINY)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
