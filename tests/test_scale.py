@@ -147,5 +147,5 @@ def test_an_environment_of_age_zero_is_not_stepped(options):
 def test_host_environments_cannot_start_at_different_ages():
     with pytest.raises(ValueError, match="staggered_start = 8 supports on-device"):
         jppo.train(HostCounting, staggered_start=8, num_envs=4, ray=jppo.RayConfig(num_actors=0))
-    with pytest.raises(ValueError, match="staggered_start = -1 must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="staggered_start = -1 must be a whole number from 0 to 1,000,000,000"):
         jppo.PPOConfig(staggered_start=-1)
