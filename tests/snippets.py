@@ -71,7 +71,7 @@ def run(block: Block, names: dict[str, object]) -> None:
 
 
 def shrink_runs(monkeypatch) -> None:
-    """Limits all runs to 4 environments, 16 steps, 4 minibatches and 20 updates, in the calling process.
+    """Limits all runs to 4 environments, 16 steps, 4 minibatches and 50 updates, in the calling process.
 
     The settings of the code are validated before.
     """
@@ -98,6 +98,6 @@ def shrink_runs(monkeypatch) -> None:
     def make_small_anakin(env, config, **options):
         return make_anakin(env, shrink(config), **options | {"total_steps": 128})
 
-    monkeypatch.setattr(settings, "check_total_steps", lambda steps: min(check_total_steps(steps), 20 * 4 * 16))
+    monkeypatch.setattr(settings, "check_total_steps", lambda steps: min(check_total_steps(steps), 50 * 4 * 16))
     monkeypatch.setattr(settings, "_spread_over_actors", spread_small)
     monkeypatch.setattr(anakin, "make_anakin", make_small_anakin)
