@@ -406,6 +406,15 @@ def test_a_million_steps_on_the_host_contain_no_illegal_action(monkeypatch):
     assert MaskedVector.illegal == 0
 
 
+@pytest.mark.slow
+def test_actors_take_no_illegal_action():
+    config = SMALL(num_envs=40, num_steps=50, num_minibatches=4)
+    result = jppo.train(masked_vector, total_steps=20_000, **QUICK | {"config": config, "num_actors": 2})
+    assert result.summary["steps"] == 20_000
+    np.testing.assert_array_equal(result.metrics["episode/length_mean"], 50.0)  # an illegal action ends the episode
+    np.testing.assert_array_equal(result.metrics["episode/return_mean"], 50.0)
+
+
 class MaskedWalk(host.Sound):
     """Has a mask that allows both actions, or that allows action 1 only, alternately."""
 
