@@ -1,6 +1,7 @@
-"""Compares compute_dtype = float32 and bfloat16: milliseconds per update, and learning on CartPole.
+"""Compares compute_dtype = float32 and bfloat16: milliseconds per update, and learning with the environments' presets.
 
     python benchmarks/bfloat16.py
+    python benchmarks/bfloat16.py --learn-envs Breakout-MinAtar --seeds 5    # on a GPU
 
 Rounds time every program once. Results are medians over the rounds.
 """
@@ -12,11 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 import tyro
+from learning import final_returns
 from rich.console import Console
 from rich.table import Table
 from throughput import RESULTS, WORKLOADS, Updates, hardware, interleaved
 
 import jppo
+from jppo.config.presets import preset_for
+from jppo.devices.jit import jit
 from jppo.runs.files import write_json
 
 WIDE = {"hidden_sizes": (512, 512)}
@@ -29,18 +33,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 DTYPES = ("float32", "bfloat16")
 
 
-def learn(dtype: str, seeds: int) -> list[float]:
-    """Returns the final return of CartPole-v1, for each seed."""
-    options = {"total_steps": 300_000, "num_envs": 8, "learning_rate": jppo.schedules.linear(1e-3, 0.0)}
-    runs = [
-        jppo.train("CartPole-v1", compute_dtype=dtype, seed=seed, num_devices=1, **options) for seed in range(seeds)
-    ]
-    return [float(run.summary["return_mean"]) for run in runs]
+def learn(env: str, dtype: str, seeds: int) -> list[float]:
+    """Trains with the preset of the environment; returns the final return of each seed."""
+    preset = jppo.PRESETS[preset_for(env)]
+    agent = jppo.make_anakin(env, preset.config.replace(compute_dtype=dtype), total_steps=preset.total_steps)
+    keys = jax.vmap(jax.random.key)(np.arange(seeds))
+    _, metrics = jit(jax.vmap(agent.train, in_axes=(0, None)))(keys, preset.hyperparams)
+    return final_returns(metrics).tolist()
 
 
 def main(
     repeats: int = 5,
     seeds: int = 3,
+    learn_envs: tuple[str, ...] = ("CartPole-v1",),
     num_envs: int = 512,
     cases: tuple[str, ...] = tuple(CASES),
     output: Path = RESULTS / "bfloat16.json",
@@ -50,6 +55,7 @@ def main(
     Args:
       repeats: timed updates of each program, at least.
       seeds: training runs with each type.
+      learn_envs: environments of the training runs.
       num_envs: environments of each update, with 32 steps.
       cases: names in CASES.
       output: JSON file.
@@ -70,11 +76,12 @@ def main(
         table.add_row(name, *(f"{times[dtype]:.1f}" for dtype in DTYPES), f"{times['float32'] / times['bfloat16']:.2f}")
         print(rows[-1], flush=True)
         jax.clear_caches()
-    returns = {dtype: learn(dtype, seeds) for dtype in DTYPES}
+    returns = {env: {dtype: learn(env, dtype, seeds) for dtype in DTYPES} for env in learn_envs}
     write_json(output, {"rows": rows, "returns": returns, "date": datetime.date.today().isoformat()} | hardware())
     Console(width=120).print(table)
-    for dtype, values in returns.items():
-        print(f"CartPole-v1, {dtype}: {' '.join(f'{value:.0f}' for value in values)}")
+    for env, by_type in returns.items():
+        for dtype, values in by_type.items():
+            print(f"{env}, {dtype}: {' '.join(f'{value:.1f}' for value in values)}")
 
 
 if __name__ == "__main__":

@@ -407,5 +407,38 @@ def test_pettingzoo(name):
 def test_check_env_checks_the_rows_of_agents():
     report = jppo.check_env(Team, steps=32, num_envs=2)
     assert report.passed, report.failed
-    with pytest.raises(ValueError, match="duo has 2 agents; check_env checks on-device environments with one"):
-        jppo.check_env(duo())
+
+
+def test_check_env_checks_the_agents_of_device_environments():
+    report = jppo.check_env(duo(), steps=32, num_envs=4)
+    found = {check.name: check.status for check in report.checks if check.status not in ("pass", "skipped")}
+    assert found == {"seeds": "warn"}  # it has no random numbers; the observations contain the number of the agent
+    assert report["time_limit"].seen == "52 episodes: 28 terminated, 24 truncated"  # 7 and 6 of each environment
+    assert "8 agents in one program" in report["speed"].seen
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "seen"),
+    [
+        (lambda after: {"reward": after.reward[0]}, "contract", "reward is float32[], not float32[2]"),
+        (lambda after: {"active": ()}, "contract", "active is (), not bool[2]"),
+        (lambda after: {"reward": after.reward + 1.0}, "contract", "does not take part in a step has a reward"),
+        (
+            lambda after: {"terminated": after.terminated & (after.final_obs[:, 1] == 2)},
+            "contract",
+            "does not take part in a step has terminated = False",
+        ),
+        (lambda after: {"final_obs": after.obs}, "final_obs", "equals the first observation of the next episode"),
+        (lambda after: {"obs": after.obs[:1]}, "contract", "observations: float32[2, 2] after reset, float32[1, 2]"),
+    ],
+)
+def test_check_env_reports_faults_of_agents(change, name, seen):
+    env = duo()
+
+    def step(key, state, action):
+        after = env.step(key, state, action)
+        return after._replace(**change(after))
+
+    report = jppo.check_env(env._replace(step=step), steps=32, num_envs=4)
+    assert report.failed == (name,)
+    assert seen in report[name].seen

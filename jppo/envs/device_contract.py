@@ -28,9 +28,9 @@ def check_methods(source: Any, params: Any) -> None:
         raise BrokenContractError(problem, remedy)
 
 
-def shape_inputs(action_spec: PyTree) -> tuple[Any, PyTree]:
-    """Returns shapes and dtypes of a key and of an action."""
-    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), action_spec)
+def shape_inputs(action_spec: PyTree, lead: tuple[int, ...] = ()) -> tuple[Any, PyTree]:
+    """Returns shapes and dtypes of a key and of actions [*lead, *shape]."""
+    action = jax.tree.map(lambda spec: jax.ShapeDtypeStruct((*lead, *spec.shape), spec.dtype), action_spec)
     return jax.eval_shape(lambda: jax.random.key(0)), action
 
 

@@ -158,10 +158,11 @@ def _play(env: Any, seed: int, actions: PyTree, observations: Observations, mask
                 terminated=terminated,
                 truncated=truncated,
                 resets=resets,
+                active=True,
                 counters=_counters(env),
             )
             trace_steps.append(step)
-    return stack_trace(*start, counters, trace_steps)
+    return stack_trace(*start, np.ones((), bool), counters, trace_steps)
 
 
 def _env_action(action: PyTree) -> Any:

@@ -12,7 +12,7 @@ from jppo.config.checks import names_module
 from jppo.config.families import family_of
 from jppo.devices.jit import jit
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.base import Environment
+from jppo.envs.base import Environment, merge_dims
 from jppo.envs.checks import rules
 from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import (
@@ -55,14 +55,18 @@ _RESETS = 64
 
 
 class _Episodes(NamedTuple):
-    """The steps of one environment; leaves [T, ...], and [N, T, ...] for N environments."""
+    """The steps of one environment; leaves [T, ...], and [N, T, ...] for N environments.
+
+    With M agents, observations, rewards and flags have the dim M after T.
+    """
 
     obs: PyTree  # [T+1, ...]
     final: PyTree
     reward: Array
     terminated: Array
     truncated: Array
-    counters: dict[str, Array]  # [T+1]
+    active: Array  # [T+1], whether an agent takes part in the next step; true for one agent
+    counters: dict[str, Array]  # [T+1], without M
 
 
 def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
@@ -81,8 +85,6 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
         yield from _judge_source(source, params)
     with report_exceptions("jit", "making it"), report_refusals():
         made = make_env(source, params)
-    if made.num_agents > 1:
-        raise ValueError(f"{made.name} has {made.num_agents} agents; check_env checks on-device environments with one")
     if has_functions:
         yield from _judge_functions(made)
     with report_refusals():
@@ -92,14 +94,21 @@ def check(env: Any, params: Any, steps: int, seed: int, num_envs: int) -> Iterat
 
 def _judge_functions(env: Environment) -> Iterator[Check]:
     """Yields the results of jit, contract and carry for the functions of an `Environment`."""
-    key, action = shape_inputs(env.action_spec)
+    lead = (env.num_agents,) if env.num_agents > 1 else ()
+    key, action = shape_inputs(env.action_spec, lead)
     with report_exceptions("jit", "tracing reset and step"):
         obs, state = trace_anew(env.reset, key)
         after = trace_anew(env.step, key, state, action)
     yield passed("jit", "reset and step can be traced")
     check_same("observations", obs, "step", after.obs)
     check_same("observations", obs, "step (final_obs)", after.final_obs)
-    yield passed("contract", "observations of reset and step have the same shapes and dtypes")
+    wanted = {"reward": "float32", "terminated": "bool", "truncated": "bool"} | ({"active": "bool"} if lead else {})
+    for name, dtype in wanted.items():
+        leaf, right = getattr(after, name), describe_leaf(jax.ShapeDtypeStruct(lead, dtype))
+        found = describe_leaf(leaf) if hasattr(leaf, "dtype") else repr(leaf)
+        if found != right:
+            raise BrokenContractError(f"{name} is {found}, not {right}", f"return {right}")
+    yield passed("contract", "reset and step return the right shapes and dtypes")
     check_same("state", state, "step", after.state, check="carry")
     yield passed("carry", "the state has the same arrays after reset and step")
 
@@ -127,7 +136,10 @@ def _judge_source(source: Any, params: Any) -> Iterator[Check]:
 
 def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     """Yields the results of the checks that run the environment."""
-    actions = draw_actions(env.action_spec, seed, steps, num_envs)
+    agents = env.num_agents
+    actions = draw_actions(env.action_spec, seed, steps, num_envs, agents)
+    if agents > 1:
+        actions = jax.tree.map(lambda x: x.reshape(steps, num_envs, agents, *x.shape[2:]), actions)
     keys = jax.random.split(jax.random.key(seed), (num_envs, steps + 1))
     play_all = jit(jax.vmap(_player(env), in_axes=(0, 1)))
     with report_exceptions("vmap", "running it under vmap and scan"):
@@ -139,10 +151,12 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     repeated = jax.device_get(play_all(keys, actions))
     seconds = time.perf_counter() - start
     observations = _observations(env)
-    trace, again = _trace(observations, episodes), _trace(observations, repeated)
+    _check_inactive(episodes)
+    trace, again = _trace(observations, episodes, agents), _trace(observations, repeated, agents)
     how = "the same compiled program, called twice"
     starts = _reset_often(observations, env, seed)
-    found = {check.name: check for check in rules.judge_all(observations, env.action_spec, trace, again, starts, how)}
+    judged = rules.judge_all(observations, env.action_spec, trace, again, starts, how, agents)
+    found = {check.name: check for check in judged}
     if limit := _judge_limit(env, observations, keys, actions, trace):
         found[limit.name] = limit
         if limit.status == PASS and found["final_obs"].status == SKIPPED:
@@ -161,9 +175,19 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     yield from found.values()
     masks = Masks(env.obs_spec, env.action_spec)
     if masks.exist:
-        masks.see(episodes.obs[ACTION_MASK], (num_envs, steps + 1))
+        masks.see(episodes.obs[ACTION_MASK], episodes.active.shape)
     yield masks.judge()
-    yield rules.judge_speed(steps * num_envs, seconds, f"{num_envs} environments in one program, with recording")
+    rows = f"{num_envs * agents} agents" if agents > 1 else f"{num_envs} environments"
+    yield rules.judge_speed(trace.reward.size, seconds, f"{rows} in one program, with recording")
+
+
+def _check_inactive(episodes: _Episodes) -> None:
+    """Raises BrokenContractError if an agent that does not take part has terminated = False or a reward."""
+    inactive = ~episodes.active[:, :-1]
+    for name, wrong in (("terminated = False", ~episodes.terminated), ("a reward", episodes.reward != 0)):
+        if (inactive & wrong).any():
+            seen = f"an agent that does not take part in a step has {name}"
+            raise BrokenContractError(seen, "set terminated = True and reward = 0 for it")
 
 
 def _player(env: Environment, change: Callable[[Array], Array] | None = None) -> Callable[[Array, Array], _Episodes]:
@@ -184,15 +208,17 @@ def _player(env: Environment, change: Callable[[Array], Array] | None = None) ->
             reward=after.reward,
             terminated=after.terminated,
             truncated=after.truncated,
+            active=after.active if env.num_agents > 1 else jnp.ones((), bool),
             counters=_counters(after.state),
         )
 
     def play(keys: Array, actions: Array) -> _Episodes:
         obs, state = env.reset(keys[0])
         _, steps = jax.lax.scan(step, (obs, state), (keys[1:], actions))
-        first, rest = (obs, _counters(state)), (steps.obs, steps.counters)
-        obs, counters = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after]), first, rest)
-        return steps._replace(obs=obs, counters=counters)
+        active = jnp.ones(steps.active.shape[1:], bool)
+        first, rest = (obs, active, _counters(state)), (steps.obs, steps.active, steps.counters)
+        obs, active, counters = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after]), first, rest)
+        return steps._replace(obs=obs, active=active, counters=counters)
 
     return play
 
@@ -209,15 +235,18 @@ def _counters(state: PyTree) -> dict[str, Array]:
 
 
 def _observations(env: Environment) -> Observations:
-    """Compares observations with the declared space, or with jppo's specs if the environment declares no space."""
-    declared = getattr(env.source, "observation_space", None)
+    """Compares observations with the declared space, or else with jppo's specs. Agents have no common space."""
+    declared = None if env.num_agents > 1 else getattr(env.source, "observation_space", None)
     if callable(declared):  # a method of gymnax's API
         declared = declared(env.params)
     space = env.obs_spec if declared is None or holds_bits(env.source) else declared
     return Observations(space, casts=False)
 
 
-def _trace(observations: Observations, episodes: _Episodes) -> Trace:
+def _trace(observations: Observations, episodes: _Episodes, num_agents: int) -> Trace:
+    if num_agents > 1:
+        counters = {name: np.repeat(x, num_agents, axis=0) for name, x in episodes.counters.items()}
+        episodes = jax.tree.map(_merge_agents, episodes._replace(counters={}))._replace(counters=counters)
     time_first = jax.tree.map(_steps_first, episodes)
     shape = time_first.reward.shape
     obs, digest = observations.see(time_first.obs, (shape[0] + 1, shape[1]))
@@ -226,9 +255,16 @@ def _trace(observations: Observations, episodes: _Episodes) -> Trace:
     return Trace(**time_first._replace(obs=obs, final=final)._asdict(), digest=digest, resets=resets)
 
 
+def _merge_agents(x: np.ndarray) -> np.ndarray:
+    """Returns [N*M, T, ...] for [N, T, M, ...]."""
+    return np.moveaxis(x, 2, 1).reshape(-1, x.shape[1], *x.shape[3:])
+
+
 def _reset_often(observations: Observations, env: Environment, seed: int) -> Starts:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), _RESETS)
-    obs, digest = observations.see(jax.device_get(jit(jax.vmap(env.reset))(keys)[0]), (_RESETS,))
+    obs = jax.device_get(jit(jax.vmap(env.reset))(keys)[0])
+    obs = merge_dims(obs) if env.num_agents > 1 else obs
+    obs, digest = observations.see(obs, (_RESETS * env.num_agents,))
     return Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
 
 
@@ -300,7 +336,7 @@ def _judge_limit(
     try:
         made = make_env(env.source, env.params.replace(max_steps_in_episode=low))
         play = jit(jax.vmap(_player(made), in_axes=(0, 1)))(keys[:, : _LIMIT + 1], actions_at(actions, slice(_LIMIT)))
-        limited = _trace(observations, jax.device_get(play))
+        limited = _trace(observations, jax.device_get(play), env.num_agents)
     except Exception as error:  # the environment may not support this value
         seen = f"it raises {type(error).__name__} with max_steps_in_episode = {_LIMIT}"
         return skipped("time_limit", seen, "ignore this if the environment does not support other limits")

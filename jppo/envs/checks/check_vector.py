@@ -23,9 +23,8 @@ _RESETS = 32
 
 def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     """Yields the results of all checks. Final observations come from the autoreset mode, as in a run."""
-    num_envs *= host.num_agents
-    seeds = list(range(seed, seed + num_envs))
-    actions = draw_actions(host.action_spec, seed, steps, num_envs)
+    seeds = list(range(seed, seed + num_envs * host.num_agents))
+    actions = draw_actions(host.action_spec, seed, steps, num_envs, host.num_agents)
     observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
     begin = time.perf_counter()
     with report_exceptions("runs", "the vector environment"):
@@ -36,12 +35,14 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
         obs, digest = observations.see(many.reset(), (_RESETS * host.num_agents,))
         many.close()
     starts = Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
-    yield passed("runs", f"{2 * trace.reward.size:,} steps, {int(2 * trace.done.sum()):,} episodes")
+    yield passed("runs", f"{2 * trace.reward.size:,} steps, {int(2 * trace.ends.sum()):,} episodes")
     yield passed("contract", "the values are those of Gymnasium's vector environments")
-    yield from rules.judge_all(observations, host.action_spec, trace, again, starts, "in new instances")
+    how = "in new instances"
+    yield from rules.judge_all(observations, host.action_spec, trace, again, starts, how, host.num_agents)
     yield masks.judge()
-    yield passed("autoreset", f"all {int(trace.done.sum()):,} ended episodes have final observations")
-    yield rules.judge_speed(trace.reward.size, seconds, f"{num_envs} environments in one process")
+    yield passed("autoreset", f"all {int(trace.ends.sum()):,} ended episodes have final observations")
+    rows = "agents" if host.num_agents > 1 else "environments"
+    yield rules.judge_speed(trace.reward.size, seconds, f"{len(seeds)} {rows} in one process")
 
 
 def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations: Observations, masks: Masks) -> Trace:
@@ -49,7 +50,7 @@ def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations
     trace_steps = []
     with contextlib.closing(host.make(seeds)) as envs:
         inputs = jax.tree.map(np.copy, envs.reset())
-        start = observations.see(inputs, lead)
+        start = *observations.see(inputs, lead), envs.active.copy()
         for t in range(num_steps_of(actions)):
             after = envs.step(masks.choose(inputs, actions_at(actions, t), lead))
             inputs = after.obs
@@ -65,6 +66,7 @@ def _play(host: HostEnvironment, seeds: list[int], actions: PyTree, observations
                 terminated=after.terminated.copy(),
                 truncated=after.truncated.copy(),
                 resets=no_resets,
+                active=envs.active.copy(),
                 counters={},
             )
             trace_steps.append(step)

@@ -23,19 +23,26 @@ _SPACE_FAULTS = (  # kinds of Observations.faults, most severe first
 
 
 def judge_all(
-    observations: Observations, action_spec: PyTree, trace: Trace, again: Trace, starts: Starts, how: str
+    observations: Observations,
+    action_spec: PyTree,
+    trace: Trace,
+    again: Trace,
+    starts: Starts,
+    how: str,
+    num_agents: int = 1,
 ) -> Iterator[Check]:
     """Yields the results of the checks in this module.
 
     Args:
       again: a second trace with the same seeds and actions.
       how: how the second trace was made.
+      num_agents: number of agents of each environment.
     """
     yield judge_spaces(observations)
     yield judge_actions(action_spec)
     yield judge_finite(observations, trace)
     yield judge_determinism(trace, again, how)
-    yield judge_seeds(trace)
+    yield judge_seeds(trace, num_agents)
     yield judge_starts(starts, trace)
     yield judge_time_limit(trace)
     yield judge_final_obs(trace, starts)
@@ -103,12 +110,16 @@ def judge_determinism(first: Trace, again: Trace, how: str) -> Check:
     return passed("determinism", f"identical when repeated ({how})")
 
 
-def judge_seeds(trace: Trace) -> Check:
-    """Warns if environments with the same actions and different seeds give the same trajectory."""
-    number = num_alike(trace.digest.shape[1])
+def judge_seeds(trace: Trace, num_agents: int) -> Check:
+    """Warns if environments with the same actions and different seeds give the same trajectory.
+
+    With several agents, the first agents of the environments are compared.
+    """
+    digests, rewards = trace.digest[:, ::num_agents], trace.reward[:, ::num_agents]
+    number = num_alike(digests.shape[1])
     if number < 2:
         return skipped("seeds", "there is only one environment", "pass a name or a function instead")
-    digest, reward = trace.digest[:, :number], trace.reward[:, :number]
+    digest, reward = digests[:, :number], rewards[:, :number]
     if (digest[0] != digest[0, 0]).any():
         return passed("seeds", "trajectories of different seeds differ from the start on")
     differs = ((digest[1:] != digest[1:, :1]) | _differs(reward, reward[:, :1])).any(axis=1)
@@ -124,7 +135,7 @@ def judge_starts(starts: Starts, trace: Trace) -> Check:
     if len(starts.following):
         groups = [starts.following]
     else:
-        groups = [trace.digest[1:, i][trace.done[:, i]] for i in range(trace.digest.shape[1])]
+        groups = [trace.digest[1:, i][trace.begins[:, i]] for i in range(trace.digest.shape[1])]
     repeats = sum(max(0, len(group) - 1) for group in groups)
     if repeats >= _MIN_ENDS and different > resets // 2 and all(len(np.unique(group)) <= 1 for group in groups):
         seen = f"{resets} seeds give {different} different starts, but all later episodes have the same start"
@@ -134,8 +145,10 @@ def judge_starts(starts: Starts, trace: Trace) -> Check:
 
 def judge_time_limit(trace: Trace) -> Check:
     """Warns if every episode terminates after the same number of steps: time limits must truncate."""
-    lengths = np.concatenate([np.diff(np.flatnonzero(done), prepend=-1) for done in trace.done.T])
-    truncated, terminated = int(trace.truncated.sum()), int(trace.terminated.sum())
+    steps = np.cumsum(trace.active[:-1], axis=0)
+    rows = zip(steps.T, trace.ends.T, strict=True)
+    lengths = np.concatenate([np.diff(taken[ends], prepend=0) for taken, ends in rows])
+    truncated, terminated = (int((flag & trace.ends).sum()) for flag in (trace.truncated, trace.terminated))
     seen = f"{len(lengths)} episodes: {terminated} terminated, {truncated} truncated"
     if len(lengths) < _MIN_ENDS:
         return skipped("time_limit", f"{seen} in {len(trace.done):,} steps", "use more --steps")
@@ -147,7 +160,7 @@ def judge_time_limit(trace: Trace) -> Check:
 
 def judge_final_obs(trace: Trace, starts: Starts) -> Check:
     """Checks that the last observation of an episode is not the first observation of the next one."""
-    done, num_ends = trace.done, int(trace.done.sum())
+    done, ends, num_ends = trace.done, trace.ends, int(trace.ends.sum())
     if (done & (trace.resets > 0)).any():
         seen = "step calls reset when an episode ends, so the last observation is lost"
         return failed("final_obs", seen, _RETURN_NEXT)
@@ -155,13 +168,13 @@ def judge_final_obs(trace: Trace, starts: Starts) -> Check:
         seen = f"{num_ends} episodes ended in {len(done):,} steps"
         return skipped("final_obs", seen, "use more --steps")
     differs = np.any(_differs(trace.final, trace.obs[1:]), axis=-1)
-    if np.ptp(trace.obs[1:][done], axis=0).any() and not differs[done].any():
+    if np.ptp(trace.obs[1:][ends], axis=0).any() and not differs[ends].any():
         seen = f"equals the first observation of the next episode at all {num_ends} ends"
         return failed("final_obs", seen, _RETURN_NEXT)
     if differs[~done].any():
         seen = "final_observation differs from the observation within an episode"
         return failed("final_obs", seen, _RETURN_NEXT)
-    inside, jumps = (of_step[done] for of_step in _return_to_start(trace, starts, trace.final))
+    inside, jumps = (of_step[ends] for of_step in _return_to_start(trace, starts, trace.final))
     if inside.all() and jumps.sum() >= _MIN_ENDS:
         seen = f"is in the region of starts at all {num_ends} ends, after a jump at {int(jumps.sum())}"
         return failed("final_obs", seen, _RETURN_NEXT)
@@ -186,8 +199,8 @@ def judge_hidden_reset(trace: Trace, starts: Starts) -> Check:
             change = f"from {values[:-1][decreases][0]:g} to {values[1:][decreases][0]:g}"
             seen = f"{name} decreases {change} at {_first(decreases)}, without terminated or truncated"
             return failed("hidden_reset", seen, _END_EPISODE)
-    done = trace.done  # other counters may count the steps of all episodes
-    restarting = [name for name, x in counters.items() if done.any() and (x[1:] <= x[:-1])[done].all()]
+    begins = trace.begins  # other counters may count the steps of all episodes
+    restarting = [name for name, x in counters.items() if begins.any() and (x[1:] <= x[:-1])[begins].all()]
     if restarting:
         return passed("hidden_reset", f"{', '.join(restarting)} increases within all episodes")
     if (jumps := within & _return_to_start(trace, starts, trace.obs[1:])[1]).any():

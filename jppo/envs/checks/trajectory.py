@@ -17,7 +17,10 @@ COUNTERS = frozenset(
 
 
 class Trace(NamedTuple):
-    """T steps of N environments, in NumPy arrays; F numbers of each observation are recorded."""
+    """T steps of N environments, in NumPy arrays; F numbers of each observation are recorded.
+
+    With several agents, N counts agents; those of an environment are next to each other.
+    """
 
     obs: np.ndarray  # [T+1, N, F] f32, input of a policy; after the end of an episode, the first of the next episode
     digest: np.ndarray  # [T+1, N] u32, checksum of the whole observation
@@ -26,12 +29,23 @@ class Trace(NamedTuple):
     terminated: np.ndarray  # [T, N] bool
     truncated: np.ndarray  # [T, N] bool
     resets: np.ndarray  # [T, N] i32, number of times that step called reset
+    active: np.ndarray  # [T+1, N] bool, false for agents that do not take part in the next step
     counters: dict[str, np.ndarray]  # [T+1, N], state variables that may count the steps of an episode
 
     @property
     def done(self) -> np.ndarray:
-        """[T, N] bool, whether an episode ended."""
+        """[T, N] bool, whether an episode ended or an agent did not take part."""
         return self.terminated | self.truncated
+
+    @property
+    def ends(self) -> np.ndarray:
+        """[T, N] bool, whether an episode ended."""
+        return self.done & self.active[:-1]
+
+    @property
+    def begins(self) -> np.ndarray:
+        """[T, N] bool, whether the next step is the first of an episode."""
+        return self.done & self.active[1:]
 
 
 class Starts(NamedTuple):
@@ -52,10 +66,13 @@ class TraceStep(NamedTuple):
     terminated: np.ndarray | bool
     truncated: np.ndarray | bool
     resets: np.ndarray | int
+    active: np.ndarray | bool
     counters: dict[str, float]
 
 
-def stack_trace(obs: np.ndarray, digest: np.ndarray, counters: dict[str, float], steps: list[TraceStep]) -> Trace:
+def stack_trace(
+    obs: np.ndarray, digest: np.ndarray, active: np.ndarray, counters: dict[str, float], steps: list[TraceStep]
+) -> Trace:
     """Returns the trace of a reset and the following steps. Counters that are missing in some steps are removed."""
     names = set(counters).intersection(*(step.counters for step in steps))
     series = {name: [counters[name], *(step.counters[name] for step in steps)] for name in names}
@@ -63,14 +80,21 @@ def stack_trace(obs: np.ndarray, digest: np.ndarray, counters: dict[str, float],
     return Trace(**stacked._asdict())._replace(
         obs=np.concatenate([obs[None], stacked.obs]),
         digest=np.concatenate([np.asarray(digest)[None], stacked.digest]),
+        active=np.concatenate([active[None], stacked.active]),
         counters={name: np.array(values, np.float64) for name, values in series.items()},
     )
 
 
-def draw_actions(action_spec: PyTree, seed: int, num_steps: int, num_envs: int) -> PyTree:
-    """Returns random actions, leaves [T, N, *shape]; the first `num_alike` environments get the same ones."""
+def draw_actions(action_spec: PyTree, seed: int, num_steps: int, num_envs: int, num_agents: int = 1) -> PyTree:
+    """Returns random actions, leaves [T, N*M, *shape]; the first `num_alike` environments get the same ones.
+
+    Those of the M agents of an environment are next to each other.
+    """
     specs, structure = jax.tree.flatten(action_spec)
-    leaves = [_draw(spec, seed + number, num_steps, num_envs) for number, spec in enumerate(specs)]
+    leaves = []
+    for number, spec in enumerate(specs):
+        agents = [_draw(spec, seed + number + 1000 * i, num_steps, num_envs) for i in range(num_agents)]
+        leaves.append(np.stack(agents, axis=2).reshape(num_steps, -1, *spec.shape))
     return jax.tree.unflatten(structure, leaves)
 
 
