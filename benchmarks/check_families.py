@@ -1,6 +1,7 @@
-"""Checks every environment of the families on the device with `jppo.check_env`.
+"""Checks every environment of families with `jppo.check_env`.
 
     python benchmarks/check_families.py xminigrid navix jumanji:Snake-v1
+    python benchmarks/check_families.py minigrid pettingzoo LunarLander-v3    # on the host
     python benchmarks/check_families.py playground:Go1Getup --limit 32    # fewer steps, for slow simulations
 
 Each environment is checked in a new process. The file of results keeps the environments of earlier calls.
@@ -17,7 +18,9 @@ import tyro
 from throughput import RESULTS, hardware
 
 import jppo
+from jppo.config.families import FAMILIES, HOST_FAMILIES
 from jppo.envs.families import family_env_names
+from jppo.envs.host_families import host_env_names
 from jppo.runs.files import write_json
 
 
@@ -33,15 +36,24 @@ def main(
       names: families, or ids of environments.
       output: the file of results.
       timeout: seconds for one environment.
-      limit: time limit of the episodes. With it, each of four environments takes three times as many steps.
+      limit: time limit of episodes on the device. With it, each of four environments takes three times as many steps.
     """
     results = json.loads(output.read_text())["envs"] if output.exists() else {}
-    envs = [env for name in names for env in ([name] if ":" in name else family_env_names(name))]
+    envs = [env for name in names for env in env_names(name)]
     for name in envs:
         start = time.perf_counter()
         results[name] = in_process(_check, (name, limit), timeout) | {"seconds": round(time.perf_counter() - start, 1)}
         write_json(output, {"hardware": hardware(), "envs": dict(sorted(results.items()))})
         print(name, json.dumps(results[name]), flush=True)
+
+
+def env_names(name: str) -> list[str]:
+    """Returns the environments of a family, or the name of an environment."""
+    if name in FAMILIES:
+        return family_env_names(name)
+    if name in HOST_FAMILIES:
+        return [env for env in host_env_names() if env.startswith(f"{name}:")]
+    return [name]
 
 
 def in_process(function: Callable[..., dict[str, Any]], args: tuple[Any, ...], timeout: float) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _draw_curve(axes: Axes, label: str, row: dict[str, Any]) -> None:
     has_other_budget = row["steps"] < _ALMOST * task.total_steps or task.other_budget
     if task.published and not has_other_budget:
         axes.axhline(float(task.published.split(" ")[0]), color="gray", ls="--", lw=1)
-    axes.set_title(label, fontsize=9)
+    axes.set_title(label, fontsize=8)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)

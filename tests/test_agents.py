@@ -16,6 +16,7 @@ import jppo
 from jppo.actors.env_runner import EnvRunner
 from jppo.actors.sebulba import make_sebulba
 from jppo.config.ray import RayConfig, spread_envs
+from jppo.envs.base import Step
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import make_host_env
 from jppo.envs.host_families import host_env_names
@@ -412,8 +413,9 @@ def test_check_env_checks_the_rows_of_agents():
 def test_check_env_checks_the_agents_of_device_environments():
     report = jppo.check_env(duo(), steps=32, num_envs=4)
     found = {check.name: check.status for check in report.checks if check.status not in ("pass", "skipped")}
-    assert found == {"seeds": "warn"}  # it has no random numbers; the observations contain the number of the agent
-    assert report["time_limit"].seen == "52 episodes: 28 terminated, 24 truncated"  # 7 and 6 of each environment
+    assert found == {"seeds": "warn", "time_limit": "warn"}  # it has no random numbers
+    assert report["time_limit"].seen == "agent 0: every episode terminates after 2 steps"
+    assert report["final_obs"].seen == "agent 1: 24 final observations belong to the episode that ended"
     assert "8 agents in one program" in report["speed"].seen
 
 
@@ -422,13 +424,27 @@ def test_check_env_checks_the_agents_of_device_environments():
     [
         (lambda after: {"reward": after.reward[0]}, "contract", "reward is float32[], not float32[2]"),
         (lambda after: {"active": ()}, "contract", "active is (), not bool[2]"),
-        (lambda after: {"reward": after.reward + 1.0}, "contract", "does not take part in a step has a reward"),
+        (
+            lambda after: {"reward": after.reward + 1.0},
+            "contract",
+            "at step 2 of environment 0, agent 0 does not take part, but has a reward",
+        ),
         (
             lambda after: {"terminated": after.terminated & (after.final_obs[:, 1] == 2)},
             "contract",
-            "does not take part in a step has terminated = False",
+            "agent 0 does not take part, but has terminated = False",
         ),
-        (lambda after: {"final_obs": after.obs}, "final_obs", "equals the first observation of the next episode"),
+        (lambda after: {"final_obs": after.obs}, "final_obs", "agent 1: is in the region of starts at all 24 ends"),
+        (
+            lambda after: {"final_obs": after.final_obs.at[1].set(after.obs[1])},
+            "final_obs",
+            "agent 1: is in the region of starts at all 24 ends",
+        ),
+        (
+            lambda after: {"reward": after.reward.at[1].set(jnp.where(after.state == 4, jnp.nan, after.reward[1]))},
+            "finite",
+            "agent 1: reward nan at step 3 of environment 0",
+        ),
         (lambda after: {"obs": after.obs[:1]}, "contract", "observations: float32[2, 2] after reset, float32[1, 2]"),
     ],
 )
@@ -442,3 +458,52 @@ def test_check_env_reports_faults_of_agents(change, name, seen):
     report = jppo.check_env(env._replace(step=step), steps=32, num_envs=4)
     assert report.failed == (name,)
     assert seen in report[name].seen
+
+
+def test_check_env_needs_the_observations_of_all_agents():
+    env = duo()
+
+    def step(key, state, action):
+        after = env.step(key, state, action)
+        return after._replace(obs=after.obs[:1], final_obs=after.final_obs[:1])
+
+    def reset(key):
+        obs, state = env.reset(key)
+        return obs[:1], state
+
+    report = jppo.check_env(env._replace(reset=reset, step=step), steps=32, num_envs=4)
+    assert report.failed == ("spaces",)
+    assert report["spaces"].seen == "the observation of 2 agents has the shape [1, 2], not [2, 2]"
+
+
+def test_check_env_warns_of_agents_that_stay_active():
+    env = duo()
+
+    def step(key, state, action):
+        return env.step(key, state, action)._replace(active=jnp.ones(2, bool))
+
+    report = jppo.check_env(env._replace(step=step), steps=32, num_envs=4)
+    assert report["contract"].status == "warn"
+    assert "at step 1 of environment 0, agent 0 ends and takes part in the next step" in report["contract"].seen
+
+
+def test_check_env_accepts_agents_that_see_only_their_number():
+    """The first observation of an episode equals the last one."""
+
+    def reset(key):
+        return jnp.eye(2), jnp.zeros((), jnp.int32)
+
+    def step(key, time, action):
+        over = time == LIMIT - 1
+        return Step(
+            obs=jnp.eye(2),
+            state=jnp.where(over, 0, time + 1),
+            reward=(action == action[::-1]).astype(jnp.float32),
+            terminated=jnp.zeros(2, bool),
+            truncated=jnp.broadcast_to(over, 2),
+            final_obs=jnp.eye(2),
+            active=jnp.ones(2, bool),
+        )
+
+    report = jppo.check_env(duo()._replace(reset=reset, step=step), steps=32, num_envs=4)
+    assert report.passed, report.failed

@@ -63,7 +63,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     first = _make(env, seed)
     if hasattr(first, "num_envs") or is_parallel_env(first):
         first.close()
-        with report_refusals():
+        with report_exceptions("runs", "reset"), report_refusals():
             host = open_host_env(env)
         yield from check_vector.check(host, steps, seed, num_envs)
         return

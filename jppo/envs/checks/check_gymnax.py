@@ -102,6 +102,8 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     yield passed("jit", "reset and step can be traced")
     check_same("observations", obs, "step", after.obs)
     check_same("observations", obs, "step (final_obs)", after.final_obs)
+    if lead:
+        _check_lead(obs, env)
     wanted = {"reward": "float32", "terminated": "bool", "truncated": "bool"} | ({"active": "bool"} if lead else {})
     for name, dtype in wanted.items():
         leaf, right = getattr(after, name), describe_leaf(jax.ShapeDtypeStruct(lead, dtype))
@@ -111,6 +113,16 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     yield passed("contract", "reset and step return the right shapes and dtypes")
     check_same("state", state, "step", after.state, check="carry")
     yield passed("carry", "the state has the same arrays after reset and step")
+
+
+def _check_lead(obs: PyTree, env: Environment) -> None:
+    """Raises BrokenContractError if the observations of several agents have wrong shapes."""
+    leaves = zip(jax.tree_util.tree_flatten_with_path(obs)[0], jax.tree.leaves(env.obs_spec), strict=False)
+    for (path, leaf), spec in leaves:
+        if leaf.shape != (shape := (env.num_agents, *spec.shape)):
+            name = f"the observation{jax.tree_util.keystr(path)} of {env.num_agents} agents"
+            problem = f"{name} has the shape {list(leaf.shape)}, not {list(shape)}"
+            raise BrokenContractError(problem, "stack the observations of all agents", check="spaces")
 
 
 def _judge_source(source: Any, params: Any) -> Iterator[Check]:
@@ -151,7 +163,8 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     repeated = jax.device_get(play_all(keys, actions))
     seconds = time.perf_counter() - start
     observations = _observations(env)
-    _check_inactive(episodes)
+    if agents > 1:
+        yield from _judge_activity(episodes)
     trace, again = _trace(observations, episodes, agents), _trace(observations, repeated, agents)
     how = "the same compiled program, called twice"
     starts = _reset_often(observations, env, seed)
@@ -181,13 +194,22 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     yield rules.judge_speed(trace.reward.size, seconds, f"{rows} in one program, with recording")
 
 
-def _check_inactive(episodes: _Episodes) -> None:
-    """Raises BrokenContractError if an agent that does not take part has terminated = False or a reward."""
-    inactive = ~episodes.active[:, :-1]
+def _judge_activity(episodes: _Episodes) -> Iterator[Check]:
+    """Checks the terminations and rewards of inactive agents, and warns of agents that ended and stay active."""
+    inactive, done = ~episodes.active[:, :-1], episodes.terminated | episodes.truncated
     for name, wrong in (("terminated = False", ~episodes.terminated), ("a reward", episodes.reward != 0)):
-        if (inactive & wrong).any():
-            seen = f"an agent that does not take part in a step has {name}"
-            raise BrokenContractError(seen, "set terminated = True and reward = 0 for it")
+        if (bad := inactive & wrong).any():
+            seen = f"{_place(bad)} does not take part, but has {name}"
+            raise BrokenContractError(seen, "set terminated = True and reward = 0 for agents with active = False")
+    if (bad := done & ~inactive & episodes.active[:, 1:] & ~done.all(-1, keepdims=True)).any():
+        seen = f"{_place(bad)} ends and takes part in the next step, while others have not ended"
+        yield warning("contract", seen, "set active = False; ignore this if the agent starts a new episode")
+
+
+def _place(where: Any) -> str:
+    """Describes the first true element [N, T, M]."""
+    env, step, agent = np.argwhere(where)[0]
+    return f"at step {step} of environment {env}, agent {agent}"
 
 
 def _player(env: Environment, change: Callable[[Array], Array] | None = None) -> Callable[[Array, Array], _Episodes]:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jppo.envs.checks.report import FAIL, PASS, WARN, Check, failed, passed, skipped, warning
+from jppo.envs.checks.report import FAIL, PASS, SKIPPED, WARN, Check, failed, passed, skipped, warning
 from jppo.envs.checks.trajectory import Starts, Trace, num_alike
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import ActionSpec, PyTree
 
+_WORST = (FAIL, WARN, PASS, SKIPPED)
+_BEST = (PASS, SKIPPED, WARN)
 _MIN_ENDS = 3  # minimum number of ended episodes for a conclusion
 _MIN_STEPS = 20  # minimum number of steps outside the region of starts, likewise
 _RETURN_NEXT = "return the observation that the step led to; the caller resets the environment afterwards"
@@ -40,13 +42,25 @@ def judge_all(
     """
     yield judge_spaces(observations)
     yield judge_actions(action_spec)
-    yield judge_finite(observations, trace)
-    yield judge_determinism(trace, again, how)
-    yield judge_seeds(trace, num_agents)
-    yield judge_starts(starts, trace)
-    yield judge_time_limit(trace)
-    yield judge_final_obs(trace, starts)
-    yield judge_hidden_reset(trace, starts)
+    agents = [
+        (trace.of_agent(i, num_agents), again.of_agent(i, num_agents), starts.of_agent(i, num_agents))
+        for i in range(num_agents)
+    ]
+    yield _choose([judge_finite(observations, one) for one, _, _ in agents], _WORST)
+    yield _choose([judge_determinism(one, other, how) for one, other, _ in agents], _WORST)
+    yield _choose([judge_seeds(one) for one, _, _ in agents], _BEST)  # one agent that sees a difference suffices
+    yield _choose([judge_starts(begin, one) for one, _, begin in agents], _WORST)
+    yield _choose([judge_time_limit(one) for one, _, _ in agents], _WORST)
+    yield _choose([judge_final_obs(one, begin) for one, _, begin in agents], _WORST)
+    yield _choose([judge_hidden_reset(one, begin) for one, _, begin in agents], _WORST)
+
+
+def _choose(checks: list[Check], order: tuple[str, ...]) -> Check:
+    """Returns the first result of several agents in the order of statuses, with the number of the agent."""
+    if len(checks) == 1:
+        return checks[0]
+    i = min(range(len(checks)), key=lambda i: order.index(checks[i].status))
+    return checks[i]._replace(seen=f"agent {i}: {checks[i].seen}")
 
 
 def judge_spaces(observations: Observations) -> Check:
@@ -110,16 +124,12 @@ def judge_determinism(first: Trace, again: Trace, how: str) -> Check:
     return passed("determinism", f"identical when repeated ({how})")
 
 
-def judge_seeds(trace: Trace, num_agents: int) -> Check:
-    """Warns if environments with the same actions and different seeds give the same trajectory.
-
-    With several agents, the first agents of the environments are compared.
-    """
-    digests, rewards = trace.digest[:, ::num_agents], trace.reward[:, ::num_agents]
-    number = num_alike(digests.shape[1])
+def judge_seeds(trace: Trace) -> Check:
+    """Warns if environments with the same actions and different seeds give the same trajectory."""
+    number = num_alike(trace.digest.shape[1])
     if number < 2:
-        return skipped("seeds", "there is only one environment", "pass a name or a function instead")
-    digest, reward = digests[:, :number], rewards[:, :number]
+        return skipped("seeds", "there is only one environment", "use num_envs = 2 and a name or a function")
+    digest, reward = trace.digest[:, :number], trace.reward[:, :number]
     if (digest[0] != digest[0, 0]).any():
         return passed("seeds", "trajectories of different seeds differ from the start on")
     differs = ((digest[1:] != digest[1:, :1]) | _differs(reward, reward[:, :1])).any(axis=1)
@@ -160,7 +170,8 @@ def judge_time_limit(trace: Trace) -> Check:
 
 def judge_final_obs(trace: Trace, starts: Starts) -> Check:
     """Checks that the last observation of an episode is not the first observation of the next one."""
-    done, ends, num_ends = trace.done, trace.ends, int(trace.ends.sum())
+    done, ends = trace.done, trace.ends & trace.begins  # without those of agents that end before the others
+    num_ends = int(ends.sum())
     if (done & (trace.resets > 0)).any():
         seen = "step calls reset when an episode ends, so the last observation is lost"
         return failed("final_obs", seen, _RETURN_NEXT)

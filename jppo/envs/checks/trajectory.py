@@ -32,6 +32,10 @@ class Trace(NamedTuple):
     active: np.ndarray  # [T+1, N] bool, false for agents that do not take part in the next step
     counters: dict[str, np.ndarray]  # [T+1, N], state variables that may count the steps of an episode
 
+    def of_agent(self, i: int, num_agents: int) -> "Trace":
+        """Returns the trace of agent i of each environment."""
+        return Trace(*jax.tree.map(lambda x: x[:, i::num_agents], tuple(self)))
+
     @property
     def done(self) -> np.ndarray:
         """[T, N] bool, whether an episode ended or an agent did not take part."""
@@ -54,6 +58,10 @@ class Starts(NamedTuple):
     obs: np.ndarray  # [R, F] f32, each with another seed
     digest: np.ndarray  # [R] u32
     following: np.ndarray  # [R] u32, of resets without a seed in one environment; [0] if there were none
+
+    def of_agent(self, i: int, num_agents: int) -> "Starts":
+        """Returns the starts of agent i of each environment."""
+        return self._replace(obs=self.obs[i::num_agents], digest=self.digest[i::num_agents])
 
 
 class TraceStep(NamedTuple):

@@ -5,18 +5,25 @@ reach and truncates instead. Other environments end their episodes themselves at
 as truncation. Agents that ended stay inactive until the episode ends.
 """
 
+import contextlib
 import inspect
+import io
+import sys
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import jaxmarl
 import numpy as np
 
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
 from jppo.envs.resets import make_restart
 from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
+
+_nowhere = io.StringIO()  # JaxMARL prints which parts it lacks; one of its modules restores sys.__stdout__
+with contextlib.redirect_stdout(_nowhere), mock.patch.object(sys, "__stdout__", _nowhere):
+    import jaxmarl
 
 _NEVER = 2**30  # steps
 _HAS_PLAIN_LIMIT = ("MPE_", "SMAX", "HeuristicEnemySMAX")  # the limit only ends episodes
