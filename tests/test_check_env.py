@@ -243,6 +243,14 @@ def test_drawn_actions_cover_the_bounds_and_half_the_environments_share_them():
     assert set(discrete.ravel()) == {5, 6, 7}
 
 
+def test_recorded_numbers_do_not_keep_large_observations_in_memory():
+    observations = Observations(gymnasium.spaces.Box(0, 255, (300, 300), np.uint8), casts=True)
+    kept, _ = observations.see(np.zeros((2, 300, 300), np.uint8), (2,))
+    assert kept.base is None
+    assert kept.shape[0] == 2
+    assert kept.shape[1] <= 1024
+
+
 def test_messages_name_the_observation_leaf():
     space = gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple([gymnasium.spaces.Box(0, 1, (1,)), host.Sound.action_space]))
     observations = Observations(space, casts=True)

@@ -112,7 +112,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 def _kept(leaves: list[np.ndarray]) -> np.ndarray:
     flat = np.concatenate([leaf.astype(np.float32) for leaf in leaves], axis=-1)
-    return flat[..., :: math.ceil(flat.shape[-1] / _MAX_NUMBERS)]
+    return flat[..., :: math.ceil(flat.shape[-1] / _MAX_NUMBERS)].copy()  # a view would keep all numbers in memory
 
 
 def _digests(leaves: list[np.ndarray], lead: tuple[int, ...]) -> np.ndarray:
