@@ -257,7 +257,7 @@ def _counters(state: PyTree) -> dict[str, Array]:
 
 
 def _observations(env: Environment) -> Observations:
-    """Compares observations with the declared space, or else with jppo's specs. Agents have no common space."""
+    """Compares observations with the declared space. If there is none, or one per agent, uses jppo's specs."""
     declared = None if env.num_agents > 1 else getattr(env.source, "observation_space", None)
     if callable(declared):  # a method of gymnax's API
         declared = declared(env.params)
