@@ -35,6 +35,8 @@ DTYPES = ("float32", "bfloat16")
 
 def learn(env: str, dtype: str, seeds: int) -> list[float]:
     """Trains with the preset of the environment; returns the final return of each seed."""
+    if not seeds:
+        return []
     preset = jppo.PRESETS[preset_for(env)]
     agent = jppo.make_anakin(env, preset.config.replace(compute_dtype=dtype), total_steps=preset.total_steps)
     keys = jax.vmap(jax.random.key)(np.arange(seeds))
@@ -54,7 +56,7 @@ def main(
 
     Args:
       repeats: timed updates of each program, at least.
-      seeds: training runs with each type.
+      seeds: training runs with each type; with 0, only updates are measured.
       learn_envs: environments of the training runs.
       num_envs: environments of each update, with 32 steps.
       cases: names in CASES.

@@ -48,6 +48,11 @@ class Exiting(Sound):
         raise SystemExit(5)
 
 
+class Unresettable(Sound):
+    def reset(self, *, seed=None, options=None):
+        raise ValueError("no observation")
+
+
 class Unmakable(Sound):
     def __init__(self):
         raise RuntimeError("no licence")

@@ -408,6 +408,21 @@ def test_pettingzoo(name):
 def test_check_env_checks_the_rows_of_agents():
     report = jppo.check_env(Team, steps=32, num_envs=2)
     assert report.passed, report.failed
+    assert report["runs"].seen == "384 steps, 76 episodes"
+    assert report["time_limit"].seen == "agent 0: every episode terminates after 2 steps"
+    assert report["seeds"].seen == "2 seeds with the same actions give the same 32 steps"
+    assert report["final_obs"].seen == "agent 1: 12 final observations belong to the episode that ended"
+
+
+def test_check_env_reports_a_reset_that_raises():
+    class Stuck(Team):
+        def reset(self, seed=None, options=None):
+            raise ValueError("no map")
+
+    report = jppo.check_env(Stuck, steps=32, num_envs=2)
+    assert report.failed == ("runs",)
+    assert report["runs"].seen == "making or resetting it raised ValueError: no map"
+    assert "in reset" in report["runs"].traceback
 
 
 def test_check_env_checks_the_agents_of_device_environments():
@@ -434,6 +449,24 @@ def test_check_env_checks_the_agents_of_device_environments():
             "contract",
             "agent 0 does not take part, but has terminated = False",
         ),
+        (
+            lambda after: {"terminated": after.terminated & (after.final_obs[:, 1] > 2)},
+            "contract",
+            "after step 1 of environment 0, agent 0 no longer takes part, but has not ended",
+        ),
+        (
+            lambda after: {"active": after.active & (after.obs[:, 1] > 0)},
+            "contract",
+            "after step 4 of environment 0, agent 0 does not take part, although all agents ended",
+        ),
+        (
+            lambda after: {
+                name: getattr(after, name).at[1].add(jnp.where(after.state == 4, jnp.nan, 0.0))
+                for name in ("obs", "final_obs")
+            },
+            "finite",
+            "observation has nan",
+        ),
         (lambda after: {"final_obs": after.obs}, "final_obs", "agent 1: is in the region of starts at all 24 ends"),
         (
             lambda after: {"final_obs": after.final_obs.at[1].set(after.obs[1])},
@@ -458,6 +491,7 @@ def test_check_env_reports_faults_of_agents(change, name, seen):
     report = jppo.check_env(env._replace(step=step), steps=32, num_envs=4)
     assert report.failed == (name,)
     assert seen in report[name].seen
+    assert name != "finite" or ("agent" in report[name].seen) == ("reward" in report[name].seen)
 
 
 def test_check_env_needs_the_observations_of_all_agents():
@@ -507,3 +541,4 @@ def test_check_env_accepts_agents_that_see_only_their_number():
 
     report = jppo.check_env(duo()._replace(reset=reset, step=step), steps=32, num_envs=4)
     assert report.passed, report.failed
+    assert report["final_obs"].status == "pass"

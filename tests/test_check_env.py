@@ -8,6 +8,7 @@ import re
 import broken_device_envs as device
 import broken_host_envs as host
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from lenient import lenient
@@ -141,6 +142,7 @@ def test_final_observations_are_checked_without_a_time_limit(monkeypatch):
         (host.refuses_to_be_made, "runs", "fail", "ValueError: not today"),
         (host.Raising, "runs", "fail", "raised ZeroDivisionError: division by zero"),
         (host.Exiting, "runs", "fail", "raised SystemExit: 5"),
+        (host.Unresettable, "runs", "fail", "reset raised ValueError: no observation"),
         (host.Unmakable, "runs", "fail", "making the environment raised RuntimeError: no licence"),
         (host.OldReset, "contract", "fail", "reset returned a ndarray"),
         (host.NoSeed, "contract", "fail", "reset has no parameter seed"),
@@ -205,6 +207,36 @@ def test_known_environments_pass_all_checks(name, backend):
 def test_a_made_environment_can_be_checked():
     made = make_env(device.Sound())
     assert found(check(made)) == found(check(made._replace(source=None, params=None))) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (lambda after: {"reward": after.reward[None]}, "reward is float32[1], not float32[]"),
+        (lambda after: {"terminated": after.terminated.astype(int)}, "terminated is int32[], not bool[]"),
+        (lambda after: {"active": after.terminated}, "active is not (), but num_agents is 1"),
+    ],
+)
+def test_the_step_of_functions_is_checked(change, seen):
+    sound = make_env(device.Sound())
+
+    def step(*arguments):
+        after = sound.step(*arguments)
+        return after._replace(**change(after))
+
+    report = check(sound._replace(step=step))
+    assert found(report) == {"contract": "fail"}
+    assert report["contract"].seen == seen
+
+
+def test_rewards_of_functions_may_be_integers():
+    sound = make_env(device.Sound())
+
+    def step(*arguments):
+        after = sound.step(*arguments)
+        return after._replace(reward=jax.numpy.round(after.reward).astype(int))
+
+    assert found(check(sound._replace(step=step))) == {}
 
 
 def test_parameters_can_be_passed():

@@ -4,9 +4,7 @@ import contextlib
 import copy
 import functools
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +14,7 @@ import numpy as np
 from jppo.envs.agent_rows import is_parallel_env
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.masks import Masks
-from jppo.envs.checks.report import Check, passed, report_exceptions, report_refusals, skipped
+from jppo.envs.checks.report import Check, passed, raised_by_jppo, report_exceptions, report_refusals, skipped
 from jppo.envs.checks.trajectory import (
     COUNTERS,
     Starts,
@@ -28,7 +26,7 @@ from jppo.envs.checks.trajectory import (
     stack_trace,
 )
 from jppo.envs.contract import BrokenContractError, call_reset, call_step, read_reset, read_step
-from jppo.envs.gymnasium import open_host_env
+from jppo.envs.gymnasium import HostEnvironment, open_host_env
 from jppo.envs.gymnasium_vector import make_source
 from jppo.envs.info_mask import InfoMask
 from jppo.envs.observations import Observations
@@ -40,7 +38,6 @@ NAMES: tuple[str, ...] = (
 )
 _RESETS = 32
 _SPEED_SECONDS = 0.3
-_PACKAGE = Path(__file__).parent.parent
 
 
 def is_instance(env: Any) -> bool:
@@ -63,8 +60,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     first = _make(env, seed)
     if hasattr(first, "num_envs") or is_parallel_env(first):
         first.close()
-        with report_exceptions("runs", "reset"), report_refusals():
-            host = open_host_env(env)
+        host = _open(env)
         yield from check_vector.check(host, steps, seed, num_envs)
         return
     with contextlib.ExitStack() as stack:
@@ -78,8 +74,7 @@ def _make(source: Any, seed: int) -> Any:
     try:
         env = make_source(source, [seed])
     except (Exception, SystemExit) as error:  # an environment may raise any exception
-        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if isinstance(error, ValueError) and raised_in.is_relative_to(_PACKAGE):  # unknown name or missing package
+        if isinstance(error, ValueError) and raised_by_jppo(error):  # unknown name or missing package
             raise
         with report_exceptions("runs", "making the environment"):
             raise
@@ -87,6 +82,11 @@ def _make(source: Any, seed: int) -> Any:
         remedy = "use backend = 'device'" if hasattr(env, "default_params") else "make a gymnasium.Env"
         raise BrokenContractError(f"a {type(env).__name__} was made, not a gymnasium.Env", remedy)
     return env
+
+
+def _open(source: Any) -> HostEnvironment:
+    with report_exceptions("runs", "making or resetting it"), report_refusals():
+        return open_host_env(source)
 
 
 def _without_close(env: Any) -> Any:
@@ -101,8 +101,7 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
         raise BrokenContractError("the same environment was made twice", "make a new one in each call")
     for env in envs:
         _reset(env, seed)
-    with report_refusals():
-        host = open_host_env(source)
+    host = _open(source)
     if host.has_info_mask:
         envs = [InfoMask(env) for env in envs]
     actions = draw_actions(host.action_spec, seed, steps, len(envs))

@@ -107,9 +107,11 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     wanted = {"reward": "float32", "terminated": "bool", "truncated": "bool"} | ({"active": "bool"} if lead else {})
     for name, dtype in wanted.items():
         leaf, right = getattr(after, name), describe_leaf(jax.ShapeDtypeStruct(lead, dtype))
-        found = describe_leaf(leaf) if hasattr(leaf, "dtype") else repr(leaf)
-        if found != right:
+        if getattr(leaf, "shape", None) != lead or leaf.dtype.kind not in ("b" if dtype == "bool" else "biuf"):
+            found = describe_leaf(leaf) if hasattr(leaf, "dtype") else repr(leaf)
             raise BrokenContractError(f"{name} is {found}, not {right}", f"return {right}")
+    if not lead and jax.tree.leaves(after.active):
+        raise BrokenContractError("active is not (), but num_agents is 1", "set num_agents, or return active = ()")
     yield passed("contract", "reset and step return the right shapes and dtypes")
     check_same("state", state, "step", after.state, check="carry")
     yield passed("carry", "the state has the same arrays after reset and step")
@@ -129,7 +131,7 @@ def _judge_source(source: Any, params: Any) -> Iterator[Check]:
     """Yields the results of jit, contract and carry for gymnax's API. `make_env` does not require all types of step."""
     check_methods(source, params)
     params = source.default_params if params is None else params
-    with report_refusals():
+    with report_exceptions("contract", "action_space"), report_refusals():
         action_spec = action_spec_of(type(source).__name__, source.action_space(params))
     with report_exceptions("jit", "tracing reset and step"):
         _, (_, _, reward, terminated, truncated, _) = trace_env(source, params, action_spec)
@@ -195,21 +197,29 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
 
 
 def _judge_activity(episodes: _Episodes) -> Iterator[Check]:
-    """Checks the terminations and rewards of inactive agents, and warns of agents that ended and stay active."""
-    inactive, done = ~episodes.active[:, :-1], episodes.terminated | episodes.truncated
+    """Checks that agents become inactive where they end, and become active where the environment restarts."""
+    active, following = episodes.active[:, :-1], episodes.active[:, 1:]
+    done = episodes.terminated | episodes.truncated
+    restarts = done.all(-1, keepdims=True)
+    if (bad := active & ~done & ~following).any():
+        seen = f"after step {_place(bad)} no longer takes part, but has not ended"
+        raise BrokenContractError(seen, "set terminated or truncated where an agent leaves")
+    if (bad := restarts & ~following).any():
+        seen = f"after step {_place(bad)} does not take part, although all agents ended"
+        raise BrokenContractError(seen, "set active = True for all agents in the step that ends the last episode")
     for name, wrong in (("terminated = False", ~episodes.terminated), ("a reward", episodes.reward != 0)):
-        if (bad := inactive & wrong).any():
-            seen = f"{_place(bad)} does not take part, but has {name}"
+        if (bad := ~active & wrong).any():
+            seen = f"at step {_place(bad)} does not take part, but has {name}"
             raise BrokenContractError(seen, "set terminated = True and reward = 0 for agents with active = False")
-    if (bad := done & ~inactive & episodes.active[:, 1:] & ~done.all(-1, keepdims=True)).any():
-        seen = f"{_place(bad)} ends and takes part in the next step, while others have not ended"
+    if (bad := done & active & following & ~restarts).any():
+        seen = f"at step {_place(bad)} ends and takes part in the next step, while others have not ended"
         yield warning("contract", seen, "set active = False; ignore this if the agent starts a new episode")
 
 
 def _place(where: Any) -> str:
     """Describes the first true element [N, T, M]."""
     env, step, agent = np.argwhere(where)[0]
-    return f"at step {step} of environment {env}, agent {agent}"
+    return f"{step} of environment {env}, agent {agent}"
 
 
 def _player(env: Environment, change: Callable[[Array], Array] | None = None) -> Callable[[Array, Array], _Episodes]:

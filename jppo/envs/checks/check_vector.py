@@ -31,9 +31,8 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
         trace = _play(host, seeds, actions, observations, masks)
         seconds = time.perf_counter() - begin
         again = _play(host, seeds, actions, observations, masks)
-        many = host.make(list(range(seed, seed + _RESETS * host.num_agents)))
-        obs, digest = observations.see(many.reset(), (_RESETS * host.num_agents,))
-        many.close()
+        with contextlib.closing(host.make(list(range(seed, seed + _RESETS * host.num_agents)))) as many:
+            obs, digest = observations.see(many.reset(), (_RESETS * host.num_agents,))
     starts = Starts(obs=obs, digest=digest, following=np.zeros(0, np.uint32))
     yield passed("runs", f"{2 * trace.reward.size:,} steps, {int(2 * trace.ends.sum()):,} episodes")
     yield passed("contract", "the values are those of Gymnasium's vector environments")

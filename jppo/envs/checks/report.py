@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from jppo.errors import describe_error
 
 PASS, FAIL, WARN, SKIPPED = "pass", "fail", "warn", "skipped"
 _TABLE_COLUMNS = 70  # a terminal with fewer columns shows lines instead of a table
+_JPPO = Path(__file__).parents[2]
 _COLOURS = {PASS: "green", FAIL: "bold red", WARN: "yellow", SKIPPED: "dim"}
 
 
@@ -101,12 +103,14 @@ def report_exceptions(name: str, action: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_refusals() -> Iterator[None]:
-    """Turns ValueErrors of `make_env` and `open_host_env` into failed checks."""
+    """Turns ValueErrors that jppo raises for an environment into failed checks."""
     try:
         yield
     except (BrokenContractError, MissingDownloadError):
         raise
     except ValueError as error:
+        if not raised_by_jppo(error):
+            raise
         text = str(error)
         name = (
             "masks"
@@ -118,6 +122,11 @@ def report_refusals() -> Iterator[None]:
             else "contract"
         )
         raise FailedCheckError(failed(name, text, "see docs/extending.md")) from error
+
+
+def raised_by_jppo(error: BaseException) -> bool:
+    """Returns whether jppo raised an exception, not the environment or another package."""
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_JPPO)
 
 
 def collect_checks(checks: Iterable[Check]) -> list[Check]:

@@ -16,6 +16,7 @@ _MIN_ENDS = 3  # minimum number of ended episodes for a conclusion
 _MIN_STEPS = 20  # minimum number of steps outside the region of starts, likewise
 _RETURN_NEXT = "return the observation that the step led to; the caller resets the environment afterwards"
 _END_EPISODE = "return terminated or truncated where an episode ends; the caller resets the environment afterwards"
+_KEEP_FINITE = "look for divisions by 0, logarithms and unstable simulations; end the episode before"
 _SPACE_FAULTS = (  # kinds of Observations.faults, most severe first
     ("categories", FAIL, "declare the right number of categories (n, start)"),
     ("loss", FAIL, "declare the dtype of the returned observations; the cast to the declared one loses digits"),
@@ -46,7 +47,8 @@ def judge_all(
         (trace.of_agent(i, num_agents), again.of_agent(i, num_agents), starts.of_agent(i, num_agents))
         for i in range(num_agents)
     ]
-    yield _choose([judge_finite(observations, one) for one, _, _ in agents], _WORST)
+    rewards = _choose([judge_rewards(one) for one, _, _ in agents], _WORST)
+    yield rewards if rewards.status == FAIL else judge_finite(observations) or rewards
     yield _choose([judge_determinism(one, other, how) for one, other, _ in agents], _WORST)
     yield _choose([judge_seeds(one) for one, _, _ in agents], _BEST)  # one agent that sees a difference suffices
     yield _choose([judge_starts(begin, one) for one, _, begin in agents], _WORST)
@@ -57,10 +59,13 @@ def judge_all(
 
 def _choose(checks: list[Check], order: tuple[str, ...]) -> Check:
     """Returns the first result of several agents in the order of statuses, with the number of the agent."""
-    if len(checks) == 1:
-        return checks[0]
-    i = min(range(len(checks)), key=lambda i: order.index(checks[i].status))
-    return checks[i]._replace(seen=f"agent {i}: {checks[i].seen}")
+    agent = min(range(len(checks)), key=lambda i: order.index(checks[i].status))
+    chosen = checks[agent]
+    if all(check.seen == chosen.seen for check in checks):
+        return chosen
+    number = sum(check.status == chosen.status for check in checks)
+    who = f"{number} of {len(checks)} agents, for example agent" if number > 1 else "agent"
+    return chosen._replace(seen=f"{who} {agent}: {chosen.seen}")
 
 
 def judge_spaces(observations: Observations) -> Check:
@@ -96,14 +101,17 @@ def _judge_action(spec: ActionSpec) -> Check:
     return passed("actions", f"{low.size} real numbers, from {low.min():g} to {high.max():g}")
 
 
-def judge_finite(observations: Observations, trace: Trace) -> Check:
-    """Checks that no observation and no reward is NaN or infinite."""
-    advice = "look for divisions by 0, logarithms and unstable simulations; end the episode before"
+def judge_rewards(trace: Trace) -> Check:
+    """Checks that no reward is NaN or infinite."""
     if (bad := ~np.isfinite(trace.reward)).any():
-        return failed("finite", f"reward {trace.reward[bad][0]} at {_first(bad)}", advice)
-    if "finite" in observations.faults:
-        return failed("finite", observations.faults["finite"], advice)
+        return failed("finite", f"reward {trace.reward[bad][0]} at {_first(bad)}", _KEEP_FINITE)
     return passed("finite", f"all numbers are finite; rewards from {trace.reward.min():g} to {trace.reward.max():g}")
+
+
+def judge_finite(observations: Observations) -> Check | None:
+    """Returns a failed check if an observation of any agent is NaN or infinite."""
+    seen = observations.faults.get("finite")
+    return failed("finite", seen, _KEEP_FINITE) if seen else None
 
 
 def judge_determinism(first: Trace, again: Trace, how: str) -> Check:
@@ -177,6 +185,8 @@ def judge_final_obs(trace: Trace, starts: Starts) -> Check:
         return failed("final_obs", seen, _RETURN_NEXT)
     if num_ends < _MIN_ENDS:
         seen = f"{num_ends} episodes ended in {len(done):,} steps"
+        if (others := int(trace.ends.sum()) - num_ends) > 0:
+            seen += f" together with their environment, and {others} before it"
         return skipped("final_obs", seen, "use more --steps")
     differs = np.any(_differs(trace.final, trace.obs[1:]), axis=-1)
     if np.ptp(trace.obs[1:][ends], axis=0).any() and not differs[ends].any():
@@ -248,7 +258,8 @@ def _return_to_start(trace: Trace, starts: Starts, after: np.ndarray) -> tuple[n
         margin = 0.5 * (high - low) + 1e-6
         inside = ((after >= low - margin) & (after <= high + margin)).all(-1)
         enters = inside & ((before < low - margin) | (before > high + margin)).any(-1)
-        extent = np.maximum(np.ptp(before, axis=(0, 1)), np.ptp(after, axis=(0, 1)))
+        active = trace.active[:-1]
+        extent = np.maximum(*(np.ptp(x[active], axis=0) if active.any() else x[0, 0] for x in (before, after)))
         distance = np.sqrt(np.mean(np.square((after - before) / np.where(extent > 0, extent, 1.0)), axis=-1))
     outside = distance[~inside & ~trace.done]
     if len(outside) < _MIN_STEPS:

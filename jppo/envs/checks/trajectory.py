@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
     @property
     def begins(self) -> np.ndarray:
-        """[T, N] bool, whether the next step is the first of an episode."""
+        """[T, N] bool, whether the next step is the first of an episode of this row."""
         return self.done & self.active[1:]
 
 
