@@ -12,36 +12,21 @@ import jppo
 from jppo.envs import available
 
 NEEDS_DOWNLOAD = "MNISTBandit-bsuite"
-TRAINED = ("Acrobot-v1", "Breakout-MinAtar", "Catch-bsuite", "FrozenLake-misc", "Pendulum-v1")  # each family of gymnax
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in available() if name != NEEDS_DOWNLOAD])
-def test_every_environment_can_be_traced(name):
-    """Tracing two updates finds wrong shapes and dtypes in a fraction of the time of compiling them."""
-    agent = jppo.make_anakin(lenient_env(name), SMALL(), total_steps=64)
-    state, metrics = jax.eval_shape(agent.train, jax.random.key(0))
-    assert metrics["loss/total"].shape == (2,)
-    expected = jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(agent.init, jax.random.key(0)))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in TRAINED))
-        for name in available()
-        if name != NEEDS_DOWNLOAD
-    ],
-)
 def test_every_environment_trains(name):
     check_two_updates(lenient_env(name), SMALL())
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in TRAINED)) for name in available() if "MinAtar" in name],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "Breakout-MinAtar"))
+        for name in available()
+        if "MinAtar" in name
+    ],
 )
 def test_images_stored_as_bool_contain_only_zeros_and_ones(name):
     env = lenient_env(name)

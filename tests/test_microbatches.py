@@ -17,21 +17,16 @@ from jppo.ppo.policy import make_policy
 from jppo.ppo.types import Batch, PolicyState
 
 ROWS = 2048
-ACTIONS = [
-    ActionSpec((), "int32", num_actions=2),
-    ActionSpec((), "int32", num_actions=18),
-    ActionSpec((1,), "float32"),
-    ActionSpec((6,), "float32"),
-]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
-@pytest.mark.parametrize("activation", ["tanh", "relu", "swish"])
+@pytest.mark.parametrize(("shared", "activation"), [(False, "tanh"), (True, "tanh"), (False, "relu"), (True, "swish")])
 @pytest.mark.parametrize(
     ("inputs", "sizes"), [(4, (64, 64)), (400, (64, 64)), (17, (256, 32, 64)), (17, (128, 128)), (17, (8,))]
 )
-@pytest.mark.parametrize("action", ACTIONS, ids=["2", "18", "box-1", "box-6"])
+@pytest.mark.parametrize(
+    "action", [ActionSpec((), "int32", num_actions=18), ActionSpec((1,), "float32")], ids=["18", "box-1"]
+)
 def test_memory_estimate_of_dense_layers_equals_the_traced_one(action, inputs, sizes, activation, shared):
     config, obs_spec = (
         jppo.PPOConfig(hidden_sizes=sizes, activation=activation, shared_torso=shared),
