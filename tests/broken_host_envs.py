@@ -53,6 +53,36 @@ class Unresettable(Sound):
         raise ValueError("no observation")
 
 
+class ObjectObs(Sound):
+    def see(self):
+        return np.array([None, None])
+
+
+class RaggedObs(Sound):
+    def see(self):
+        return [[1.0], [1.0, 2.0]]
+
+
+class Unclosable(Sound):
+    def close(self):
+        raise RuntimeError("still open")
+
+
+class Duck:
+    """Lacks `unwrapped`."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        return np.zeros(2), 0.0, False, False, {}
+
+    def close(self):
+        pass
+
+
 class Unmakable(Sound):
     def __init__(self):
         raise RuntimeError("no licence")

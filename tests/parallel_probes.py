@@ -99,8 +99,8 @@ class Masked(Team):
         return super().step(actions)
 
 
-def duo():
-    """Returns an on-device environment of two agents: the first terminates at step 2, the limit truncates the second.
+def duo(end=2):
+    """Returns an on-device environment of two agents: the first terminates at step `end`, the second is truncated.
 
     Observations are [agent, time], rewards are 10*agent + time before the step.
     """
@@ -114,10 +114,10 @@ def duo():
         return see(time), time
 
     def step(key, time, action):
-        after, active = time + 1, (agents == 1) | (time < 2)
+        after, active = time + 1, (agents == 1) | (time < end)
         over = after == LIMIT
         rewards = jnp.where(active, 10 * agents + time, 0).astype(jnp.float32)
-        terminated = ~active | ((agents == 0) & (after == 2))
+        terminated = ~active | ((agents == 0) & (after == end))
         start = jnp.where(over, 0, after)
         return Step(
             obs=see(start),
@@ -126,7 +126,7 @@ def duo():
             terminated=terminated,
             truncated=active & over,
             final_obs=see(after),
-            active=over | (agents == 1) | (after < 2),
+            active=over | (agents == 1) | (after < end),
         )
 
     return Environment("duo", reset, step, ObsSpec((2,), "float32"), ActionSpec((), "int32", 2), num_agents=2)

@@ -411,7 +411,8 @@ def test_check_env_checks_the_rows_of_agents():
     assert report["runs"].seen == "384 steps, 76 episodes"
     assert report["time_limit"].seen == "agent 0: every episode terminates after 2 steps"
     assert report["seeds"].seen == "2 seeds with the same actions give the same 32 steps"
-    assert report["final_obs"].seen == "agent 1: 12 final observations belong to the episode that ended"
+    seen = "3 of 3 agents, for example agent 0: 14 final observations belong to the episode that ended"
+    assert report["final_obs"].seen == seen
 
 
 def test_check_env_reports_a_reset_that_raises():
@@ -430,7 +431,8 @@ def test_check_env_checks_the_agents_of_device_environments():
     found = {check.name: check.status for check in report.checks if check.status not in ("pass", "skipped")}
     assert found == {"seeds": "warn", "time_limit": "warn"}  # it has no random numbers
     assert report["time_limit"].seen == "agent 0: every episode terminates after 2 steps"
-    assert report["final_obs"].seen == "agent 1: 24 final observations belong to the episode that ended"
+    seen = "2 of 2 agents, for example agent 0: 28 final observations belong to the episode that ended"
+    assert report["final_obs"].seen == seen
     assert "8 agents in one program" in report["speed"].seen
 
 
@@ -491,7 +493,85 @@ def test_check_env_reports_faults_of_agents(change, name, seen):
     report = jppo.check_env(env._replace(step=step), steps=32, num_envs=4)
     assert report.failed == (name,)
     assert seen in report[name].seen
-    assert name != "finite" or ("agent" in report[name].seen) == ("reward" in report[name].seen)
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "seen"),
+    [
+        (lambda self, returned: returned[:4], "contract", "step returned 4 values (dict, dict, dict, dict)"),
+        (
+            lambda self, returned: ({}, *returned[1:]),
+            "contract",
+            "step returned no observation, reward or flag of the agent a",
+        ),
+        (
+            lambda self, returned: ({agent: np.zeros(4) for agent in returned[0]}, *returned[1:]),
+            "spaces",
+            "an observation does not fit Box(-inf, inf, (3,), float32)",
+        ),
+    ],
+)
+def test_check_env_reports_faults_of_parallel_environments(broken, name, seen):
+    class Broken(Team):
+        def step(self, actions):
+            return broken(self, super().step(actions))
+
+    report = jppo.check_env(Broken, steps=32, num_envs=2)
+    assert report.failed == (name,)
+    assert seen in report[name].seen
+
+
+def test_check_env_judges_agents_that_come_late_and_end_with_their_environment():
+    class Late(Team):
+        """Agent "a" comes after step 1 and stays; "b" ends at step 2."""
+
+        def reset(self, seed=None, options=None):
+            self.episode, self.time, self.agents = self.episode + 1, 0, ["b", "c"]
+            return self.see(), {}
+
+        def step(self, actions):
+            before, self.time = self.agents, self.time + 1
+            ends = {agent: agent == "b" and self.time == 2 for agent in before}
+            cuts = dict.fromkeys(before, self.time == LIMIT)
+            seen = self.see()
+            self.agents = [agent for agent in before if not (ends[agent] or cuts[agent])]
+            if self.time == 1:
+                self.agents = ["a", *self.agents]
+                seen = self.see()
+            return seen, dict.fromkeys(before, 1.0), ends, cuts, {}
+
+    report = jppo.check_env(Late, steps=32, num_envs=2)
+    assert report["final_obs"].status == "pass"
+    assert report["final_obs"].seen.startswith("3 of 3 agents")
+    assert report["time_limit"].seen == "agent 1: every episode terminates after 2 steps"
+
+
+def test_check_env_counts_agents_that_are_not_judged():
+    class Short(Team):
+        """Agent "c" never comes."""
+
+        def step(self, actions):
+            returned = super().step(actions)
+            self.agents = [agent for agent in self.agents if agent != "c"]
+            return returned
+
+    report = jppo.check_env(Short, steps=32, num_envs=2)
+    assert report["final_obs"].seen.endswith("; 1 of 3 agents not judged")
+
+
+def test_check_env_finds_lost_final_observations_of_agents_that_end_early():
+    env = duo(end=4)
+
+    def step(key, state, action):
+        after = env.step(key, state, action)
+        early = after.final_obs[:, 1] == 4
+        return after._replace(
+            final_obs=jnp.where(early[:, None] & after.terminated[:, None], env.reset(key)[0], after.final_obs)
+        )
+
+    report = jppo.check_env(env._replace(step=step), steps=64, num_envs=4)
+    assert report.failed == ("final_obs",)
+    assert report["final_obs"].seen.startswith("agent 0: ")
 
 
 def test_check_env_needs_the_observations_of_all_agents():

@@ -21,7 +21,7 @@ from jppo.envs.checks import check_gymnax as device_checks
 from jppo.envs.checks.report import FAIL, PASS, Check, CheckReport, print_report
 from jppo.envs.checks.trajectory import draw_actions
 from jppo.envs.observations import Observations
-from jppo.envs.spaces import ActionSpec
+from jppo.envs.spaces import ActionSpec, ObsSpec
 
 check = functools.partial(jppo.check_env, steps=64, num_envs=4)
 
@@ -142,6 +142,10 @@ def test_final_observations_are_checked_without_a_time_limit(monkeypatch):
         (host.refuses_to_be_made, "runs", "fail", "ValueError: not today"),
         (host.Raising, "runs", "fail", "raised ZeroDivisionError: division by zero"),
         (host.Exiting, "runs", "fail", "raised SystemExit: 5"),
+        (host.ObjectObs, "spaces", "fail", "observation has the dtype object, not numbers"),
+        (host.RaggedObs, "spaces", "fail", "observation is not an array: setting an array element with a sequence"),
+        (host.Unclosable, "runs", "fail", "it raised RuntimeError: still open"),
+        (host.Duck, "contract", "fail", "a Duck was made, not a gymnasium.Env"),
         (host.Unresettable, "runs", "fail", "reset raised ValueError: no observation"),
         (host.Unmakable, "runs", "fail", "making the environment raised RuntimeError: no licence"),
         (host.OldReset, "contract", "fail", "reset returned a ndarray"),
@@ -214,7 +218,9 @@ def test_a_made_environment_can_be_checked():
     [
         (lambda after: {"reward": after.reward[None]}, "reward is float32[1], not float32[]"),
         (lambda after: {"terminated": after.terminated.astype(int)}, "terminated is int32[], not bool[]"),
+        (lambda after: {"reward": jax.random.key(0)}, "reward is key<fry>[], not float32[]"),
         (lambda after: {"active": after.terminated}, "active is not (), but num_agents is 1"),
+        (None, "step returned 7 values"),
     ],
 )
 def test_the_step_of_functions_is_checked(change, seen):
@@ -222,11 +228,27 @@ def test_the_step_of_functions_is_checked(change, seen):
 
     def step(*arguments):
         after = sound.step(*arguments)
-        return after._replace(**change(after))
+        return after._replace(**change(after)) if change else tuple(after)
 
     report = check(sound._replace(step=step))
     assert found(report) == {"contract": "fail"}
-    assert report["contract"].seen == seen
+    assert report["contract"].seen.startswith(seen)
+
+
+def test_reset_may_return_python_numbers():
+    def reset(key):
+        return jax.numpy.zeros(1), {"time": 0}
+
+    def step(key, state, action):
+        time = state["time"] + 1
+        over = time >= 9
+        obs = jax.random.normal(key, (1,))
+        return jppo.Step(obs, {"time": jax.numpy.where(over, 0, time)}, obs[0], ~over & over, over, obs)
+
+    sound = make_env(device.Sound())
+    env = sound._replace(reset=reset, step=step, obs_spec=ObsSpec((1,), "float32"), source=None, params=None)
+    report = check(env)
+    assert report["vmap"].status == "pass", report["vmap"].seen
 
 
 def test_rewards_of_functions_may_be_integers():

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from jppo.envs.contract import BrokenContractError
+from jppo.envs.contract import BrokenContractError, describe_returned
 from jppo.envs.spaces import ACTION_MASK, PyTree
 
 
@@ -73,10 +73,17 @@ class AgentRows:
         for e, env in enumerate(self.envs):
             number = {agent: e * self.num_agents + i for i, agent in enumerate(self._agents)}
             live = list(env.agents)
-            obs, rewards, ends, cuts, _ = env.step({agent: rows_of_actions[number[agent]] for agent in live})
+            returned = env.step({agent: rows_of_actions[number[agent]] for agent in live})
+            if not isinstance(returned, tuple) or len(returned) != 5:
+                problem = f"{self._name}: step returned {describe_returned(returned)}"
+                raise BrokenContractError(problem, "return obs, rewards, terminations, truncations, infos")
+            obs, rewards, ends, cuts, _ = returned
             for agent in live:
+                if not all(agent in values for values in (obs, rewards, ends, cuts)):
+                    problem = f"{self._name}: step returned no observation, reward or flag of the agent {agent}"
+                    raise BrokenContractError(problem, "return those of all agents that took part in the step")
                 i = number[agent]
-                reward[i], terminated[i], truncated[i] = rewards[agent], ends[agent], cuts[agent]
+                reward[i], terminated[i], truncated[i] = float(rewards[agent]), ends[agent], cuts[agent]
                 over = terminated[i] or truncated[i]
                 if over == (agent in env.agents):
                     what = "terminated or was truncated, but is still in agents"
@@ -99,7 +106,12 @@ class AgentRows:
 
     def _begin(self, e: int, seed: int | None) -> list[PyTree]:
         """Resets environment e and returns the observations of its agents."""
-        obs, infos = self.envs[e].reset(seed=seed)
+        returned = self.envs[e].reset(seed=seed)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise BrokenContractError(
+                f"{self._name}: reset returned {describe_returned(returned)}", "return obs, infos"
+            )
+        obs, infos = returned
         if any(ACTION_MASK in info for info in infos.values()):
             problem = f"{self._name}: the infos of reset have an action_mask"
             raise BrokenContractError(problem, "make it a leaf of a Dict of observations", check="masks")
@@ -116,11 +128,18 @@ class AgentRows:
             raise BrokenContractError(problem, "list all agents in possible_agents")
         start = e * self.num_agents
         self.active[start : start + self.num_agents] = [agent in live for agent in self._agents]
+        if missing := [agent for agent in live if agent not in obs]:
+            problem = f"{self._name}: there is no observation of the agent {missing[0]}"
+            raise BrokenContractError(problem, "return the observations of all agents in agents")
         return [obs[agent] if agent in live else self._blank for agent in self._agents]
 
     def _joined(self, rows: list[PyTree]) -> PyTree:
         out = create_empty_array(self.single_observation_space, self.num_envs)
-        return concatenate(self.single_observation_space, rows, out)
+        try:
+            return concatenate(self.single_observation_space, rows, out)
+        except ValueError as error:
+            problem = f"{self._name}: an observation does not fit {self.single_observation_space}: {error}"
+            raise BrokenContractError(problem, "return observations of this space", check="spaces") from error
 
 
 def _common_space(name: str, kind: str, space_of: Callable[[Any], Any], agents: list[Any]) -> Any:

@@ -25,8 +25,8 @@ class Environment(NamedTuple):
     """One environment, which resets itself in the step that ends an episode.
 
     With M > 1 agents, which share the policy, observations, actions, rewards and flags have the leading dim M. All
-    agents take part in the first step. An agent that does not take part has terminated = True, reward 0 and, if there
-    are action masks, a mask with at least one legal action.
+    agents take part in the first step of each episode of the environment. An agent that does not take part has
+    terminated = True, reward 0 and, if there are action masks, a mask with at least one legal action.
     """
 
     name: str

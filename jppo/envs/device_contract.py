@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jppo.envs.contract import BrokenContractError, describe_returned
@@ -42,7 +43,8 @@ def trace_anew(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.eval_shape(lambda *arguments: function(*arguments), *arguments)  # noqa: PLW0108
 
 
-def _trace_reset(reset: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:
+def trace_reset(reset: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:
+    """Traces `reset`. Raises BrokenContractError unless it returns two values."""
     returned = trace_anew(reset, *arguments)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise BrokenContractError(f"reset returned {describe_returned(returned)}", "return obs, state")
@@ -56,14 +58,14 @@ def trace_episodic_env(env: Any, action_spec: PyTree) -> PyTree:
       BrokenContractError: the values are not as documented, or reset and step return different shapes or dtypes.
     """
     key, action = shape_inputs(action_spec)
-    obs, state = _trace_reset(env.reset, key)
+    obs, state = trace_reset(env.reset, key)
     step = trace_anew(env.step, key, state, action)
     if not isinstance(step, tuple) or len(step) != 5:
         raise BrokenContractError(f"step returned {describe_returned(step)}, not 5", _FIVE)
     check_same("observations", obs, "step", step[0])
     check_same("state", state, "step", step[1], check="carry")
     for name, value, kinds in (("reward", step[2], "biuf"), ("terminated", step[3], "b"), ("truncated", step[4], "b")):
-        if getattr(value, "shape", None) != () or value.dtype.kind not in kinds:
+        if getattr(value, "shape", None) != () or not (value.dtype == bool or (kinds != "b" and is_number(value))):
             found = describe_leaf(value) if hasattr(value, "dtype") else f"a {type(value).__name__}"
             raise BrokenContractError(f"{name} is {found}", f"return a scalar {'bool' if kinds == 'b' else 'number'}")
     return obs
@@ -79,7 +81,7 @@ def trace_env(source: Any, params: Any, action_spec: PyTree) -> tuple[PyTree, tu
       BrokenContractError: the values differ from gymnax's API, or reset and step return different shapes or dtypes.
     """
     key, action = shape_inputs(action_spec)
-    obs, state = _trace_reset(source.reset, key, params)
+    obs, state = trace_reset(source.reset, key, params)
     try:
         step = trace_anew(source.step, key, state, action, params)
     except (TypeError, ValueError):  # gymnax combines the results of step_env and reset_env
@@ -113,6 +115,11 @@ def _check_step(returned: Any) -> None:
         raise BrokenContractError('the info of step has no "final_observation"', remedy)
     if int(np.prod(reward.shape)) != 1:
         raise BrokenContractError(f"the reward must be a scalar, not of shape {reward.shape}", "return a scalar number")
+
+
+def is_number(leaf: Any) -> bool:
+    """Returns whether the dtype of an array is a real or whole number, not bool."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer))
 
 
 def check_same(name: str, first: PyTree, after: str, second: PyTree, check: str = "contract") -> None:

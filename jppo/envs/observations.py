@@ -32,11 +32,11 @@ class Observations:
     def see(self, obs: PyTree, lead: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers [*lead, F] f32 and the checksums [*lead] u32 of observations [*lead, ...].
 
-        Raises MisfitError if the structure or a shape differs from the space.
+        Raises MisfitError if the structure or a shape differs from the space, or a leaf does not consist of numbers.
         """
         leaves = []
         for path, space, value in split_observation(self._space, obs, "observation"):
-            leaf = np.asarray(value)
+            leaf = _as_array(path, value)
             shape = tuple(space.shape)
             if leaf.shape != (*lead, *shape):
                 raise MisfitError(f"{path} has shape {list(leaf.shape[len(lead) :])}; its space says {list(shape)}")
@@ -70,6 +70,16 @@ class Observations:
 
     def _note(self, kind: str, text: str) -> None:
         self.faults.setdefault(kind, text)
+
+
+def _as_array(path: str, value: Any) -> np.ndarray:
+    try:
+        leaf = np.asarray(value)
+    except ValueError as error:  # NumPy's text explains which dimension
+        raise MisfitError(f"{path} is not an array: {error}") from error
+    if leaf.dtype.kind in "OSUMm":
+        raise MisfitError(f"{path} has the dtype {leaf.dtype}, not numbers")
+    return leaf
 
 
 def split_observation(space: Any, value: Any, path: str) -> Iterator[tuple[str, Any, Any]]:

@@ -46,7 +46,7 @@ def check_env(
         names, checks = check_gymnasium.NAMES, check_gymnasium.check(env, steps, seed, num_envs)
     name = env if isinstance(env, str) else _name_of(env)
     return make_report(
-        names, collect_checks(checks), env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs
+        names, collect_checks(checks, names[0]), env=name, backend=backend, seed=seed, steps=steps, num_envs=num_envs
     )
 
 

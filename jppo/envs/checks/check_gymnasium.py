@@ -63,6 +63,8 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
         host = _open(env)
         yield from check_vector.check(host, steps, seed, num_envs)
         return
+    if not hasattr(first, "unwrapped"):
+        raise _not_an_env(first)
     with contextlib.ExitStack() as stack:
         envs = [first, *(_make(env, seed) for _ in range(num_envs - 1))]
         for one in envs:
@@ -79,9 +81,13 @@ def _make(source: Any, seed: int) -> Any:
         with report_exceptions("runs", "making the environment"):
             raise
     if not is_instance(env) or not hasattr(env, "close"):
-        remedy = "use backend = 'device'" if hasattr(env, "default_params") else "make a gymnasium.Env"
-        raise BrokenContractError(f"a {type(env).__name__} was made, not a gymnasium.Env", remedy)
+        raise _not_an_env(env)
     return env
+
+
+def _not_an_env(made: Any) -> BrokenContractError:
+    remedy = "use backend = 'device'" if hasattr(made, "default_params") else "make a gymnasium.Env"
+    return BrokenContractError(f"a {type(made).__name__} was made, not a gymnasium.Env", remedy)
 
 
 def _open(source: Any) -> HostEnvironment:

@@ -12,7 +12,7 @@ from jppo.config.checks import names_module
 from jppo.config.families import family_of
 from jppo.devices.jit import jit
 from jppo.envs.action_spaces import action_spec_of
-from jppo.envs.base import Environment, merge_dims
+from jppo.envs.base import Environment, Step, merge_dims, strip_weak_types
 from jppo.envs.checks import rules
 from jppo.envs.checks.masks import Masks
 from jppo.envs.checks.report import (
@@ -28,14 +28,16 @@ from jppo.envs.checks.report import (
     warning,
 )
 from jppo.envs.checks.trajectory import COUNTERS, Starts, Trace, actions_at, draw_actions, num_steps_of
-from jppo.envs.contract import BrokenContractError
+from jppo.envs.contract import BrokenContractError, describe_returned
 from jppo.envs.device_contract import (
     check_methods,
     check_same,
     describe_leaf,
+    is_number,
     shape_inputs,
     trace_anew,
     trace_env,
+    trace_reset,
 )
 from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.gymnax import holds_bits, make_env, make_source
@@ -97,9 +99,11 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     lead = (env.num_agents,) if env.num_agents > 1 else ()
     key, action = shape_inputs(env.action_spec, lead)
     with report_exceptions("jit", "tracing reset and step"):
-        obs, state = trace_anew(env.reset, key)
+        obs, state = trace_reset(env.reset, key)
         after = trace_anew(env.step, key, state, action)
     yield passed("jit", "reset and step can be traced")
+    if not isinstance(after, Step):
+        raise BrokenContractError(f"step returned {describe_returned(after)}, not a Step", "return jppo.Step(...)")
     check_same("observations", obs, "step", after.obs)
     check_same("observations", obs, "step (final_obs)", after.final_obs)
     if lead:
@@ -107,7 +111,7 @@ def _judge_functions(env: Environment) -> Iterator[Check]:
     wanted = {"reward": "float32", "terminated": "bool", "truncated": "bool"} | ({"active": "bool"} if lead else {})
     for name, dtype in wanted.items():
         leaf, right = getattr(after, name), describe_leaf(jax.ShapeDtypeStruct(lead, dtype))
-        if getattr(leaf, "shape", None) != lead or leaf.dtype.kind not in ("b" if dtype == "bool" else "biuf"):
+        if getattr(leaf, "shape", None) != lead or not (leaf.dtype == bool if dtype == "bool" else is_number(leaf)):
             found = describe_leaf(leaf) if hasattr(leaf, "dtype") else repr(leaf)
             raise BrokenContractError(f"{name} is {found}, not {right}", f"return {right}")
     if not lead and jax.tree.leaves(after.active):
@@ -139,7 +143,7 @@ def _judge_source(source: Any, params: Any) -> Iterator[Check]:
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if flag.dtype != bool or flag.shape:
             raise BrokenContractError(f"{name} is {describe_leaf(flag)}, not bool[]", "return a scalar bool")
-    if not (jnp.issubdtype(reward.dtype, jnp.floating) or jnp.issubdtype(reward.dtype, jnp.integer)):
+    if not is_number(reward):
         raise BrokenContractError(f"reward is {describe_leaf(reward)}, not a number", "return a scalar float")
     if reward.shape:
         yield warning("contract", f"reward is {describe_leaf(reward)}, not a scalar", "return a scalar")
@@ -245,7 +249,7 @@ def _player(env: Environment, change: Callable[[Array], Array] | None = None) ->
         )
 
     def play(keys: Array, actions: Array) -> _Episodes:
-        obs, state = env.reset(keys[0])
+        obs, state = strip_weak_types(env.reset(keys[0]))
         _, steps = jax.lax.scan(step, (obs, state), (keys[1:], actions))
         active = jnp.ones(steps.active.shape[1:], bool)
         first, rest = (obs, active, _counters(state)), (steps.obs, steps.active, steps.counters)

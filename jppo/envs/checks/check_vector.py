@@ -27,7 +27,7 @@ def check(host: HostEnvironment, steps: int, seed: int, num_envs: int) -> Iterat
     actions = draw_actions(host.action_spec, seed, steps, num_envs, host.num_agents)
     observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
     begin = time.perf_counter()
-    with report_exceptions("runs", "the vector environment"):
+    with report_exceptions("runs", "reset or step"):
         trace = _play(host, seeds, actions, observations, masks)
         seconds = time.perf_counter() - begin
         again = _play(host, seeds, actions, observations, masks)

@@ -93,12 +93,15 @@ def report_exceptions(name: str, action: str) -> Iterator[None]:
     except (FailedCheckError, BrokenContractError, MisfitError, MissingDownloadError):
         raise
     except (Exception, SystemExit) as error:  # an environment may raise any exception
-        seen = f"{action} raised {describe_error(error)}"
-        frames = error.__traceback__ and error.__traceback__.tb_next  # without this function
-        text = "".join(traceback.format_exception(type(error), error, frames))
-        raise FailedCheckError(
-            Check(name=name, status=FAIL, seen=seen, advice="see the traceback below the table", traceback=text)
-        ) from error
+        raise FailedCheckError(_describe_exception(name, action, error)) from error
+
+
+def _describe_exception(name: str, action: str, error: BaseException) -> Check:
+    """Returns a failed check with the traceback of an exception."""
+    frames = error.__traceback__ and error.__traceback__.tb_next  # without the function that caught it
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    seen = f"{action} raised {describe_error(error)}"
+    return Check(name=name, status=FAIL, seen=seen, advice="see the traceback below the table", traceback=text)
 
 
 @contextlib.contextmanager
@@ -129,8 +132,15 @@ def raised_by_jppo(error: BaseException) -> bool:
     return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_JPPO)
 
 
-def collect_checks(checks: Iterable[Check]) -> list[Check]:
-    """Returns the checks up to the first fault that makes further checks impossible."""
+def collect_checks(checks: Iterable[Check], name: str) -> list[Check]:
+    """Returns the checks up to the first fault that makes further checks impossible.
+
+    Args:
+      name: the check that reports exceptions which no other check expects, for example that of `close`.
+
+    Raises:
+      ValueError: jppo refuses the name or an argument.
+    """
     found = []
     try:
         for check in checks:
@@ -142,6 +152,10 @@ def collect_checks(checks: Iterable[Check]) -> list[Check]:
         found.append(failed(error.check, problem, remedy))
     except MisfitError as error:
         found.append(failed("spaces", str(error), "declare the space of the observations that you return"))
+    except (Exception, SystemExit) as error:  # an environment may raise any exception
+        if isinstance(error, ValueError) and raised_by_jppo(error):
+            raise
+        found.append(_describe_exception(name, "it", error))
     return found
 
 

@@ -63,9 +63,10 @@ def _choose(checks: list[Check], order: tuple[str, ...]) -> Check:
     chosen = checks[agent]
     if all(check.seen == chosen.seen for check in checks):
         return chosen
-    number = sum(check.status == chosen.status for check in checks)
+    number, unjudged = (sum(check.status == status for check in checks) for status in (chosen.status, SKIPPED))
     who = f"{number} of {len(checks)} agents, for example agent" if number > 1 else "agent"
-    return chosen._replace(seen=f"{who} {agent}: {chosen.seen}")
+    rest = f"; {unjudged} of {len(checks)} agents not judged" if unjudged and chosen.status != SKIPPED else ""
+    return chosen._replace(seen=f"{who} {agent}: {chosen.seen}{rest}")
 
 
 def judge_spaces(observations: Observations) -> Check:
@@ -166,7 +167,8 @@ def judge_time_limit(trace: Trace) -> Check:
     steps = np.cumsum(trace.active[:-1], axis=0)
     rows = zip(steps.T, trace.ends.T, strict=True)
     lengths = np.concatenate([np.diff(taken[ends], prepend=0) for taken, ends in rows])
-    truncated, terminated = (int((flag & trace.ends).sum()) for flag in (trace.truncated, trace.terminated))
+    terminated = int((trace.terminated & trace.ends).sum())
+    truncated = len(lengths) - terminated
     seen = f"{len(lengths)} episodes: {terminated} terminated, {truncated} truncated"
     if len(lengths) < _MIN_ENDS:
         return skipped("time_limit", f"{seen} in {len(trace.done):,} steps", "use more --steps")
@@ -178,19 +180,18 @@ def judge_time_limit(trace: Trace) -> Check:
 
 def judge_final_obs(trace: Trace, starts: Starts) -> Check:
     """Checks that the last observation of an episode is not the first observation of the next one."""
-    done, ends = trace.done, trace.ends & trace.begins  # without those of agents that end before the others
+    done, ends = trace.done, trace.ends
     num_ends = int(ends.sum())
     if (done & (trace.resets > 0)).any():
         seen = "step calls reset when an episode ends, so the last observation is lost"
         return failed("final_obs", seen, _RETURN_NEXT)
     if num_ends < _MIN_ENDS:
         seen = f"{num_ends} episodes ended in {len(done):,} steps"
-        if (others := int(trace.ends.sum()) - num_ends) > 0:
-            seen += f" together with their environment, and {others} before it"
         return skipped("final_obs", seen, "use more --steps")
     differs = np.any(_differs(trace.final, trace.obs[1:]), axis=-1)
-    if np.ptp(trace.obs[1:][ends], axis=0).any() and not differs[ends].any():
-        seen = f"equals the first observation of the next episode at all {num_ends} ends"
+    restarts = ends & trace.begins  # without the ends of agents that do not take part in the next step
+    if restarts.any() and np.ptp(trace.obs[1:][restarts], axis=0).any() and not differs[restarts].any():
+        seen = f"equals the first observation of the next episode at all {int(restarts.sum())} ends"
         return failed("final_obs", seen, _RETURN_NEXT)
     if differs[~done].any():
         seen = "final_observation differs from the observation within an episode"
@@ -259,7 +260,9 @@ def _return_to_start(trace: Trace, starts: Starts, after: np.ndarray) -> tuple[n
         inside = ((after >= low - margin) & (after <= high + margin)).all(-1)
         enters = inside & ((before < low - margin) | (before > high + margin)).any(-1)
         active = trace.active[:-1]
-        extent = np.maximum(*(np.ptp(x[active], axis=0) if active.any() else x[0, 0] for x in (before, after)))
+        extent = np.maximum(
+            *(np.ptp(x[active], axis=0) if active.any() else np.zeros(x.shape[-1]) for x in (before, after))
+        )
         distance = np.sqrt(np.mean(np.square((after - before) / np.where(extent > 0, extent, 1.0)), axis=-1))
     outside = distance[~inside & ~trace.done]
     if len(outside) < _MIN_STEPS:
