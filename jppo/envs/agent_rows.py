@@ -129,7 +129,7 @@ class AgentRows:
         start = e * self.num_agents
         self.active[start : start + self.num_agents] = [agent in live for agent in self._agents]
         if missing := [agent for agent in live if agent not in obs]:
-            problem = f"{self._name}: there is no observation of the agent {missing[0]}"
+            problem = f"{self._name}: the observation of the agent {missing[0]} is missing"
             raise BrokenContractError(problem, "return the observations of all agents in agents")
         return [obs[agent] if agent in live else self._blank for agent in self._agents]
 
