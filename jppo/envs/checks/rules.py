@@ -190,7 +190,8 @@ def judge_final_obs(trace: Trace, starts: Starts) -> Check:
         return skipped("final_obs", seen, "use more --steps")
     differs = np.any(_differs(trace.final, trace.obs[1:]), axis=-1)
     restarts = ends & trace.begins  # without the ends of agents that do not take part in the next step
-    if restarts.any() and np.ptp(trace.obs[1:][restarts], axis=0).any() and not differs[restarts].any():
+    varies = restarts.sum() >= _MIN_ENDS and np.ptp(trace.obs[1:][restarts], axis=0).any()
+    if varies and not differs[restarts].any():
         seen = f"equals the first observation of the next episode at all {int(restarts.sum())} ends"
         return failed("final_obs", seen, _RETURN_NEXT)
     if differs[~done].any():
