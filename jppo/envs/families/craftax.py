@@ -3,18 +3,14 @@
 `done` of Craftax merges death and the time limit. Here, Craftax's own limit is out of reach, so that `done` is death.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from craftax.craftax.constants import BLOCK_PIXEL_SIZE_IMG
 from craftax.craftax_env import make_craftax_env_from_name
 
 from jppo.envs.base import Environment, replace_fields
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
+from jppo.envs.families.drawing import craftax_renderer
 from jppo.envs.spaces import Array, PyTree
 
 _NAMES = ("Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1", "Craftax-Symbolic-v1", "Craftax-Pixels-v1")
@@ -51,20 +47,6 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         return seen(obs), state, reward, done, False
 
     env = EpisodicEnv(
-        name=name, reset=reset, step=step, action_space=source.action_space(params), render=_renderer(name)
+        name=name, reset=reset, step=step, action_space=source.action_space(params), render=craftax_renderer(name)
     )
     return with_limit_and_reset(env, limit, pool)
-
-
-def _renderer(name: str) -> Callable[[PyTree], Any]:
-    """Returns a function that draws a state."""
-
-    @functools.cache
-    def draw() -> Any:
-        if "Classic" in name:
-            from craftax.craftax_classic.renderer import make_craftax_pixel_renderer
-        else:
-            from craftax.craftax.renderer import make_craftax_pixel_renderer
-        return jax.jit(make_craftax_pixel_renderer(BLOCK_PIXEL_SIZE_IMG))
-
-    return lambda state: np.asarray(draw()(state)).astype(np.uint8)

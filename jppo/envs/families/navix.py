@@ -7,15 +7,12 @@ of 8 x 8, which are removed.
 
 from typing import Any
 
-import jax.numpy as jnp
 import navix
-import numpy as np
 from gymnasium import spaces
-from navix import observations
-from navix.rendering.cache import RenderingCache
 
 from jppo.envs.base import Environment
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
+from jppo.envs.families.drawing import draw_navix
 from jppo.envs.families.grids import one_hot_channels
 from jppo.envs.spaces import Array, PyTree
 
@@ -52,11 +49,7 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         timestep = source._step(timestep, action)
         return seen(timestep), timestep, timestep.reward, timestep.is_termination(), timestep.is_truncation()
 
-    def render(timestep: PyTree) -> Any:
-        state = timestep.state.replace(cache=RenderingCache.init(jnp.asarray(timestep.state.grid)))
-        return np.asarray(observations.rgb(state)).repeat(4, axis=0).repeat(4, axis=1)
-
     env = EpisodicEnv(
-        name=name, reset=reset, step=step, action_space=spaces.Discrete(len(source.action_set)), render=render
+        name=name, reset=reset, step=step, action_space=spaces.Discrete(len(source.action_set)), render=draw_navix
     )
     return with_limit_and_reset(env, source.max_steps, pool)

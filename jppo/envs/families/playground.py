@@ -4,16 +4,14 @@ Its environments have no time limit without its wrapper, and its automatic reset
 by default. Here, the limit is `episode_length` of the environment's configuration, and each reset is a new one.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import mujoco
 from mujoco_playground import registry
 
 from jppo.envs.base import Environment
 from jppo.envs.episodes import with_limit_and_reset
+from jppo.envs.families.drawing import mujoco_renderer
 from jppo.envs.families.physics import episodic_env
 from jppo.envs.spaces import PyTree
 
@@ -45,28 +43,10 @@ def make(
     settings |= config
     repeat = int(settings.get("action_repeat", 1))
     limit = max_steps_in_episode or -(-int(settings["episode_length"]) // repeat)
-    env = episodic_env(name, source, repeat, select_observation(privileged), _renderer(source))
+    env = episodic_env(name, source, repeat, select_observation(privileged), mujoco_renderer(source.mj_model))
     return with_limit_and_reset(env, limit, pool)
 
 
 def select_observation(privileged: bool) -> Callable[[PyTree], PyTree]:
     """Returns a function that selects what the policy sees, so that it does not learn from the privileged state."""
     return lambda obs: obs["state"] if isinstance(obs, Mapping) and not privileged else obs
-
-
-def _renderer(source: Any) -> Any:
-    """Returns a function that draws a state."""
-
-    @functools.cache
-    def screen() -> mujoco.Renderer:
-        return mujoco.Renderer(source.mj_model, height=240, width=320)
-
-    def render(state: PyTree) -> Any:
-        data = mujoco.MjData(source.mj_model)
-        data.qpos, data.qvel = jax.device_get((state.data.qpos, state.data.qvel))
-        data.mocap_pos, data.mocap_quat = jax.device_get((state.data.mocap_pos, state.data.mocap_quat))
-        mujoco.mj_forward(source.mj_model, data)
-        screen().update_scene(data, camera=0 if source.mj_model.ncam else -1)
-        return screen().render()
-
-    return render
