@@ -27,9 +27,9 @@ IDS = {
     "brax": "brax:inverted_pendulum",
     "craftax": "craftax:Craftax-Classic-Symbolic-v1",
     "jumanji": "jumanji:Snake-v1",
-    "navix": "navix:Navix-Empty-5x5-v0",
+    "navix": "navix:Navix-Empty-Random-8x8-v0",
     "playground": "playground:CartpoleBalance",
-    "xminigrid": "xminigrid:MiniGrid-Empty-5x5",
+    "xminigrid": "xminigrid:MiniGrid-DoorKey-5x5",
 }
 
 
@@ -91,15 +91,12 @@ def test_the_limit_truncates_and_the_next_episode_starts_anew(family):
     assert kept.any()
     assert steps.truncated[1][kept].all()
     assert not (steps.truncated & steps.terminated).any()
-    starts = jax.tree.map(lambda x: x[1][kept], steps.obs)
-    assert starts is not None
     for leaf, final in zip(jax.tree.leaves(steps.obs), jax.tree.leaves(steps.final_obs), strict=True):
         assert np.array_equal(leaf[0][kept], final[0][kept])  # within an episode
-    if family not in ("navix", "xminigrid"):  # their empty rooms have one start
-        assert not all(
-            np.array_equal(start[kept], leaf[1][kept])
-            for start, leaf in zip(jax.tree.leaves(first), jax.tree.leaves(steps.obs), strict=True)
-        ), "reuses the first state"
+    assert not all(
+        np.array_equal(start[kept], leaf[1][kept])
+        for start, leaf in zip(jax.tree.leaves(first), jax.tree.leaves(steps.obs), strict=True)
+    ), "reuses the first state"
 
 
 @pytest.mark.parametrize("family", IDS)
@@ -310,10 +307,8 @@ def test_jumanji_time_limits_truncate():
     env = make_env("jumanji:Maze-v0")
     assert env.params.max_steps_in_episode == 100
     _, steps = play(env, 101)
-    ended = steps.truncated | steps.terminated
     assert steps.truncated[99].any()
     assert not steps.terminated[99].all()
-    assert ended.any()
 
 
 @pytest.mark.slow

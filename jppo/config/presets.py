@@ -51,11 +51,12 @@ PRESETS = {
             num_steps=16,
             num_minibatches=4,
             normalize_obs=True,
+            normalize_reward=True,
             clip_value=False,
         ),
         hyperparams=Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
         total_steps=1_000_000,
-        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0 (with observations normalized, rewards not)",
+        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCar-v0",
         envs=("MountainCar-v0",),
     ),
     "mountaincar-continuous": Preset(
@@ -69,8 +70,9 @@ PRESETS = {
         ),
         hyperparams=Hyperparams(learning_rate=3e-4, gamma=0.9999, gae_lambda=0.9, clip_eps=0.1, ent_coef=0.00429),
         total_steps=500_000,
-        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCarContinuous-v0 (with 16 environments of 128 steps and "
-        "learning rate 3e-4, and without its state-dependent exploration)",
+        source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCarContinuous-v0 (there 1 environment of 8 steps, "
+        "20,000 steps, learning rate 7.77e-5, max_grad_norm 5, vf_coef 0.19, state-dependent exploration with log_std "
+        "-3.29, and no clipping of the value)",
         envs=("MountainCarContinuous-v0",),
     ),
     "pendulum": Preset(
@@ -197,7 +199,7 @@ PRESETS = {
         hyperparams=Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
         total_steps=50_000_000,
         source="JaxMARL baselines/IPPO/config/ippo_rnn_smax.yaml (Rutherford et al. 2024): 128 environments of "
-        "5 agents",
+        "5 agents (there an agent that died still gets the rewards of its team)",
         envs=("jaxmarl:HeuristicEnemySMAX", "jaxmarl:SMAX"),
     ),
     "pettingzoo": Preset(
@@ -248,7 +250,8 @@ PRESETS = {
         hyperparams=Hyperparams(learning_rate=1e-3, gamma=0.995, clip_eps=0.3),
         total_steps=60_000_000,
         source="mujoco_playground/config/dm_control_suite_params.py (Zakka et al. 2025; there rollouts of 16 x "
-        "30 steps, other networks, a fixed scale of rewards, and no limit of the gradient)",
+        "30 steps, other networks, a fixed scale of rewards, no limit of the gradient, and other values for tasks of "
+        "locomotion and manipulation)",
         envs=("playground:*",),
     ),
     "brax": Preset(

@@ -231,7 +231,7 @@ def _weights(active: Array, axis_name: str | None) -> Array:
     """
     share = jnp.mean(active, dtype=jnp.float32)
     share = share if axis_name is None else jax.lax.pmean(share, axis_name)
-    return active.astype(jnp.float32) / jnp.maximum(share, 1.0 / (2.0 * active.size))
+    return active.astype(jnp.float32) / jnp.where(share > 0.0, share, 1.0)
 
 
 def _epochs_until_kl(epoch: Callable, carry: PyTree, keys: PyTree, target_kl: Array | float) -> tuple[PyTree, Metrics]:

@@ -1,8 +1,9 @@
 """Adapter for JaxMARL, tested with 0.2.0 (https://github.com/FLAIROx/JaxMARL).
 
-All agents share one policy. JaxMARL does not report truncation. The adapter puts the time limits of MPE and SMAX out of
-reach and truncates instead. Other environments end their episodes themselves at `max_steps`, which the adapter reports
-as truncation. Agents that ended stay inactive until the episode ends.
+All agents share one policy. JaxMARL does not report truncation. The adapter puts the time limits of MPE, SMAX, jaxnav
+and switch_riddle out of reach and truncates instead. Overcooked's observations depend on the limit, so it ends its
+episodes itself at `max_steps`, which the adapter reports as truncation. Agents that ended stay inactive until the
+episode ends.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ with contextlib.redirect_stdout(_nowhere), mock.patch.object(sys, "__stdout__", 
     import jaxmarl
 
 _NEVER = 2**30  # steps
-_HAS_PLAIN_LIMIT = ("MPE_", "SMAX", "HeuristicEnemySMAX")  # the limit only ends episodes
+_HAS_PLAIN_LIMIT = ("MPE_", "SMAX", "HeuristicEnemySMAX", "jaxnav", "switch_riddle")  # the limit only ends episodes
 _EXCLUDED = (  # one agent, observations without arrays, more arguments, or further packages
     *("MPE_simple_v3", "MPE_simple_facmac", "storm", "LearnedPolicyEnemySMAX", "JaxRobotarium"),
     *("ant_", "halfcheetah_", "hopper_", "humanoid_", "walker2d_"),
@@ -63,10 +64,12 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
     limit = max_steps_in_episode
     if has_own_limit := name.startswith(_HAS_PLAIN_LIMIT):
         limit = limit or jaxmarl.make(name, **options).max_steps
-        options |= {"max_steps": _NEVER}
+        options |= {} if name == "switch_riddle" else {"max_steps": _NEVER}  # its class has no such argument
     elif limit is not None:
         options |= {"max_steps": limit}
     source = jaxmarl.make(name, **options)
+    if name == "switch_riddle":
+        source.max_steps = _NEVER
     limit = limit or getattr(source, "max_steps", None)
     agents = list(source.agents)
     action_space = _common_space(name, "action", source.action_space, agents)
