@@ -14,6 +14,7 @@ picture in learning_report.py.
 import datetime
 import json
 import math
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def run(label: str, task: Task, num_seeds: int, total_steps: int) -> dict[str, A
         "seeds": num_seeds,
         **measured,
         "date": datetime.date.today().isoformat(),
+        "commit": commit(),
         **hardware(),
     }
 
@@ -96,7 +98,7 @@ def run_on_device(env: Any, task: Task, num_seeds: int, total_steps: int) -> dic
     trained = time.perf_counter()
     states = [jax.tree.map(lambda x, i=i: x[i], state.train.policy_state) for i in range(num_seeds)]
     policies = [jppo.TrainedPolicy(agent.policy, policy_state) for policy_state in states]
-    greedy = [evaluate_greedy(agent.env, policy) for policy in policies]
+    greedy = [evaluate_greedy(agent.env, policy, seed) for seed, policy in enumerate(policies)]
     steps = agent.num_updates * agent.config.batch_size
     return {
         "steps": steps,
@@ -120,7 +122,7 @@ def run_on_host(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[
         for seed in range(num_seeds)
     ]
     metrics = {name: np.stack([result.metrics[name] for result in results]) for name in results[0].metrics}
-    greedy = [evaluate_greedy(result.agent.env, result.policy) for result in results]
+    greedy = [evaluate_greedy(result.agent.env, result.policy, seed) for seed, result in enumerate(results)]
     seconds = sum(result.summary["seconds"] for result in results)
     return {
         "steps": results[0].summary["steps"],
@@ -134,9 +136,17 @@ def run_on_host(env: Any, task: Task, num_seeds: int, total_steps: int) -> dict[
     }
 
 
-def evaluate_greedy(env: Any, policy: jppo.TrainedPolicy) -> float:
-    """Returns the mean return of episodes with the most likely actions."""
-    return float(jppo.evaluate(env, policy, num_episodes=EVAL_EPISODES, seed=1).returns.mean())
+def evaluate_greedy(env: Any, policy: jppo.TrainedPolicy, seed: int) -> float:
+    """Returns the mean return of episodes with the most likely actions, and with other starts for each seed."""
+    return float(jppo.evaluate(env, policy, num_episodes=EVAL_EPISODES, seed=1_000_000 + 1000 * seed).returns.mean())
+
+
+def commit() -> str:
+    """Returns the commit of this repository, with the suffix "-dirty" if files were changed."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def main(
