@@ -144,6 +144,8 @@ def draw(rows: dict[str, dict[str, Any]], output: Path = _PICTURE) -> None:
         axes.axis("off")
     for axes, (label, row) in zip(grid.flat, drawn.items(), strict=False):
         _draw_curve(axes, label, row)
+    figure.supxlabel("environment steps")
+    figure.supylabel("return")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=100, facecolor="white")
     plt.close(figure)

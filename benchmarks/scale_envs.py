@@ -29,8 +29,8 @@ from jppo.runs.files import write_json
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 NUM_ENVS = (256, 1024, 4096, 16384, 65536)
 METHODS = {
-    "naive": "same number of minibatches",
-    "scale_envs": "same minibatch size",
+    "naive": "naive: same number of minibatches",
+    "scale_envs": "scale_envs: same minibatch size",
     "staggered": "scale_envs, staggered",
 }
 _EPISODES, _POINTS = 128, 14

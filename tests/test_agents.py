@@ -373,6 +373,22 @@ def test_dead_agents_of_jaxmarl_are_inactive_until_the_battle_ends():
     assert deaths >= 6
 
 
+@pytest.mark.parametrize("last", ["NOTHING", "TELL"])
+def test_an_end_of_jaxmarl_in_the_step_of_the_limit_is_no_truncation(last):
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        env = jppo.make_env("jaxmarl:switch_riddle")  # 3 agents; a TELL ends the episode
+        _, state = env.reset(jax.random.key(0))
+        for t in range(6):
+            assert int(state.time) == t
+            action = env.source.game_actions["NOTHING" if t < 5 else last]
+            step = env.step(jax.random.key(t), state, jnp.full(3, action))
+            state = step.state
+    assert step.terminated.all() == (last == "TELL")
+    assert step.truncated.all() == (last == "NOTHING")
+    assert int(state.time) == 0
+
+
 def test_agents_of_jaxmarl_need_equal_spaces():
     pytest.importorskip("jaxmarl")
     with pytest.raises(ValueError, match="the agents adversary_0 and agent_0 have different observation spaces"):

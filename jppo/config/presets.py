@@ -47,12 +47,7 @@ PRESETS = {
     ),
     "mountaincar": Preset(
         config=PPOConfig(
-            num_envs=16,
-            num_steps=16,
-            num_minibatches=4,
-            normalize_obs=True,
-            normalize_reward=True,
-            clip_value=False,
+            num_envs=16, num_steps=16, num_minibatches=4, normalize_obs=True, normalize_reward=True, clip_value=False
         ),
         hyperparams=Hyperparams(learning_rate=3e-4, gae_lambda=0.98, ent_coef=0.0),
         total_steps=1_000_000,
@@ -61,12 +56,7 @@ PRESETS = {
     ),
     "mountaincar-continuous": Preset(
         config=PPOConfig(
-            num_envs=16,
-            num_steps=128,
-            num_epochs=10,
-            num_minibatches=8,
-            normalize_obs=True,
-            normalize_reward=True,
+            num_envs=16, num_steps=128, num_epochs=10, num_minibatches=8, normalize_obs=True, normalize_reward=True
         ),
         hyperparams=Hyperparams(learning_rate=3e-4, gamma=0.9999, gae_lambda=0.9, clip_eps=0.1, ent_coef=0.00429),
         total_steps=500_000,
@@ -76,13 +66,7 @@ PRESETS = {
         envs=("MountainCarContinuous-v0",),
     ),
     "pendulum": Preset(
-        config=PPOConfig(
-            num_envs=4,
-            num_steps=1024,
-            num_epochs=10,
-            num_minibatches=64,
-            clip_value=False,
-        ),
+        config=PPOConfig(num_envs=4, num_steps=1024, num_epochs=10, num_minibatches=64, clip_value=False),
         hyperparams=Hyperparams(learning_rate=1e-3, gamma=0.9, ent_coef=0.0),
         total_steps=100_000,
         source="rl-baselines3-zoo hyperparams/ppo.yml, Pendulum-v1 (without its state-dependent exploration)",
@@ -107,12 +91,7 @@ PRESETS = {
     ),
     "mujoco": Preset(
         config=PPOConfig(
-            num_envs=8,
-            num_steps=256,
-            num_epochs=10,
-            num_minibatches=32,
-            normalize_obs=True,
-            normalize_reward=True,
+            num_envs=8, num_steps=256, num_epochs=10, num_minibatches=32, normalize_obs=True, normalize_reward=True
         ),
         hyperparams=Hyperparams(learning_rate=linear(3e-4, 0.0), ent_coef=0.0),
         total_steps=1_000_000,
@@ -165,6 +144,40 @@ PRESETS = {
         source="rl-baselines3-zoo hyperparams/ppo.yml, BipedalWalker-v3",
         envs=("BipedalWalker-v3",),
     ),
+    "bipedalwalker-hardcore": Preset(
+        config=PPOConfig(
+            num_envs=16,
+            num_steps=2048,
+            num_epochs=10,
+            num_minibatches=512,
+            normalize_obs=True,
+            normalize_reward=True,
+            clip_value=False,
+        ),
+        hyperparams=Hyperparams(learning_rate=linear(2.5e-4, 0.0), clip_eps=linear(0.2, 0.0), ent_coef=0.001),
+        total_steps=100_000_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, BipedalWalkerHardcore-v3",
+        envs=("BipedalWalkerHardcore-v3",),
+    ),
+    "carracing": Preset(
+        config=PPOConfig(
+            num_envs=8,
+            num_steps=512,
+            num_epochs=10,
+            num_minibatches=32,
+            network="cnn",
+            hidden_sizes=(256,),
+            activation="relu",
+            shared_torso=True,
+            normalize_reward=True,
+            clip_value=False,
+        ),
+        hyperparams=Hyperparams(learning_rate=linear(1e-4, 0.0), ent_coef=0.0),
+        total_steps=4_000_000,
+        source="rl-baselines3-zoo hyperparams/ppo.yml, CarRacing-v0 (there every second frame, two frames of 64 x 64 "
+        "in grey, GELU, and state-dependent exploration with log_std -2)",
+        envs=("CarRacing-v3",),
+    ),
     "minigrid": Preset(
         config=PPOConfig(
             num_envs=8,
@@ -189,12 +202,7 @@ PRESETS = {
     ),
     "smax": Preset(
         config=PPOConfig(
-            num_envs=640,
-            num_steps=128,
-            hidden_sizes=(128, 128),
-            activation="relu",
-            recurrent="gru",
-            recurrent_size=128,
+            num_envs=640, num_steps=128, hidden_sizes=(128, 128), activation="relu", recurrent="gru", recurrent_size=128
         ),
         hyperparams=Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
         total_steps=50_000_000,
@@ -217,13 +225,7 @@ PRESETS = {
         envs=("Taxi-v4",),
     ),
     "gymnax-minatar": Preset(
-        config=PPOConfig(
-            num_envs=64,
-            num_steps=128,
-            num_minibatches=8,
-            hidden_sizes=(256, 256),
-            activation="relu",
-        ),
+        config=PPOConfig(num_envs=64, num_steps=128, num_minibatches=8, hidden_sizes=(256, 256), activation="relu"),
         hyperparams=Hyperparams(learning_rate=5e-4, gamma=0.999),
         total_steps=10_000_000,
         source="gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; without its warm-up)",
@@ -235,6 +237,21 @@ PRESETS = {
         total_steps=1_000_000_000,
         source="Craftax_Baselines ppo.py (Matthews et al. 2024), https://github.com/MichaelTMatthews/Craftax_Baselines",
         envs=("craftax:Craftax-Classic-Symbolic-v1", "craftax:Craftax-Symbolic-v1"),
+    ),
+    "craftax-pixels": Preset(
+        config=PPOConfig(
+            num_envs=1024,
+            num_steps=64,
+            num_minibatches=8,
+            network="cnn",
+            hidden_sizes=(512,),
+            activation="relu",
+            shared_torso=True,
+        ),
+        hyperparams=Hyperparams(learning_rate=linear(2e-4, 0.0), gae_lambda=0.8, max_grad_norm=1.0),
+        total_steps=1_000_000_000,
+        source="Craftax_Baselines ppo.py (Matthews et al. 2024), with the network of CleanRL ppo_atari.py",
+        envs=("craftax:Craftax-Classic-Pixels-v1", "craftax:Craftax-Pixels-v1"),
     ),
     "playground": Preset(
         config=PPOConfig(

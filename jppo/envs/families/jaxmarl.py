@@ -28,8 +28,9 @@ with contextlib.redirect_stdout(_nowhere), mock.patch.object(sys, "__stdout__", 
 
 _NEVER = 2**30  # steps
 _HAS_PLAIN_LIMIT = ("MPE_", "SMAX", "HeuristicEnemySMAX", "jaxnav", "switch_riddle")  # the limit only ends episodes
-_EXCLUDED = (  # one agent, observations without arrays, more arguments, or further packages
-    *("MPE_simple_v3", "MPE_simple_facmac", "storm", "LearnedPolicyEnemySMAX", "JaxRobotarium"),
+_HAS_NO_ARGUMENT = ("MPE_simple_facmac_", "switch_riddle")  # their classes have only the attribute max_steps
+_EXCLUDED = (  # one agent, errors or dicts as observations, more arguments, or further packages
+    *("MPE_simple_v3", "storm", "LearnedPolicyEnemySMAX", "JaxRobotarium"),
     *("ant_", "halfcheetah_", "hopper_", "humanoid_", "walker2d_"),
 )
 
@@ -64,11 +65,11 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
     limit = max_steps_in_episode
     if has_own_limit := name.startswith(_HAS_PLAIN_LIMIT):
         limit = limit or jaxmarl.make(name, **options).max_steps
-        options |= {} if name == "switch_riddle" else {"max_steps": _NEVER}  # its class has no such argument
+        options |= {} if name.startswith(_HAS_NO_ARGUMENT) else {"max_steps": _NEVER}
     elif limit is not None:
         options |= {"max_steps": limit}
     source = jaxmarl.make(name, **options)
-    if name == "switch_riddle":
+    if name.startswith(_HAS_NO_ARGUMENT):
         source.max_steps = _NEVER
     limit = limit or getattr(source, "max_steps", None)
     agents = list(source.agents)

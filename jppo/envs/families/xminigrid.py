@@ -4,6 +4,7 @@ The last step of an episode is `LAST` for both ends; `discount` is 0 only after 
 final observation. Observations are numbers of tiles and colours.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
       max_steps_in_episode: time limit, on which the reward depends; the environment's own one when None.
       **fields: fields of the environment's parameters, e.g. view_size=5 or ruleset=...
     """
+    if name.startswith("XLand-") and "ruleset" not in fields:
+        problem = f"xminigrid:{name} has no goal and no rewards without a rule set"
+        warnings.warn(f"{problem}; pass jppo.make_env(name, ruleset=...)", stacklevel=2)
     source, params = xminigrid.make(name)
     params = replace_fields(params, fields)
     limit = max_steps_in_episode or params.max_steps
