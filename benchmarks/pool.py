@@ -1,4 +1,4 @@
-"""Measures what a pool of initial states gains in speed and costs in generalization.
+"""Measures the speed and the generalization with a pool of initial states.
 
     python benchmarks/pool.py
 
@@ -41,7 +41,7 @@ def main(
       pools: sizes of the pool; training without a pool is always measured.
       steps: environment steps of each run.
       seeds: runs of each size.
-      envs: environments whose speed is measured with and without a pool of 256.
+      envs: environments for the speed, with and without a pool of 256.
       output: the file of results.
     """
     rows: list[dict[str, Any]] = []

@@ -38,7 +38,7 @@ def jumanji_renderer(source: Any) -> Render:
     viewer._display = lambda figure: images.append(viewer._display_rgb_array(figure))
 
     def render(state: PyTree) -> Any:
-        with warnings.catch_warnings(action="ignore"):  # of windows that cannot be shown
+        with warnings.catch_warnings(action="ignore"):  # that no window is shown
             source.render(state)
         return images.pop()[::2, ::2, :3]
 
@@ -65,7 +65,7 @@ def mujoco_renderer(model: Any) -> Render:
 
 
 def draw_navix(timestep: PyTree) -> Any:
-    """Draws a time step whose state has no cache of images."""
+    """Draws a time step. Its state has no cache of images, which the adapter removes."""
     cache = importlib.import_module("navix.rendering.cache").RenderingCache
     state = timestep.state.replace(cache=cache.init(jnp.asarray(timestep.state.grid)))
     return np.asarray(importlib.import_module("navix.observations").rgb(state)).repeat(4, axis=0).repeat(4, axis=1)

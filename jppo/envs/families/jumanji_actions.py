@@ -18,7 +18,7 @@ def action_space(spec: Any, mask: Any) -> tuple[spaces.Space, tuple[int, ...]]:
 
     Args:
       spec: Jumanji's action spec.
-      mask: the action mask, only its shape is used; None if there is none.
+      mask: the action mask, of which only the shape is used, or None.
     """
     space = _space_of(spec, mask)
     sizes = tuple(map(int, getattr(space, "nvec", ())))
