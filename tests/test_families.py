@@ -125,6 +125,14 @@ def test_an_episode_can_be_drawn(family):
     assert image.std() > 1
 
 
+def test_xland_warns_without_a_rule_set():
+    need("xminigrid")
+    with pytest.warns(
+        UserWarning, match=r"^xminigrid:XLand-MiniGrid-R1-9x9 has no goal and no rewards without a rule set; pass"
+    ):
+        make_env("xminigrid:XLand-MiniGrid-R1-9x9")
+
+
 @pytest.mark.slow
 def test_names_lead_to_a_trained_policy(tmp_path):
     need("jumanji")
