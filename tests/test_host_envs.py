@@ -193,6 +193,17 @@ def test_lost_lives_do_not_end_atari_episodes():
     assert set(lives) == {0, 1, 2, 3, 4, 5}
 
 
+@pytest.mark.parametrize("name", ["Backgammon-v5", "VideoCheckers-v5"])
+def test_atari_games_without_an_idle_action_start_at_once(name):
+    """Gymnasium's wrapper refuses idle frames there."""
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    game = host_families.make_family_env(f"atari:{name}")
+    assert "NOOP" not in game.unwrapped.get_action_meanings()
+    assert game.reset(seed=0)[0].shape == (4, 84, 84)
+    assert game.unwrapped.ale.getEpisodeFrameNumber() == 0
+
+
 def test_minigrid_observations_are_vectors():
     """The environment itself limits the steps of an episode."""
     pytest.importorskip("minigrid")

@@ -99,9 +99,10 @@ def _make_atari(name: str, render_mode: str | None) -> gymnasium.Env:
     the start. Episodes are whole games, so a lost life does not end one. Gymnasium's wrapper would return an old
     observation if ALE's own limit of frames cut a game in the middle of four frames, so `TimeLimit` cuts it instead.
     """
-    game = make_by_id(f"ALE/{name}", render_mode, frameskip=1, max_num_frames_per_episode=None)
+    game: Any = make_by_id(f"ALE/{name}", render_mode, frameskip=1, max_num_frames_per_episode=None)
+    can_idle = game.unwrapped.get_action_meanings()[0] == "NOOP"  # not in Backgammon and VideoCheckers
     try:
-        screen = AtariPreprocessing(game)
+        screen = AtariPreprocessing(game, noop_max=30 if can_idle else 0)
     except gymnasium.error.DependencyNotInstalled as error:
         raise missing_dependency(f"atari:{name}", error) from None
     return FrameStackObservation(TimeLimit(screen, _ATARI_STEPS), 4)
