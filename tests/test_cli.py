@@ -965,15 +965,18 @@ def test_envs_lists_whole_names_in_80_columns(capsys):
 def test_envs_lists_the_tasks_of_an_installed_envpool(capsys, monkeypatch):
     envpool = ModuleType("envpool")
     envpool.__spec__ = ModuleSpec("envpool", None)
-    envpool.list_all_envs = lambda: ["Pong-v5", "HalfCheetah-v4", "Minesweeper-v0"]
+    modules = {"Pong-v5": "envpool.atari", "HalfCheetah-v4": "envpool.mujoco.gym", "Taxi-v3": "envpool.toy_text"}
+    envpool.list_all_envs = lambda: list(modules)
+    registry = SimpleNamespace(specs={task: (module, "Spec", {}) for task, module in modules.items()})
     monkeypatch.setitem(sys.modules, "envpool", envpool)
+    monkeypatch.setitem(sys.modules, "envpool.registration", SimpleNamespace(registry=registry))
     assert main(["envs"]) == 0
     out = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in out.splitlines() if line.startswith("envpool:")]
     assert rows == [
-        "envpool:HalfCheetah-v4 ray mujoco no",
-        "envpool:Minesweeper-v0 ray default no",
-        "envpool:Pong-v5 ray atari no",
+        "envpool:HalfCheetah-v4 ray mujoco yes",
+        "envpool:Pong-v5 ray atari yes",
+        "envpool:Taxi-v3 ray taxi no",
     ]
     assert "jppo[envpool]" not in out
 

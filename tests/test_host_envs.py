@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
 
 import jppo
-from jppo.envs import host_families
+from jppo.envs import envpool, host_families
 from jppo.envs.gymnasium import is_host_env, make_host_env, open_host_env
 from jppo.envs.host_families import host_env_names
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
@@ -28,7 +28,6 @@ from jppo.runs import episodes, render
 from jppo.runs.policy import TrainedPolicy
 
 SEEDS = (5, 0, 7, 2, 9, 3)
-envpool_warns = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 
 
 def by_hand(make, seeds, actions):
@@ -223,7 +222,6 @@ def test_box2d():
     assert check_by_hand(make, make, (1, 2), 20, lambda rng: rng.integers(4)) == 4
 
 
-@envpool_warns
 def test_envpool():
     """Gymnasium's CartPole computes the true successor of each observation."""
     pytest.importorskip("envpool")
@@ -252,6 +250,23 @@ def test_envpool():
         obs = after.obs.copy()
     envs.close()
     assert cut == 1
+
+
+def test_drawings_of_envpool(monkeypatch):
+    pytest.importorskip("envpool")
+    pole = make_host_env("envpool:CartPole-v1")
+    envs = pole.make([3], render=True)
+    envs.reset()
+    first = envs.render()
+    assert (first.shape, first.dtype) == ((400, 600, 3), np.uint8)
+    for _ in range(5):
+        envs.step(np.ones(1, np.int32))
+    assert (envs.render() != first).any()
+    envs.close()
+    monkeypatch.setattr(envpool, "_egl", [])
+    for task, reason in {"FrozenLake-v1": "EnvPool has no renderer", "HalfCheetah-v4": r".* libEGL\.so\.1"}.items():
+        with pytest.raises(ValueError, match=rf"^envpool:{task} cannot be drawn: {reason}"):
+            pole._replace(source=f"envpool:{task}").make([3], render=True)
 
 
 def test_specs_of_observations_and_actions():
@@ -301,7 +316,6 @@ def test_rounding_does_not_move_actions_out_of_bounds(dtype, bounds):
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", host_probes.disabled, "envpool:CartPole-v1"])
-@envpool_warns
 def test_seeds_determine_the_first_observations(source):
     if "envpool" in str(source):
         pytest.importorskip("envpool")

@@ -18,7 +18,7 @@ class Envs:
 
     def run(self) -> int:
         from jppo.envs import available
-        from jppo.envs.envpool import envpool_names
+        from jppo.envs.envpool import can_draw_envpool, envpool_names
         from jppo.envs.families import family_env_names, install_command
         from jppo.envs.host_families import host_env_names
         from jppo.envs.modules import is_installed
@@ -34,7 +34,8 @@ class Envs:
             drawn = "no" if family == "jaxmarl" else "yes"
             rows += [(name, "device", preset_for(name), drawn) for name in family_env_names(family)]
         if is_installed("envpool"):
-            rows += [(name, "ray", preset_for(name), "no") for name in envpool_names()]
+            for name in envpool_names():
+                rows.append((name, "ray", preset_for(name), "yes" if can_draw_envpool(name) else "no"))
         print(*_table(rows), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
         missing = [family for family in FAMILIES | HOST_FAMILIES if not is_installed(family)]
         if missing:

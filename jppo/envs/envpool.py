@@ -1,5 +1,10 @@
 """Adapter for EnvPool, whose environments reset themselves in the step after the end of an episode."""
 
+import contextlib
+import ctypes
+import importlib
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -9,20 +14,67 @@ from jppo.config.checks import did_you_mean
 from jppo.envs.host_families import import_family
 from jppo.envs.spaces import PyTree
 
+_NOT_DRAWN = ("envpool.toy_text", "envpool.gfootball")  # modules of tasks without a renderer
+_egl: list[ctypes.CDLL] = []  # the library EGL, if it was loaded before EnvPool
+
 
 def envpool_names() -> list[str]:
     """Returns the names of EnvPool's tasks. EnvPool must be installed."""
-    return sorted(f"envpool:{task}" for task in import_family("envpool", "envpool").list_all_envs())
+    return sorted(f"envpool:{task}" for task in _import_envpool("envpool").list_all_envs())
 
 
-def make_envpool(name: str, seeds: list[int]) -> Any:
-    """Makes the vector environment "envpool:<task>". Raises ValueError if EnvPool or the task does not exist."""
+def can_draw_envpool(name: str) -> bool:
+    """Returns whether EnvPool has a renderer for "envpool:<task>"."""
+    return _module_of(name) not in _NOT_DRAWN
+
+
+def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) -> Any:
+    """Makes the vector environment "envpool:<task>".
+
+    Raises:
+      ValueError: EnvPool or the task does not exist, or `render_mode` is set and the task cannot be drawn.
+    """
     task = name.partition(":")[2]
-    tasks = (envpool := import_family("envpool", name)).list_all_envs()
+    tasks = (envpool := _import_envpool(name)).list_all_envs()
     if task not in tasks:
         hint = did_you_mean(task, tasks, otherwise="envpool.list_all_envs() returns all names")
         raise ValueError(f"envpool has no task {task!r}; {hint}")
-    return envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds)
+    if render_mode:
+        _check_renderer(name)
+    options = {"render_mode": render_mode} if render_mode else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered by casting")  # from EnvPool's spaces
+        vector = envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds, **options)
+        _ = vector.observation_space, vector.action_space  # makes the spaces, which EnvPool keeps
+    return vector
+
+
+def _import_envpool(name: str) -> Any:
+    """Imports EnvPool after EGL, because EnvPool's MuJoCo finds EGL only then.
+
+    Raises ValueError if EnvPool is missing.
+    """
+    if not _egl and "envpool" not in sys.modules:
+        with contextlib.suppress(OSError):  # needed for drawing only
+            _egl.append(ctypes.CDLL("libEGL.so.1", ctypes.RTLD_GLOBAL))
+    return import_family("envpool", name)
+
+
+def _check_renderer(name: str) -> None:
+    """Raises ValueError if a task cannot be drawn. MuJoCo would end the process if it did not find EGL."""
+    if not can_draw_envpool(name):
+        raise ValueError(f"{name} cannot be drawn: EnvPool has no renderer for it")
+    if "mujoco" in _module_of(name) and sys.platform == "linux" and not _egl:
+        raise ValueError(
+            f"{name} cannot be drawn: the library libEGL.so.1 is missing (apt install libegl1), or envpool was "
+            "imported before jppo made the environment"
+        )
+
+
+def _module_of(name: str) -> str:
+    """Returns the module of a task, such as "envpool.mujoco.gym"."""
+    registry = importlib.import_module("envpool.registration").registry
+    return str(registry.specs[name.partition(":")[2]][0])
 
 
 def is_envpool(vector: Any) -> bool:

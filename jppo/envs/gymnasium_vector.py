@@ -83,7 +83,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
       ValueError: an unknown name, a missing package, or a function that makes something else.
     """
     if host_family_of(source) == "envpool":
-        return make_envpool(source, seeds)
+        return make_envpool(source, seeds, render_mode)
     make = _maker(source, render_mode)
     _check_call(make, source)
     if "num_envs" in _parameters(make):
