@@ -27,7 +27,7 @@ from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, episode_stats
 from jppo.ppo.types import Batch, Episode, Transition
-from jppo.runs.render import play_gif
+from jppo.runs.render import check_drawable, play_gif
 
 ACTIVE = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 1, 1], [0, 1, 1]], bool)  # of Team, per step of an episode
 
@@ -387,6 +387,42 @@ def test_an_end_of_jaxmarl_in_the_step_of_the_limit_is_no_truncation(last):
     assert step.terminated.all() == (last == "TELL")
     assert step.truncated.all() == (last == "NOTHING")
     assert int(state.time) == 0
+
+
+@pytest.mark.parametrize("name", ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "jaxnav"])
+@pytest.mark.filterwarnings("ignore")  # of JaxMARL
+def test_drawings_of_jaxmarl(name):
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        env = jppo.make_env(f"jaxmarl:{name}")
+        state = env.reset(jax.random.key(0))[1]
+        first, step = env.render(state), jax.jit(env.step)
+        for t in range(4):
+            action = jnp.ones((env.num_agents, *env.action_spec.shape), env.action_spec.dtype)
+            state = step(jax.random.key(t), state, action).state
+        second = env.render(state)
+    assert first.shape == second.shape
+    assert (first.dtype, first.shape[2]) == (np.uint8, 3)
+    assert (first != second).any()
+
+
+def test_an_episode_of_jaxmarl_is_drawn_until_its_limit():
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        env = jppo.make_env("jaxmarl:MPE_simple_spread_v3", max_steps_in_episode=6)
+        result = jppo.train(env, total_steps=60, config=config_of(num_envs=6))
+        played = play_gif(env, result.policy)
+    assert (played.length, played.finished) == (6, True)
+    assert played.episode_return < 0.0, "of distances"
+
+
+def test_jaxmarl_has_no_pictures_of_riddles():
+    pytest.importorskip("jaxmarl")
+    with (
+        lenient(),
+        pytest.raises(ValueError, match=r"^jaxmarl:switch_riddle cannot be drawn: it has no render function"),
+    ):
+        check_drawable(jppo.make_env("jaxmarl:switch_riddle"))
 
 
 def test_agents_of_jaxmarl_need_equal_spaces():

@@ -772,7 +772,7 @@ def test_play(env):
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        ("DeepSea-bsuite", [], "DeepSea-bsuite cannot be drawn; supported environments: Acrobot-v1, "),
+        ("DeepSea-bsuite", [], "DeepSea-bsuite cannot be drawn: it has no render function; `jppo envs` "),
         ("CartPole-v1", ["--output", "a.png"], "output a.png must end in .gif"),
         ("CartPole-v1", ["--output", "no/a.gif"], "there is no directory no"),
         ("CartPole-v1", ["--max-steps", "0"], "--max-steps 0 must be a whole number of at least 1"),

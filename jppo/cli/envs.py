@@ -20,6 +20,7 @@ class Envs:
         from jppo.envs import available
         from jppo.envs.envpool import can_draw_envpool, envpool_names
         from jppo.envs.families import family_env_names, install_command
+        from jppo.envs.families.drawing import draws_jaxmarl
         from jppo.envs.host_families import host_env_names
         from jppo.envs.modules import is_installed
         from jppo.runs.render import DRAWABLE
@@ -31,8 +32,9 @@ class Envs:
             can_play = name in DRAWABLE or name not in on_device
             rows.append((name, ", ".join(backends), preset_for(name), "yes" if can_play else "no"))
         for family in filter(is_installed, FAMILIES):
-            drawn = "no" if family == "jaxmarl" else "yes"
-            rows += [(name, "device", preset_for(name), drawn) for name in family_env_names(family)]
+            for name in family_env_names(family):
+                can_play = family != "jaxmarl" or draws_jaxmarl(name.partition(":")[2])
+                rows.append((name, "device", preset_for(name), "yes" if can_play else "no"))
         if is_installed("envpool"):
             for name in envpool_names():
                 rows.append((name, "ray", preset_for(name), "yes" if can_draw_envpool(name) else "no"))

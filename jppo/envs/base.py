@@ -37,6 +37,7 @@ class Environment(NamedTuple):
     source: Any = None  # the original object, for drawing
     params: Any = None
     num_agents: int = 1  # number of agents M
+    render: Callable[[PyTree], Any] | None = None  # state -> image [H, W, 3] u8
 
 
 def replace_fields(params: Any, changes: dict[str, Any]) -> Any:

@@ -99,7 +99,7 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
             final_obs=final_obs,
         )
 
-    obs_spec = obs_spec_of(env.name, env.observation_space, obs)
+    obs_spec, render = obs_spec_of(env.name, env.observation_space, obs), env.render
     return Environment(
         name=env.name,
         reset=reset,
@@ -108,6 +108,7 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
         action_spec=action_spec,
         source=env,
         params=EpisodeParams(limit, pool),
+        render=render and (lambda state: render(state.env_state)),
     )
 
 

@@ -15,7 +15,6 @@ from jppo.config.checks import check_int, check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs import Environment
-from jppo.envs.episodes import EpisodicEnv
 from jppo.envs.families import choose_mujoco_gl
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.ppo.keys import derive_key
@@ -126,13 +125,10 @@ def check_drawable(env: Environment | HostEnvironment) -> None:
     if isinstance(env, HostEnvironment):
         _choose_display()
         env.make([0], render=True).close()
-    elif isinstance(env.source, EpisodicEnv):
-        if env.source.render is None:
-            raise ValueError(f"{env.name} cannot be drawn: its EpisodicEnv has no render function")
-    elif env.name not in DRAWABLE:
+    elif env.render is None and env.name not in DRAWABLE:
         raise ValueError(
-            f"{env.name} cannot be drawn; supported environments: {', '.join(DRAWABLE)}, and a jppo.EpisodicEnv with a "
-            "render function"
+            f"{env.name} cannot be drawn: it has no render function; `jppo envs` shows which environments have one; "
+            "your own environment can be a jppo.EpisodicEnv with render"
         )
 
 
@@ -153,7 +149,8 @@ def _play_on_device(
 ) -> tuple[float, bool]:
     """Plays one episode. Returns its return, and whether it ended.
 
-    Steps the environment in chunks of a fixed length, because the length of the episode is unknown.
+    Steps the environment in chunks of a fixed length, because the length of the episode is unknown. With several
+    agents, the return is their mean, and the episode ends with that of the last agent.
 
     Args:
       draw: called with the environment's state before each step, and the return after it.
@@ -165,22 +162,23 @@ def _play_on_device(
 
     run = jit(lambda start, length: jax.lax.scan(step, start, length=length), static_argnames="length")
     key = derive_key(jax.random.key(seed), "play")
-    episodes, count = jit(functools.partial(start_episodes, env, policy.policy))(key[None]), 0
+    keys = key[None] if env.num_agents == 1 else jax.random.split(key, env.num_agents)
+    episodes, count = jit(functools.partial(start_episodes, env, policy.policy))(keys), 0
     while not episodes.done.all() and count < max_steps:
         episodes, played = run(episodes, length=min(_CHUNK, max_steps - count))
         check_legal_actions(env.name, np.asarray(episodes.stuck))
         states, returns = jax.device_get(played)
-        length = int(episodes.lengths[0]) - count
+        length = int(episodes.lengths.max()) - count
         for i in range(length):
-            draw(jax.tree.map(lambda x, i=i: jnp.asarray(x[i, 0]), states), float(returns[i, 0]))
+            draw(jax.tree.map(lambda x, i=i: jnp.asarray(x[i, 0]), states), float(returns[i].mean()))
         count += length
-    return float(episodes.returns[0]), bool(episodes.done.all())
+    return float(episodes.returns.mean()), bool(episodes.done.all())
 
 
 def _open_screen(env: Environment) -> contextlib.AbstractContextManager[Draw]:
-    if isinstance(env.source, EpisodicEnv):
-        render: Any = env.source.render  # not None, see check_drawable
-        return contextlib.nullcontext(lambda state, _: np.asarray(render(state.env_state)))
+    if env.render is not None:
+        render = env.render
+        return contextlib.nullcontext(lambda state, _: np.asarray(render(state)))
     return _open_classic_control(env) if env.name in CLASSIC_CONTROL else _open_gymnax(env)
 
 

@@ -3,8 +3,10 @@
 Each imports what it needs at its first image, because training does not draw.
 """
 
+import contextlib
 import functools
 import importlib
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -69,3 +71,104 @@ def draw_navix(timestep: PyTree) -> Any:
     cache = importlib.import_module("navix.rendering.cache").RenderingCache
     state = timestep.state.replace(cache=cache.init(jnp.asarray(timestep.state.grid)))
     return np.asarray(importlib.import_module("navix.observations").rgb(state)).repeat(4, axis=0).repeat(4, axis=1)
+
+
+def draws_jaxmarl(name: str) -> bool:
+    """Returns whether JaxMARL has pictures of an environment."""
+    return name.startswith(tuple(_JAXMARL))
+
+
+def jaxmarl_renderer(name: str, source: Any) -> Render | None:
+    """Returns a function that draws a state of JaxMARL's environment, or None if JaxMARL has no pictures of it."""
+    if not draws_jaxmarl(name):
+        return None
+    make = functools.cache(next(make for prefix, make in _JAXMARL.items() if name.startswith(prefix)))
+
+    def render(state: PyTree) -> Any:
+        try:
+            draw = make(source)
+        except ImportError as error:
+            raise ValueError(f"jaxmarl:{name} cannot be drawn without {error.name}; pip install {error.name}") from None
+        return draw(jax.device_get(state.env_state))
+
+    return render
+
+
+def _mpe(source: Any) -> Render:
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    visualizer = importlib.import_module("jaxmarl.environments.mpe.mpe_visualizer").MPEVisualizer
+
+    @functools.cache
+    def screen() -> Any:
+        with contextlib.redirect_stdout(io.StringIO()):
+            made = visualizer(source, [source.reset(jax.random.key(0))[1]])
+        pyplot.close(made.fig)  # pyplot would keep it
+        return made
+
+    def draw(state: PyTree) -> Any:
+        screen().state_seq = [state]
+        screen().update(0)
+        return _pixels(screen().fig)
+
+    return draw
+
+
+def _smax(source: Any) -> Render:
+    axes = _square_axes()
+    units = getattr(source, "all_agents", source.agents)
+
+    def draw(state: PyTree) -> Any:
+        state = getattr(state, "state", state)  # HeuristicEnemySMAX also has a state of the enemy's policy
+        actions = dict(zip(units, state.prev_attack_actions, strict=True))
+        return source.init_render(axes, (None, state, actions), 0, int(state.step)).get_array()[..., :3]
+
+    return draw
+
+
+def _jaxnav(source: Any) -> Render:
+    axes = _square_axes()
+
+    def draw(state: PyTree) -> Any:
+        axes.clear()
+        source.init_render(axes, state, lidar=False)
+        return _pixels(axes.figure)
+
+    return draw
+
+
+def _overcooked(source: Any) -> Render:
+    visualizer = importlib.import_module("jaxmarl.viz.overcooked_visualizer").OvercookedVisualizer
+    inside = slice(source.agent_view_size - 2, 2 - source.agent_view_size)
+
+    def draw(state: PyTree) -> Any:
+        grid = state.maze_map[inside, inside]
+        return visualizer._render_grid(grid, agent_dir_idx=state.agent_dir_idx, agent_inv=state.agent_inv)
+
+    return draw
+
+
+def _overcooked_v2(source: Any) -> Render:
+    visualizer = importlib.import_module("jaxmarl.viz.overcooked_v2_visualizer").OvercookedV2Visualizer()
+    return lambda state: np.asarray(visualizer._render_state(state))
+
+
+_JAXMARL = {  # start of the name -> function (environment) -> function that draws its states
+    "HeuristicEnemySMAX": _smax,
+    "MPE_": _mpe,
+    "SMAX": _smax,
+    "jaxnav": _jaxnav,
+    "overcooked_v2": _overcooked_v2,
+    "overcooked": _overcooked,
+}
+
+
+def _square_axes() -> Any:
+    """Returns the axes of a new figure. SMAX confuses the width and the height of others."""
+    return importlib.import_module("matplotlib.figure").Figure((5, 5)).add_subplot()
+
+
+def _pixels(figure: Any) -> Any:
+    canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]  # a copy, because the next drawing may overwrite the buffer

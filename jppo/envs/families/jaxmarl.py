@@ -19,6 +19,7 @@ import numpy as np
 
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
+from jppo.envs.families.drawing import jaxmarl_renderer
 from jppo.envs.resets import make_restart
 from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
 
@@ -124,6 +125,7 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
         action_spec=action_spec,
         source=source,
         num_agents=len(agents),
+        render=jaxmarl_renderer(name, source),
     )
 
 
