@@ -28,7 +28,7 @@ from jppo import PRESETS
 from jppo.cli import main as cli
 from jppo.cli import output
 from jppo.cli.main import main
-from jppo.envs import available
+from jppo.envs import available, modules
 from jppo.envs.backends import choose_backend
 from jppo.errors import TrainingDiverged
 from jppo.runs.curves import read_groups
@@ -979,6 +979,14 @@ def test_envs_lists_the_tasks_of_an_installed_envpool(capsys, monkeypatch):
         "envpool:Taxi-v3 ray taxi no",
     ]
     assert "jppo[envpool]" not in out
+
+
+def test_envs_tells_how_to_install_mujoco(capsys, monkeypatch):
+    monkeypatch.setattr(modules, "is_installed", lambda family: False)
+    assert main(["envs"]) == 0
+    out = capsys.readouterr().out
+    assert "  mujoco      pip install 'jppo[mujoco]'\n" in out
+    assert "  box2d       pip install 'jppo[box2d]'\n" in out
 
 
 def test_envs_fits_into_40_columns(capsys, monkeypatch):

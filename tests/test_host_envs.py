@@ -665,6 +665,16 @@ def test_names_of_host_environments():
     assert "CartPole-v0" not in names
 
 
+@pytest.mark.parametrize(("group", "name"), [("mujoco", "HalfCheetah-v5"), ("box2d", "LunarLander-v3")])
+def test_usable_environments_have_their_package(monkeypatch, group, name):
+    monkeypatch.setattr(host_families, "is_installed", lambda family: family in ("mujoco", "box2d"))
+    assert name in host_env_names(usable=True)
+    monkeypatch.setattr(host_families, "is_installed", lambda family: family in {"mujoco", "box2d"} - {group})
+    short = name.partition("-")[0]
+    assert not [one for one in host_env_names(usable=True) if one.startswith(short)]
+    assert name in host_env_names()
+
+
 class Fixed:
     """A network with constant action probabilities."""
 

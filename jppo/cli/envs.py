@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from jppo.config.families import FAMILIES, HOST_FAMILIES
+from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.config.presets import preset_for
 from jppo.config.terminal import columns, row_lines, wrap
 
@@ -25,7 +25,7 @@ class Envs:
         from jppo.envs.modules import is_installed
         from jppo.runs.render import DRAWABLE
 
-        on_device, on_host = available(), host_env_names()
+        on_device, on_host = available(), host_env_names(usable=True)
         rows = [("environment", "backends", "preset", "jppo play")]
         for name in dict.fromkeys(on_device + on_host):
             backends = (["device"] if name in on_device else []) + (["ray"] if name in on_host else [])
@@ -39,7 +39,7 @@ class Envs:
             for name in envpool_names():
                 rows.append((name, "ray", preset_for(name), "yes" if can_draw_envpool(name) else "no"))
         print(*_table(rows), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
-        missing = [family for family in FAMILIES | HOST_FAMILIES if not is_installed(family)]
+        missing = [family for family in FAMILIES | HOST_FAMILIES | GYMNASIUM_GROUPS if not is_installed(family)]
         if missing:
             title = "families not installed (docs/environments.md, docs/host_environments.md):"
             lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]

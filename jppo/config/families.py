@@ -17,6 +17,10 @@ HOST_FAMILIES = {  # on the host: the same
     "minigrid": "minigrid",
     "pettingzoo": "pettingzoo",
 }
+GYMNASIUM_GROUPS = {  # groups of environments that Gymnasium always registers, and extras -> package to import
+    "box2d": "Box2D",
+    "mujoco": "mujoco",
+}
 
 
 def family_of(env: Any) -> str | None:

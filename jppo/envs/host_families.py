@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit
 
-from jppo.config.families import HOST_FAMILIES
+from jppo.config.families import GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.envs.modules import is_installed, unknown_environment
 
 _ATARI_STEPS = 27_000  # of four frames: the usual limit of 30 minutes at 60 frames per second
@@ -126,16 +126,23 @@ def _make_pettingzoo(name: str, render_mode: str | None) -> Any:
         raise _missing(f"pettingzoo:{name}", str(error), "pettingzoo") from None
 
 
-def host_env_names() -> list[str]:
+def host_env_names(usable: bool = False) -> list[str]:
     """Returns the names of environments that `make_host_env` accepts: the newest version of each id that Gymnasium has
-    registered, and those of the installed families."""
+    registered, and those of the installed families.
+
+    Args:
+      usable: without Gymnasium's environments whose package is missing (MuJoCo, Box2D).
+    """
     register_atari()
+    missing = tuple(f"gymnasium.envs.{group}." for group in GYMNASIUM_GROUPS if usable and not is_installed(group))
     newest: dict[str, Any] = {}
     for spec in gymnasium.registry.values():
         if spec.namespace in ("phys2d", "tabular") or spec.name in ("GymV21Environment", "GymV26Environment"):
             continue  # functional variants of other environments, and adapters
         if spec.namespace is None and _package_of(spec) in ("ale_py", "minigrid"):
             continue  # old names of the ALE/ environments, and environments whose observations contain text
+        if str(spec.entry_point).startswith(missing) or "_raise_mujoco_py_error" in str(spec.entry_point):
+            continue  # versions that need mujoco-py cannot be made
         key = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec

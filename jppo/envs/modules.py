@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import closest_names, find_similar
-from jppo.config.families import FAMILIES, HOST_FAMILIES
+from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
 
@@ -17,8 +17,8 @@ class MissingDownloadError(ValueError):
 
 
 def is_installed(family: str) -> bool:
-    """Returns whether the package of a family can be imported."""
-    return importlib.util.find_spec(_PREFIXES[family]) is not None
+    """Returns whether the package of a family or of a group of Gymnasium's environments can be imported."""
+    return importlib.util.find_spec((_PREFIXES | GYMNASIUM_GROUPS)[family]) is not None
 
 
 def import_module_of(source: str) -> tuple[Any, str]:
