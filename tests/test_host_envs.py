@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from host_probes import Chatty, Continuous, Counting, Listing, Parts, Reusing
 
 import jppo
-from jppo.envs import envpool, host_families
+from jppo.envs import envpool, host_families, modules
 from jppo.envs.gymnasium import is_host_env, make_host_env, open_host_env
 from jppo.envs.host_families import host_env_names
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
@@ -502,6 +502,16 @@ def test_missing_packages_are_named(monkeypatch, package, name, extra):
     with pytest.raises(ValueError, match="needs a package") as caught:
         make_host_env(name)
     assert str(caught.value) == f"{name} needs a package that is not installed; pip install 'jppo[{extra}]'"
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("Pong-v5", "atari"), ("MiniGrid-Empty-5x5-v0", "minigrid"), ("MPE_simple_spread_v3", "jaxmarl")],
+)
+def test_names_of_missing_families_without_prefix_get_a_hint(monkeypatch, name, family):
+    monkeypatch.setattr(modules, "is_installed", lambda family: False)
+    error = modules.unknown_environment(name, ["Pong-misc", "MiniGrid-Empty-6x6-v0"])
+    assert str(error).endswith(f"; did you mean {family}:{name} (pip install 'jppo[{family}]')?")
 
 
 class Changing(Counting):

@@ -2,14 +2,17 @@
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import closest_names, find_similar
 from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
+from jppo.config.presets import preset_for
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
+_FAMILY_OF_START = {"MPE": "jaxmarl", "MiniGrid": "minigrid", "SMAX": "jaxmarl"}  # of names without prefix
 
 
 class MissingDownloadError(ValueError):
@@ -74,5 +77,8 @@ def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     forms = "`jppo envs` lists all names; your own environment needs the form module:name"
     if ":" not in name:
         near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
+        family = "atari" if preset_for(name) == "atari" else _FAMILY_OF_START.get(re.split("[-_]", name)[0], "")
+        if family and not is_installed(family):
+            near = [f"{family}:{name} (pip install 'jppo[{family}]')"]
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")
