@@ -131,7 +131,7 @@ def host_env_names(usable: bool = False) -> list[str]:
     registered, and those of the installed families.
 
     Args:
-      usable: without Gymnasium's environments whose package is missing (MuJoCo, Box2D).
+      usable: leave out MuJoCo and Box2D environments if their package is missing.
     """
     register_atari()
     missing = tuple(f"gymnasium.envs.{group}." for group in GYMNASIUM_GROUPS if usable and not is_installed(group))
