@@ -55,8 +55,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         low, high = bootstrap_interval(scores)
         name = row["env"] + (", Ray" if row["backend"] == "ray" else "")
         steps = f"{row['steps']:,}"
-        if (share := row["steps"] / task.total_steps) < _ALMOST:
-            steps += f" ({100 * share:.2g} %)"
+        if is_reduced(task, row):
+            steps += f" ({100 * row['steps'] / task.total_steps:.2g} %)"
         lines.append(
             f"| {name} | {task.published or 'none'} | {task.source or '-'} | {_number(interquartile_mean(scores))}"
             f"{mark_below(task, row)} | {_number(low)} to {_number(high)} | {_plus_minus(row['greedy'])} | "
@@ -66,9 +66,14 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, "", machines_of([row for label, row in rows.items() if label in TASKS])])
 
 
+def is_reduced(task: Task, row: dict[str, Any]) -> bool:
+    """Returns whether a row has fewer steps than its task."""
+    return bool(row["steps"] < _ALMOST * task.total_steps)
+
+
 def mark_below(task: Task, row: dict[str, Any]) -> str:
     """Returns the mark of a score below the published one, which is bold if the published one is above our interval."""
-    if not task.published or task.other_budget or row["share"] < _ALMOST:
+    if not task.published or task.other_budget or is_reduced(task, row):
         return ""
     scores, published = np.array(row["score"]["per_seed"]), float(task.published.split()[0])
     if interquartile_mean(scores) >= published:
@@ -161,7 +166,7 @@ def _draw_curve(axes: Axes, label: str, row: dict[str, Any]) -> None:
     marker = "o" if known.sum() == 1 else None  # a line needs two points
     axes.plot(steps[known], interquartile_mean(returns[:, known]), color="#3f51b5", lw=1.5, marker=marker, ms=4)
     task = (TASKS | MEMORY)[label]
-    has_other_budget = row["steps"] < _ALMOST * task.total_steps or task.other_budget
+    has_other_budget = is_reduced(task, row) or task.other_budget
     if task.published and not has_other_budget:
         axes.axhline(float(task.published.split(" ")[0]), color="gray", ls="--", lw=1)
     axes.set_title(label, fontsize=8)

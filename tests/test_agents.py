@@ -21,7 +21,7 @@ from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import make_host_env
 from jppo.envs.host_families import host_env_names
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.learner import make_learner
+from jppo.ppo.learner import _weights, make_learner
 from jppo.ppo.losses import ppo_loss
 from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
@@ -211,6 +211,15 @@ def test_an_update_with_active_rows_only_is_that_of_single_agents():
     alone = single(state, rollout.replace(active=()))
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
     jax.tree.map(close, (everyone[0].policy_state, everyone[1]), (alone[0].policy_state, alone[1]))
+
+
+def test_weights_of_few_active_rows_on_many_devices():
+    """The mean over all samples with these weights is the mean over active ones."""
+    weights = jax.vmap(functools.partial(_weights, axis_name="d"), axis_name="d")
+    active = np.zeros((8, 4), bool)
+    assert not np.asarray(weights(active)).any()
+    active[3, 1] = True
+    np.testing.assert_array_equal(weights(active), 32.0 * active)
 
 
 @pytest.mark.slow
@@ -423,6 +432,20 @@ def test_jaxmarl_has_no_pictures_of_riddles():
         pytest.raises(ValueError, match=r"^jaxmarl:switch_riddle cannot be drawn: it has no render function"),
     ):
         check_drawable(jppo.make_env("jaxmarl:switch_riddle"))
+
+
+def test_the_prey_of_facmac_is_no_agent():
+    """JaxMARL moves it and ignores its actions."""
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        env = jppo.make_env("jaxmarl:MPE_simple_facmac_v1")
+        state = env.reset(jax.random.key(0))[1]
+        step = jax.jit(env.step)
+        still = step(jax.random.key(1), state, jnp.zeros((3, 5)))
+        for agent in range(3):
+            moved = step(jax.random.key(1), state, jnp.zeros((3, 5)).at[agent, 1].set(1.0))
+            assert not np.array_equal(moved.obs[agent], still.obs[agent])
+    assert env.num_agents == 3
 
 
 def test_agents_of_jaxmarl_need_equal_spaces():

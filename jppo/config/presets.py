@@ -62,7 +62,7 @@ PRESETS = {
         total_steps=500_000,
         source="rl-baselines3-zoo hyperparams/ppo.yml, MountainCarContinuous-v0 (there 1 environment of 8 steps, "
         "20,000 steps, learning rate 7.77e-5, max_grad_norm 5, vf_coef 0.19, state-dependent exploration with log_std "
-        "-3.29, and no clipping of the value)",
+        "-3.29, other initial weights, and no clipping of the value)",
         envs=("MountainCarContinuous-v0",),
     ),
     "pendulum": Preset(
@@ -174,8 +174,8 @@ PRESETS = {
         ),
         hyperparams=Hyperparams(learning_rate=linear(1e-4, 0.0), ent_coef=0.0),
         total_steps=4_000_000,
-        source="rl-baselines3-zoo hyperparams/ppo.yml, CarRacing-v0 (there every second frame, two frames of 64 x 64 "
-        "in grey, GELU, and state-dependent exploration with log_std -2)",
+        source="rl-baselines3-zoo hyperparams/ppo.yml, CarRacing-v0 (there every second frame, two grey frames of "
+        "64 x 64, separate layers after the convolutions, GELU, other initial weights, state-dependent exploration)",
         envs=("CarRacing-v3",),
     ),
     "minigrid": Preset(

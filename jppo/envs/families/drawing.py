@@ -6,6 +6,7 @@ Each imports what it needs at its first image, because training does not draw.
 import contextlib
 import functools
 import importlib
+import importlib.util
 import io
 import warnings
 from collections.abc import Callable
@@ -74,24 +75,17 @@ def draw_navix(timestep: PyTree) -> Any:
 
 
 def draws_jaxmarl(name: str) -> bool:
-    """Returns whether JaxMARL has pictures of an environment."""
-    return name.startswith(tuple(_JAXMARL))
+    """Returns whether JaxMARL has pictures of an environment, and the package for them is installed."""
+    needs_imageio = name.startswith("overcooked_v2")
+    return name.startswith(tuple(_JAXMARL)) and (not needs_imageio or importlib.util.find_spec("imageio") is not None)
 
 
 def jaxmarl_renderer(name: str, source: Any) -> Render | None:
-    """Returns a function that draws a state of JaxMARL's environment, or None if JaxMARL has no pictures of it."""
+    """Returns a function that draws a state of JaxMARL's environment, or None if `draws_jaxmarl` is false."""
     if not draws_jaxmarl(name):
         return None
     make = functools.cache(next(make for prefix, make in _JAXMARL.items() if name.startswith(prefix)))
-
-    def render(state: PyTree) -> Any:
-        try:
-            draw = make(source)
-        except ImportError as error:
-            raise ValueError(f"jaxmarl:{name} cannot be drawn without {error.name}; pip install {error.name}") from None
-        return draw(jax.device_get(state.env_state))
-
-    return render
+    return lambda state: make(source)(jax.device_get(state.env_state))
 
 
 def _mpe(source: Any) -> Render:

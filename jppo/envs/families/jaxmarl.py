@@ -1,9 +1,9 @@
 """Adapter for JaxMARL, tested with 0.2.0 (https://github.com/FLAIROx/JaxMARL).
 
-All agents share one policy. JaxMARL does not report truncation. The adapter puts the time limits of MPE, SMAX, jaxnav
-and switch_riddle out of reach and truncates instead. Overcooked's observations depend on the limit, so it ends its
-episodes itself at `max_steps`, which the adapter reports as truncation. Agents that ended stay inactive until the
-episode ends.
+All agents share one policy, except the prey of MPE_simple_facmac, which JaxMARL moves. JaxMARL does not report
+truncation. The adapter puts the time limits of MPE, SMAX, jaxnav and switch_riddle out of reach and truncates instead.
+Overcooked's observations depend on the limit, so it ends its episodes itself at `max_steps`, which the adapter reports
+as truncation. Agents that ended stay inactive until the episode ends.
 """
 
 import contextlib
@@ -73,7 +73,8 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
     if name.startswith(_HAS_NO_ARGUMENT):
         source.max_steps = _NEVER
     limit = limit or getattr(source, "max_steps", None)
-    agents = list(source.agents)
+    agents = list(source.adversaries if name.startswith("MPE_simple_facmac_") else source.agents)
+    idle = {agent: jnp.zeros(source.action_space(agent).shape) for agent in source.agents if agent not in agents}
     action_space = _common_space(name, "action", source.action_space, agents)
     _common_space(name, "observation", source.observation_space, agents)
     action_spec = action_spec_of(name, action_space)
@@ -92,7 +93,7 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
 
     def step(key: Array, state: AgentsState, action: Array) -> Step:
         step_key, reset_key = jax.random.split(key)
-        actions = {agent: action[i] for i, agent in enumerate(agents)}
+        actions = {agent: action[i] for i, agent in enumerate(agents)} | idle
         obs, env_state, rewards, dones, _ = source.step_env(step_key, state.env_state, actions)
         time, active = state.time + 1, ~state.ended
         done = jnp.stack([jnp.asarray(dones[agent], bool).reshape(()) | dones["__all__"] for agent in agents])
