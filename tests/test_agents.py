@@ -359,27 +359,50 @@ def test_unknown_options_of_jaxmarl_are_refused():
         assert jppo.make_env("jaxmarl:MPE_simple_spread_v3", num_agents=5).num_agents == 5
 
 
-def test_dead_agents_of_jaxmarl_are_inactive_until_the_battle_ends():
+def test_dead_units_of_smax_get_the_rewards_of_their_team():
+    """JaxMARL rewards them until the battle ends."""
     pytest.importorskip("jaxmarl")
     with lenient():
         env = jppo.make_env("jaxmarl:HeuristicEnemySMAX", max_steps_in_episode=60)
         _, states, steps = play_jaxmarl(env, 150)
-    active, deaths, ends = np.ones(5, bool), 0, 0
+    ends, dead_rewards = 0, 0.0
     for state, step in zip(states, steps, strict=True):
-        inner = state.env_state.state
-        np.testing.assert_array_equal(active, np.asarray(inner.unit_alive[:5]))
+        dead = ~np.asarray(state.env_state.state.unit_alive[:5])
+        over = int(step.state.time) == 0
+        assert step.active.all()
+        assert (step.terminated == step.terminated[0]).all()
+        assert (step.truncated == (over and int(state.time) == 59 and not step.terminated[0])).all()
+        assert (step.terminated | step.truncated).all() == over
+        assert (step.reward == step.reward[0]).all()
+        if dead.any():
+            dead_rewards += float(step.reward[dead].sum())
+        now_dead = ~np.asarray(step.state.env_state.state.unit_alive[:5])
+        assert (np.asarray(step.obs["action_mask"]).sum(1)[now_dead] == 1).all()
+        ends += over
+    assert ends >= 2
+    assert dead_rewards > 0.0
+
+
+@pytest.mark.filterwarnings("ignore")  # of JaxMARL
+def test_agents_of_jaxmarl_that_ended_are_inactive_until_the_episode_ends():
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        options = {"num_agents": 6, "act_type": "Discrete", "evaporating": True, "goal_radius": 2.0}
+        env = jppo.make_env("jaxmarl:jaxnav", max_steps_in_episode=60, **options)
+        _, states, steps = play_jaxmarl(env, 150)
+    active, early_ends, ends = np.ones(6, bool), 0, 0
+    for state, step in zip(states, steps, strict=True):
         assert np.asarray(step.terminated)[~active].all()
         assert not np.asarray(step.reward)[~active].any()
         assert not np.asarray(step.truncated)[~active].any()
         done = np.asarray(step.terminated | step.truncated)
         over = int(step.state.time) == 0
         assert step.truncated.any() == (over and int(state.time) == 59 and (active & ~step.terminated).any())
-        assert np.asarray(step.obs["action_mask"])[~np.asarray(step.active)].all()
-        deaths, ends = deaths + int((done & active).sum()), ends + over
-        active = np.ones(5, bool) if over else active & ~done
+        early_ends, ends = early_ends + int((done & active).sum() * (not over)), ends + over
+        active = np.ones(6, bool) if over else active & ~done
         np.testing.assert_array_equal(step.active, active)
     assert ends >= 2
-    assert deaths >= 6
+    assert early_ends >= 3
 
 
 @pytest.mark.parametrize("last", ["NOTHING", "TELL"])

@@ -207,7 +207,7 @@ PRESETS = {
         hyperparams=Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
         total_steps=50_000_000,
         source="JaxMARL baselines/IPPO/config/ippo_rnn_smax.yaml (Rutherford et al. 2024): 128 environments of "
-        "5 agents (there an agent that died still gets the rewards of its team)",
+        "5 agents",
         envs=("jaxmarl:HeuristicEnemySMAX", "jaxmarl:SMAX"),
     ),
     "pettingzoo": Preset(

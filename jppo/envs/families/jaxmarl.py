@@ -3,7 +3,8 @@
 All agents share one policy, except the prey of MPE_simple_facmac, which JaxMARL moves. JaxMARL does not report
 truncation. The adapter puts the time limits of MPE, SMAX, jaxnav and switch_riddle out of reach and truncates instead.
 Overcooked's observations depend on the limit, so it ends its episodes itself at `max_steps`, which the adapter reports
-as truncation. Agents that ended stay inactive until the episode ends.
+as truncation. Agents that ended stay inactive until the episode ends, except in SMAX: there, dead units get the rewards
+of their team, so they stay agents whose only legal action is to stop.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ with contextlib.redirect_stdout(_nowhere), mock.patch.object(sys, "__stdout__", 
 
 _NEVER = 2**30  # steps
 _HAS_PLAIN_LIMIT = ("MPE_", "SMAX", "HeuristicEnemySMAX", "jaxnav", "switch_riddle")  # the limit only ends episodes
+_ENDS_TOGETHER = ("SMAX", "HeuristicEnemySMAX")  # dead units get rewards until the battle ends
 _HAS_NO_ARGUMENT = ("MPE_simple_facmac_", "switch_riddle")  # their classes have only the attribute max_steps
 _EXCLUDED = (  # one agent, errors or dicts as observations, more arguments, or further packages
     *("MPE_simple_v3", "storm", "LearnedPolicyEnemySMAX", "JaxRobotarium"),
@@ -96,7 +98,8 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
         actions = {agent: action[i] for i, agent in enumerate(agents)} | idle
         obs, env_state, rewards, dones, _ = source.step_env(step_key, state.env_state, actions)
         time, active = state.time + 1, ~state.ended
-        done = jnp.stack([jnp.asarray(dones[agent], bool).reshape(()) | dones["__all__"] for agent in agents])
+        own = {} if name.startswith(_ENDS_TOGETHER) else dones
+        done = jnp.stack([jnp.asarray(own.get(agent, False), bool).reshape(()) | dones["__all__"] for agent in agents])
         at_limit = jnp.asarray(False) if limit is None else time >= limit
         is_own_end = done if has_own_limit else done & ~at_limit
         truncated = active & at_limit & ~is_own_end
