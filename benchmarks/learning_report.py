@@ -59,7 +59,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             steps += f" ({100 * row['steps'] / task.total_steps:.2g} %)"
         lines.append(
             f"| {name} | {task.published or 'none'} | {task.source or '-'} | {_number(interquartile_mean(scores))}"
-            f"{mark_below(task, row)} | {_number(low)} to {_number(high)} | {_plus_minus(row['greedy'])} | "
+            f"{mark_below(task, row, 'score')} | {_number(low)} to {_number(high)} | "
+            f"{_plus_minus(row['greedy'])}{mark_below(task, row, 'greedy')} | "
             f"{steps} | {row['seeds']} | {(row['seconds'] + row['compile_seconds']) / 60:.1f} | `{row['preset']}` | "
             f"`{options(label, task, row)}` |"
         )
@@ -71,11 +72,16 @@ def is_reduced(task: Task, row: dict[str, Any]) -> bool:
     return bool(row["steps"] < _ALMOST * task.total_steps)
 
 
-def mark_below(task: Task, row: dict[str, Any]) -> str:
-    """Returns the mark of a score below the published one, which is bold if the published one is above our interval."""
-    if not task.published or task.other_budget or is_reduced(task, row):
+def mark_below(task: Task, row: dict[str, Any], actions: str) -> str:
+    """Returns the mark of a score below the published one, which is bold if the published one is above our interval.
+
+    Args:
+      actions: "score" (sampled) or "greedy"; only that of the source gets a mark.
+    """
+    is_compared = actions == ("greedy" if "greedy" in task.source else "score")
+    if not (task.published and is_compared) or task.other_budget or is_reduced(task, row):
         return ""
-    scores, published = np.array(row["score"]["per_seed"]), float(task.published.split()[0])
+    scores, published = np.array(row[actions]["per_seed"]), float(task.published.split()[0])
     if interquartile_mean(scores) >= published:
         return ""
     return " (**below**)" if bootstrap_interval(scores)[1] < published else " (below)"

@@ -359,27 +359,29 @@ def test_unknown_options_of_jaxmarl_are_refused():
         assert jppo.make_env("jaxmarl:MPE_simple_spread_v3", num_agents=5).num_agents == 5
 
 
-def test_dead_units_of_smax_get_the_rewards_of_their_team():
+@pytest.mark.parametrize("limit", [10, 60])
+def test_dead_units_of_smax_get_the_rewards_of_their_team(limit):
     """JaxMARL rewards them until the battle ends."""
     pytest.importorskip("jaxmarl")
     with lenient():
-        env = jppo.make_env("jaxmarl:HeuristicEnemySMAX", max_steps_in_episode=60)
+        env = jppo.make_env("jaxmarl:HeuristicEnemySMAX", max_steps_in_episode=limit)
         _, states, steps = play_jaxmarl(env, 150)
-    ends, dead_rewards = 0, 0.0
+    ends, truncations, dead_rewards = 0, 0, 0.0
     for state, step in zip(states, steps, strict=True):
         dead = ~np.asarray(state.env_state.state.unit_alive[:5])
         over = int(step.state.time) == 0
         assert step.active.all()
         assert (step.terminated == step.terminated[0]).all()
-        assert (step.truncated == (over and int(state.time) == 59 and not step.terminated[0])).all()
+        assert (step.truncated == (over and int(state.time) == limit - 1 and not step.terminated[0])).all()
         assert (step.terminated | step.truncated).all() == over
         assert (step.reward == step.reward[0]).all()
         if dead.any():
             dead_rewards += float(step.reward[dead].sum())
         now_dead = ~np.asarray(step.state.env_state.state.unit_alive[:5])
         assert (np.asarray(step.obs["action_mask"]).sum(1)[now_dead] == 1).all()
-        ends += over
+        ends, truncations = ends + over, truncations + bool(step.truncated[0])
     assert ends >= 2
+    assert (truncations >= 10) == (limit == 10)
     assert dead_rewards > 0.0
 
 

@@ -21,7 +21,7 @@ from jppo.benchmark.timing import step_environments
 from jppo.cli.arguments import EXIT_CODES
 from jppo.cli.main import main
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.masks import nearest_legal
+from jppo.envs.masks import check_mask_spec, nearest_legal
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.runs import render
 from jppo.runs.render import play_gif
@@ -502,6 +502,14 @@ class SevenEntries(Masked):
     def observation_space(self, params=None):
         whole = super().observation_space(params)
         return type(whole)(whole.spaces | {"action_mask": spaces.MultiBinary(7)})
+
+
+def test_the_error_for_a_mask_of_combinations_names_the_remedy():
+    obs_spec = {"action_mask": ObsSpec((4, 10), "bool")}
+    with pytest.raises(ValueError, match=r"40 entries; the action space has 14 categories; for a mask of combinations"):
+        check_mask_spec(obs_spec, ActionSpec((2,), "int32", nvec=(4, 10)))
+    with pytest.raises(ValueError, match=r"40 entries; the action space has 3 categories$"):
+        check_mask_spec(obs_spec, ActionSpec((), "int32", num_actions=3))
 
 
 @pytest.mark.parametrize("env", [MaskedWalk, EmptyAtTheEnd, masked_walks, InfoMasked, Several, Masked()])

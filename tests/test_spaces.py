@@ -174,6 +174,8 @@ class CompoundOnDevice(Probe):
         spaces.MultiDiscrete([[3, 2], [1, 4]]),
         spaces.MultiBinary((2, 3)),
         spaces.Box(-1.0, 3.0, (2, 2)),
+        spaces.Box(np.array([-3, 0]), np.array([4, 9]), dtype=np.int16),
+        spaces.Box(0, 255, (), np.uint8),
     ],
     ids=str,
 )
@@ -184,7 +186,7 @@ def test_every_sample_is_an_action_of_the_space(space):
     if not spec.is_box:
         sample = rng.integers(spec.num_actions or spec.nvec, size=sample.shape)
     actions = np.asarray(to_env_action(spec, jnp.asarray(sample))).astype(space.dtype)
-    assert all(space.contains(action) for row in actions for action in row)
+    assert all(space.contains(np.asarray(action)) for row in actions for action in row)
     if not spec.is_box:
         assert len(np.unique(actions.reshape(200, -1), axis=0)) > 3
 

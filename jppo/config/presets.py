@@ -175,7 +175,8 @@ PRESETS = {
         hyperparams=Hyperparams(learning_rate=linear(1e-4, 0.0), ent_coef=0.0),
         total_steps=4_000_000,
         source="rl-baselines3-zoo hyperparams/ppo.yml, CarRacing-v0 (there every second frame, two grey frames of "
-        "64 x 64, separate layers after the convolutions, GELU, other initial weights, state-dependent exploration)",
+        "64 x 64, separate layers after the convolutions, GELU, other initial weights, state-dependent exploration "
+        "with log_std -2)",
         envs=("CarRacing-v3",),
     ),
     "minigrid": Preset(
@@ -207,7 +208,7 @@ PRESETS = {
         hyperparams=Hyperparams(learning_rate=linear(4e-3, 0.0), clip_eps=0.05, vf_clip_eps=0.05, max_grad_norm=0.25),
         total_steps=50_000_000,
         source="JaxMARL baselines/IPPO/config/ippo_rnn_smax.yaml (Rutherford et al. 2024): 128 environments of "
-        "5 agents",
+        "5 agents (SMAX has 10, so 64 environments); there with the scenario 2s3z",
         envs=("jaxmarl:HeuristicEnemySMAX", "jaxmarl:SMAX"),
     ),
     "pettingzoo": Preset(
@@ -228,7 +229,8 @@ PRESETS = {
         config=PPOConfig(num_envs=64, num_steps=128, num_minibatches=8, hidden_sizes=(256, 256), activation="relu"),
         hyperparams=Hyperparams(learning_rate=5e-4, gamma=0.999),
         total_steps=10_000_000,
-        source="gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; without its warm-up)",
+        source="gymnax-blines agents/*-MinAtar/ppo.yaml (Lange 2022; there other initial weights, and the time limit "
+        "counts as the end of a game)",
         envs=("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
     ),
     "craftax": Preset(

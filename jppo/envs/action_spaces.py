@@ -7,6 +7,8 @@ import numpy as np
 
 from jppo.envs.spaces import ActionSpec, PyTree
 
+_MAX_INTEGERS = 1024  # a component of an action with as many integers is a category
+
 
 def action_spec_of(name: str, space: Any) -> PyTree:
     """Returns the ActionSpec of a space; of a Dict or Tuple, a dict or tuple of them.
@@ -24,16 +26,17 @@ def action_spec_of(name: str, space: Any) -> PyTree:
         start = int(getattr(space, "start", 0))
         return ActionSpec(shape=(), dtype=jax_dtype(space.dtype), num_actions=int(space.n), start=start)
     shape = tuple(getattr(space, "shape", None) or ())
-    if kind == "MultiDiscrete":
-        nvec = np.asarray(space.nvec)
-        starts = np.broadcast_to(getattr(space, "start", 0), nvec.shape)
+    is_float = kind == "Box" and np.issubdtype(space.dtype, np.floating)
+    if kind == "MultiDiscrete" or (kind == "Box" and not is_float and _num_integers(space).max() <= _MAX_INTEGERS):
+        nvec = np.asarray(space.nvec) if kind == "MultiDiscrete" else np.broadcast_to(_num_integers(space), shape)
+        starts = np.broadcast_to(space.low if kind == "Box" else getattr(space, "start", 0), nvec.shape)
         return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
     if kind == "MultiBinary":
         return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(np.full(shape, 2)))
-    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
+    if not is_float:
         raise ValueError(
             f"{name}: action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
-            "floats, or a Dict or Tuple of them"
+            f"floats or of at most {_MAX_INTEGERS:,} integers per component, or a Dict or Tuple of them"
         )
     low, high = (np.broadcast_to(bound, shape) for bound in (space.low, space.high))
     return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), low=_inside(low, np.inf), high=_inside(high, -np.inf))
@@ -42,6 +45,11 @@ def action_spec_of(name: str, space: Any) -> PyTree:
 def jax_dtype(dtype: Any) -> str:
     """Returns the name of the dtype that JAX uses for arrays of this dtype."""
     return str(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _num_integers(space: Any) -> np.ndarray:
+    """Returns the number of integers between the bounds of a Box, for each component."""
+    return np.asarray(np.asarray(space.high, np.float64) - np.asarray(space.low, np.float64) + 1)
 
 
 def _ints(values: Any) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) ->
     """Makes the vector environment "envpool:<task>".
 
     Raises:
-      ValueError: EnvPool or the task does not exist, or `render_mode` is set and the task cannot be drawn.
+      ValueError: EnvPool or the task does not exist, EnvPool cannot make the task, the task has several players, or
+        `render_mode` is set and the task cannot be drawn.
     """
     task = name.partition(":")[2]
     tasks = (envpool := _import_envpool(name)).list_all_envs()
@@ -44,8 +45,15 @@ def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) ->
     options = {"render_mode": render_mode} if render_mode else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered by casting")  # from EnvPool's spaces
-        vector = envpool.make(task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds, **options)
+        try:
+            vector = envpool.make(
+                task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds, **options
+            )
+        except (ImportError, RuntimeError) as error:  # a library or a file is missing
+            raise ValueError(f"EnvPool cannot make {name}: {error}") from error
         _ = vector.observation_space, vector.action_space  # makes the spaces, which EnvPool keeps
+    if (num_players := vector.spec.config.max_num_players) > 1:
+        raise ValueError(f"{name} has {num_players} players; jppo supports only EnvPool's tasks with one player")
     return vector
 
 

@@ -36,10 +36,12 @@ def check_mask_spec(obs_spec: PyTree, action_spec: PyTree) -> None:
     shape = getattr(obs_spec[ACTION_MASK], "shape", None)
     if shape is None:
         raise ValueError("action_mask must be one array; it is a dict or tuple")
-    if math.prod(shape) != action_spec.num_logits:
+    if (size := math.prod(shape)) != action_spec.num_logits:
+        has_combinations = action_spec.nvec and size == math.prod(action_spec.nvec)
+        remedy = "; for a mask of combinations, use one Discrete action" if has_combinations else ""
         raise ValueError(
-            f"action_mask has shape {shape}, {math.prod(shape)} entries; the action space has "
-            f"{action_spec.num_logits} categories"
+            f"action_mask has shape {shape}, {size} entries; the action space has {action_spec.num_logits} categories"
+            f"{remedy}"
         )
 
 

@@ -11,6 +11,7 @@ import io
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -89,16 +90,14 @@ def jaxmarl_renderer(name: str, source: Any) -> Render | None:
 
 
 def _mpe(source: Any) -> Render:
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
     visualizer = importlib.import_module("jaxmarl.environments.mpe.mpe_visualizer").MPEVisualizer
 
     @functools.cache
     def screen() -> Any:
-        with contextlib.redirect_stdout(io.StringIO()):
-            made = visualizer(source, [source.reset(jax.random.key(0))[1]])
-        pyplot.close(made.fig)  # pyplot would keep it
-        return made
+        axes = _square_axes()
+        own = mock.patch("matplotlib.pyplot.subplots", return_value=(axes.figure, axes))  # pyplot may open a window
+        with own, contextlib.redirect_stdout(io.StringIO()):
+            return visualizer(source, [source.reset(jax.random.key(0))[1]])
 
     def draw(state: PyTree) -> Any:
         screen().state_seq = [state]

@@ -98,8 +98,8 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
         actions = {agent: action[i] for i, agent in enumerate(agents)} | idle
         obs, env_state, rewards, dones, _ = source.step_env(step_key, state.env_state, actions)
         time, active = state.time + 1, ~state.ended
-        own = {} if name.startswith(_ENDS_TOGETHER) else dones
-        done = jnp.stack([jnp.asarray(own.get(agent, False), bool).reshape(()) | dones["__all__"] for agent in agents])
+        ends = ["__all__"] * len(agents) if name.startswith(_ENDS_TOGETHER) else agents
+        done = jnp.stack([jnp.asarray(dones[agent], bool).reshape(()) | dones["__all__"] for agent in ends])
         at_limit = jnp.asarray(False) if limit is None else time >= limit
         is_own_end = done if has_own_limit else done & ~at_limit
         truncated = active & at_limit & ~is_own_end

@@ -33,7 +33,7 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
     """
     if name.startswith("XLand-") and "ruleset" not in fields:
         problem = f"xminigrid:{name} has no goal and no rewards without a rule set"
-        warnings.warn(f"{problem}; pass jppo.make_env(name, ruleset=...)", stacklevel=2)
+        warnings.warn(f'{problem}; pass, in Python, jppo.make_env("xminigrid:{name}", ruleset=...)', stacklevel=2)
     source, params = xminigrid.make(name)
     params = replace_fields(params, fields)
     limit = max_steps_in_episode or params.max_steps
