@@ -359,6 +359,16 @@ def test_unknown_options_of_jaxmarl_are_refused():
         assert jppo.make_env("jaxmarl:MPE_simple_spread_v3", num_agents=5).num_agents == 5
 
 
+def test_scenarios_and_layouts_of_jaxmarl_have_names():
+    pytest.importorskip("jaxmarl")
+    with lenient():
+        assert jppo.make_env("jaxmarl:HeuristicEnemySMAX", scenario="3m").num_agents == 3
+        ring = jppo.make_env("jaxmarl:overcooked", layout="coord_ring")
+        assert ring.obs_spec.shape != jppo.make_env("jaxmarl:overcooked").obs_spec.shape
+        with pytest.raises(ValueError, match=r"^jaxmarl:overcooked has no layout 'ring'; choose from .*coord_ring"):
+            jppo.make_env("jaxmarl:overcooked", layout="ring")
+
+
 @pytest.mark.parametrize("limit", [10, 60])
 def test_dead_units_of_smax_get_the_rewards_of_their_team(limit):
     """JaxMARL rewards them until the battle ends."""

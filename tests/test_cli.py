@@ -981,6 +981,23 @@ def test_envs_lists_the_tasks_of_an_installed_envpool(capsys, monkeypatch):
     assert "jppo[envpool]" not in out
 
 
+def test_envs_lists_names_that_contain_a_text(capsys):
+    assert main(["envs", "minatar"]) == 0
+    out = capsys.readouterr().out
+    names = [line.split()[0] for line in out.splitlines()[1:-1]]
+    assert len(names) == 5
+    assert all(name.endswith("-MinAtar") for name in names)
+    assert "pip install" not in out
+
+
+def test_envs_explains_an_empty_list(capsys, monkeypatch):
+    monkeypatch.setattr(modules, "is_installed", lambda family: False)
+    assert main(["envs", "xyzzy"]) == 2
+    assert capsys.readouterr().err == "jppo: no environment has 'xyzzy' in its name; `jppo envs` lists all\n"
+    assert main(["envs", "jumanji"]) == 2
+    assert capsys.readouterr().err == "jppo: jumanji is not installed; pip install 'jppo[jumanji]'\n"
+
+
 def test_envs_tells_how_to_install_mujoco(capsys, monkeypatch):
     monkeypatch.setattr(modules, "is_installed", lambda family: False)
     assert main(["envs"]) == 0

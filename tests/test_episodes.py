@@ -169,6 +169,11 @@ def test_states_with_empty_arrays_train_on_several_devices():
         ({"step": lambda *args: (*walk_step(*args)[:3], jnp.zeros(()), False)}, "terminated is float32"),
         ({"step": lambda *args: (*walk_step(*args)[:2], jnp.zeros(2), False, False)}, r"reward is float32\[2\]"),
         ({"observation_space": spaces.Box(0, 1, (3,))}, "its space says"),
+        ({"reset": lambda: None}, r"walk: reset does not take key .*; define reset\(key\)"),
+        (
+            {"step": lambda state, action: None},
+            r"walk: step does not take key, state, action .*; define step\(key, state, action\)",
+        ),
     ],
 )
 def test_mistakes_are_named(change, message):
@@ -176,9 +181,9 @@ def test_mistakes_are_named(change, message):
         jppo.with_limit_and_reset(WALK._replace(**change))
 
 
-@pytest.mark.parametrize("arguments", [{"limit": 0}, {"limit": 2.5}, {"pool": 0}])
+@pytest.mark.parametrize("arguments", [{"limit": 0}, {"limit": 2.5}, {"limit": 10**12}, {"pool": 0}])
 def test_wrong_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match="must be a whole number from 1 to 2,147,483,647"):
         jppo.with_limit_and_reset(WALK, **arguments)
 
 
@@ -244,3 +249,5 @@ def test_an_episodic_env_is_drawn_by_its_function_for_at_most_2000_steps(tmp_pat
     assert parse_command(["play", "run"]).max_steps == 2000
     with pytest.raises(ValueError, match="has no render function"):
         jppo.play(jppo.with_limit_and_reset(WALK), result.policy)
+    with pytest.raises(ValueError, match=r"^walk: render returned an array of shape \(2,\) and dtype float64"):
+        jppo.play(jppo.with_limit_and_reset(WALK._replace(render=lambda state: np.zeros(2)), limit=2), result.policy)

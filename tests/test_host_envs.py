@@ -418,7 +418,10 @@ REFUSED = {
     "a made one": (gymnasium.make("CartPole-v1"), r"num_envs of them: lambda: gymnasium.make\('CartPole-v1'\)"),
     "None": (None, "NoneType is neither a name nor a function"),
     "no environment": (lambda: 3, "made a int; it must make a gymnasium.Env"),
-    "a vector": (lambda: host_probes.same_step(2), "made a SyncVectorEnv; it must make a gymnasium.Env"),
+    "a vector": (
+        lambda: host_probes.same_step(2),
+        "made a SyncVectorEnv; it must make a gymnasium.Env",
+    ),
     "no vector": (lambda num_envs: Counting(), "takes num_envs but returned a Counting, not a vector environment"),
     "NEXT_STEP": (host_probes.next_step, "next_step: SyncVectorEnv has autoreset_mode AutoresetMode.NEXT_STEP"),
     "a ghost step": (host_probes.next_step, "make it with autoreset_mode=AutoresetMode.SAME_STEP"),
@@ -473,8 +476,8 @@ def test_train_refuses_instances_of_environments():
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("CartPol-v1", "envpool has no task 'CartPol-v1'; did you mean CartPole-v1"),
-        ("q", r"has no task 'q'; envpool\.list_all_envs"),
+        ("CartPol-v1", "envpool has no task 'CartPol-v1'; did you mean envpool:CartPole-v1"),
+        ("q", "has no task 'q'; `jppo envs envpool` lists all tasks"),
         ("Go9x9-v1", "envpool:Go9x9-v1 has 2 players; jppo supports only EnvPool's tasks with one player"),
         ("Sudoku-v0", "EnvPool cannot make envpool:Sudoku-v0: failed to open Sudoku database"),
     ],
@@ -511,12 +514,31 @@ def test_missing_packages_are_named(monkeypatch, package, name, extra):
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("Pong-v5", "atari"), ("MiniGrid-Empty-5x5-v0", "minigrid"), ("MPE_simple_spread_v3", "jaxmarl")],
+    [
+        ("Pong-v5", "atari"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid"),
+        ("MPE_simple_spread_v3", "jaxmarl"),
+        ("Snake-v1", "jumanji"),
+        ("CartpoleBalance", "playground"),
+    ],
 )
-def test_names_of_missing_families_without_prefix_get_a_hint(monkeypatch, name, family):
-    monkeypatch.setattr(modules, "is_installed", lambda family: False)
-    error = modules.unknown_environment(name, ["Pong-misc", "MiniGrid-Empty-6x6-v0"])
-    assert str(error).endswith(f"; did you mean {family}:{name} (pip install 'jppo[{family}]')?")
+@pytest.mark.parametrize("installed", [False, True])
+def test_names_of_families_without_prefix_get_a_hint(monkeypatch, name, family, installed):
+    monkeypatch.setattr(modules, "is_installed", lambda family: installed)
+    error = modules.unknown_environment(name, ["Pong-misc", "MiniGrid-Empty-6x6-v0", "FrozenLake-v1"])
+    command = "" if installed else f" (pip install 'jppo[{family}]')"
+    assert str(error).endswith(f"; did you mean {family}:{name}{command}?")
+
+
+def test_names_of_atari_games_lead_to_an_installed_envpool(monkeypatch):
+    monkeypatch.setattr(modules, "is_installed", lambda family: family == "envpool")
+    assert str(modules.unknown_environment("Pong-v4", [])).endswith("; did you mean envpool:Pong-v5?")
+
+
+@pytest.mark.parametrize("name", ["Taxi-v4", "atari:Pong-v5", "pettingzoo:mpe/simple_v3"])
+def test_environments_of_the_host_are_not_made_on_the_device(name):
+    with pytest.raises(ValueError, match=rf"^{name} does not run on the device, but in actors: pass the name to jppo"):
+        jppo.make_env(name)
 
 
 class Changing(Counting):

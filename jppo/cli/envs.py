@@ -2,7 +2,10 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import tyro
 
 from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.config.presets import preset_for
@@ -16,35 +19,53 @@ class Envs:
     Also shows how to install further families of environments.
     """
 
-    def run(self) -> int:
-        from jppo.envs import available
-        from jppo.envs.envpool import can_draw_envpool, envpool_names
-        from jppo.envs.families import family_env_names, install_command
-        from jppo.envs.families.drawing import draws_jaxmarl
-        from jppo.envs.host_families import host_env_names
-        from jppo.envs.modules import is_installed
-        from jppo.runs.render import DRAWABLE
+    pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT]")] = ""
+    """Only names that contain this text. The name of a family, such as jumanji, selects this family."""
 
-        on_device, on_host = available(), host_env_names(usable=True)
-        rows = [("environment", "backends", "preset", "jppo play")]
-        for name in dict.fromkeys(on_device + on_host):
-            backends = (["device"] if name in on_device else []) + (["ray"] if name in on_host else [])
-            can_play = name in DRAWABLE or name not in on_device
-            rows.append((name, ", ".join(backends), preset_for(name), "yes" if can_play else "no"))
-        for family in filter(is_installed, FAMILIES):
-            for name in family_env_names(family):
-                can_play = family != "jaxmarl" or draws_jaxmarl(name.partition(":")[2])
-                rows.append((name, "device", preset_for(name), "yes" if can_play else "no"))
-        if is_installed("envpool"):
-            for name in envpool_names():
-                rows.append((name, "ray", preset_for(name), "yes" if can_draw_envpool(name) else "no"))
-        print(*_table(rows), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
-        missing = [family for family in FAMILIES | HOST_FAMILIES | GYMNASIUM_GROUPS if not is_installed(family)]
-        if missing:
-            title = "families not installed (docs/environments.md, docs/host_environments.md):"
+    def run(self) -> int:
+        from jppo.envs.families import install_command
+        from jppo.envs.modules import is_installed
+
+        families = FAMILIES | HOST_FAMILIES | GYMNASIUM_GROUPS
+        prefix = self.pattern.partition(":")[0]
+        if prefix in families and not is_installed(prefix):
+            raise ValueError(f"{prefix} is not installed; {install_command(prefix)}")
+        rows = [row for row in _rows(prefix if prefix in FAMILIES else "") if self.pattern.lower() in row[0].lower()]
+        if not rows:
+            raise ValueError(f"no environment has {self.pattern!r} in its name; `jppo envs` lists all")
+        title = ("environment", "backends", "preset", "jppo play")
+        print(*_table([title, *rows]), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
+        missing = [family for family in families if not is_installed(family)]
+        if missing and not self.pattern:
+            heading = "families not installed (docs/environments.md, docs/host_environments.md):"
             lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]
-            print("", *wrap(title), *itertools.chain(*lines), sep="\n")
+            print("", *wrap(heading), *itertools.chain(*lines), sep="\n")
         return 0
+
+
+def _rows(family: str) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of all environments, or of those of a family on the device."""
+    from jppo.envs import available
+    from jppo.envs.envpool import can_draw_envpool, envpool_names
+    from jppo.envs.families import family_env_names
+    from jppo.envs.families.drawing import draws_jaxmarl
+    from jppo.envs.host_families import host_env_names
+    from jppo.envs.modules import is_installed
+    from jppo.runs.render import DRAWABLE
+
+    def row(name: str, backends: str, can_play: bool) -> tuple[str, ...]:
+        return name, backends, preset_for(name), "yes" if can_play else "no"
+
+    on_device, on_host = ([], []) if family else (available(), host_env_names(usable=True))
+    for name in dict.fromkeys(on_device + on_host):
+        backends = (["device"] if name in on_device else []) + (["ray"] if name in on_host else [])
+        yield row(name, ", ".join(backends), name in DRAWABLE or name not in on_device)
+    for installed in filter(is_installed, [family] if family else FAMILIES):
+        for name in family_env_names(installed):
+            yield row(name, "device", installed != "jaxmarl" or draws_jaxmarl(name.partition(":")[2]))
+    if not family and is_installed("envpool"):
+        for name in envpool_names():
+            yield row(name, "ray", can_draw_envpool(name))
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

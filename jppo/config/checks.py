@@ -38,6 +38,9 @@ _ALIASES = {  # names in other libraries, and words for a parameter's values
 }
 
 
+MAX_INT32 = 2**31 - 1
+
+
 def check_int(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
     """Returns the value as an int. Raises ValueError if it is not an integer between both limits, inclusive."""
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.config.checks import did_you_mean
+from jppo.config.checks import find_similar
 from jppo.envs.host_families import import_family
 from jppo.envs.spaces import PyTree
 
@@ -38,7 +38,8 @@ def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) ->
     task = name.partition(":")[2]
     tasks = (envpool := _import_envpool(name)).list_all_envs()
     if task not in tasks:
-        hint = did_you_mean(task, tasks, otherwise="envpool.list_all_envs() returns all names")
+        similar = find_similar(task, tasks)
+        hint = f"did you mean envpool:{similar}?" if similar else "`jppo envs envpool` lists all tasks"
         raise ValueError(f"envpool has no task {task!r}; {hint}")
     if render_mode:
         _check_renderer(name)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jppo.config.checks import check_int
+from jppo.config.checks import MAX_INT32, check_int
 from jppo.devices.jit import jit
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
@@ -66,9 +66,9 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
       ValueError: an argument or a space is not supported, or reset or step returns invalid values.
     """
     if not isinstance(env, EpisodicEnv):
-        raise ValueError(f"env is a {type(env).__name__}; it must be a jppo.EpisodicEnv")
-    limit = None if limit is None else check_int("limit", limit)
-    pool = None if pool is None else check_int("pool", pool)
+        raise ValueError(f"env has the type {type(env).__name__}; it must be a jppo.EpisodicEnv")
+    limit = None if limit is None else check_int("limit", limit, maximum=MAX_INT32)
+    pool = None if pool is None else check_int("pool", pool, maximum=MAX_INT32)
     action_spec = action_spec_of(env.name, env.action_space)
     try:
         obs = _as_dicts(trace_episodic_env(env, action_spec))

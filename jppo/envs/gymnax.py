@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jppo.config.checks import check_int, names_module
-from jppo.config.families import family_of
+from jppo.config.checks import MAX_INT32, check_int, names_module
+from jppo.config.families import family_of, host_family_of
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
 from jppo.envs.contract import BrokenContractError
@@ -18,6 +18,7 @@ from jppo.envs.device_contract import check_methods, trace_env
 from jppo.envs.episodes import EpisodeParams, EpisodicEnv, with_limit_and_reset
 from jppo.envs.families import make_family_env
 from jppo.envs.gymnax_spaces import obs_spec_of
+from jppo.envs.host_families import host_env_names
 from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.spaces import Array, PyTree
 from jppo.errors import forbid_exit
@@ -59,7 +60,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     if family_of(env) is not None:
         return make_family_env(env, **(vars(params) if params else {}), **overrides)
     if overrides.get("max_steps_in_episode") is not None:
-        check_int("max_steps_in_episode", overrides["max_steps_in_episode"])
+        check_int("max_steps_in_episode", overrides["max_steps_in_episode"], maximum=MAX_INT32)
     if isinstance(env, EpisodicEnv):
         params = replace_fields(EpisodeParams() if params is None else params, overrides)
         return with_limit_and_reset(env, params.max_steps_in_episode, params.pool)
@@ -75,6 +76,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
 def make_source(name: str) -> Any:
     """Returns gymnax's object of this name. Raises ValueError for an unknown name."""
     if name not in available():
+        if host_family_of(name) or name in host_env_names():
+            raise ValueError(f"{name} does not run on the device, but in actors: pass the name to jppo.train")
         raise unknown_environment(name, available())
     try:
         return import_gymnax().make(name)[0]

@@ -12,7 +12,12 @@ from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.config.presets import preset_for
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
-_FAMILY_OF_START = {"MPE": "jaxmarl", "MiniGrid": "minigrid", "SMAX": "jaxmarl"}  # of names without prefix
+_NAMES_OF = {  # well-known names without prefix
+    "jaxmarl": r"MPE_|SMAX|HeuristicEnemySMAX",
+    "jumanji": r"(Game2048|Snake|Maze|Tetris|BinPack|RubiksCube|Sokoban|Sudoku|JobShop|Knapsack|TSP|CVRP|PacMan)-v",
+    "minigrid": r"MiniGrid-|BabyAI-",
+    "playground": r"(Acrobot|Ball|Cartpole|Cheetah|Finger|Fish|Hopper|Humanoid|Pendulum|Point|Swimmer|Walker)[A-Z]",
+}
 
 
 class MissingDownloadError(ValueError):
@@ -63,12 +68,26 @@ def make_named(source: str) -> Any:
     """
     module, name = import_module_of(source)
     if not hasattr(module, name):
-        raise ValueError(f"{source}: module {module.__name__} has no {name}")
+        similar = find_similar(name, [known for known in vars(module) if not known.startswith("_")])
+        hint = f"; did you mean {similar}?" if similar else ""
+        raise ValueError(f"{source}: module {module.__name__} has no {name}{hint}")
     found = getattr(module, name)
     made = found() if callable(found) else found
     if isinstance(made, str):
         raise ValueError(f"{source} made the str {made!r}; it must make an environment")
     return made
+
+
+def _with_prefix(name: str) -> list[str]:
+    """Returns a well-known name with the prefix of its family, and how to install the family."""
+    if preset_for(name) == "atari":
+        family = "envpool" if is_installed("envpool") and not is_installed("atari") else "atari"
+        name = re.sub(r"-v\d+$", "-v5", name)
+    else:
+        family = next((family for family, pattern in _NAMES_OF.items() if re.match(pattern, name)), "")
+    if not family:
+        return []
+    return [f"{family}:{name}" + ("" if is_installed(family) else f" (pip install 'jppo[{family}]')")]
 
 
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
@@ -77,8 +96,6 @@ def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     forms = "`jppo envs` lists all names; your own environment needs the form module:name"
     if ":" not in name:
         near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
-        family = "atari" if preset_for(name) == "atari" else _FAMILY_OF_START.get(re.split("[-_]", name)[0], "")
-        if family and not is_installed(family):
-            near = [f"{family}:{name} (pip install 'jppo[{family}]')"]
+        near = _with_prefix(name) or near
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")

@@ -38,6 +38,7 @@ _DRAWN_BY_GYMNAX = (
     "Seaquest-MinAtar",
     "SpaceInvaders-MinAtar",
 )
+_SLOW = ("craftax", "jaxmarl", "jumanji", "minigrid", "navix", "xminigrid")  # families with moves on grids or boards
 DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
 
 # (state of the environment, return after the next step) -> image [height, width, 3] u8
@@ -115,7 +116,8 @@ def play_gif(
             episode_return, finished = _play_on_device(
                 env, policy, seed, sampled, max_steps, lambda *shown: add(draw(*shown))
             )
-    file, frame_milliseconds = io.BytesIO(), 100 if env.name in _DRAWN_BY_GYMNAX else 40
+    is_slow = env.name in _DRAWN_BY_GYMNAX or env.name.partition(":")[0] in _SLOW
+    file, frame_milliseconds = io.BytesIO(), 100 if is_slow else 40
     images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=frame_milliseconds, loop=0)
     return Playback(gif=file.getvalue(), length=len(images), episode_return=episode_return, finished=finished)
 
@@ -178,8 +180,17 @@ def _play_on_device(
 def _open_screen(env: Environment) -> contextlib.AbstractContextManager[Draw]:
     if env.render is not None:
         render = env.render
-        return contextlib.nullcontext(lambda state, _: np.asarray(render(state)))
+        return contextlib.nullcontext(lambda state, _: _checked_image(env.name, render(state)))
     return _open_classic_control(env) if env.name in CLASSIC_CONTROL else _open_gymnax(env)
+
+
+def _checked_image(name: str, image: Any) -> np.ndarray:
+    """Returns an array [H, W, 3] u8. Raises ValueError for another shape or dtype."""
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        found = f"shape {array.shape} and dtype {array.dtype}"
+        raise ValueError(f"{name}: render returned an array of {found}; return an image [height, width, 3] of uint8")
+    return array
 
 
 @contextlib.contextmanager

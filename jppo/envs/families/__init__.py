@@ -4,9 +4,10 @@ import ctypes.util
 import importlib
 import os
 import subprocess
+import textwrap
 from typing import Any
 
-from jppo.config.checks import check_int
+from jppo.config.checks import MAX_INT32, check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
 from jppo.envs.modules import MissingDownloadError, is_installed, unknown_environment
@@ -49,7 +50,7 @@ def make_family_env(name: str, **options: Any) -> Environment:
     check_family_name(name)
     for option in _COMMON:
         if options.get(option) is not None:
-            check_int(option, options[option])
+            check_int(option, options[option], maximum=MAX_INT32)
     family, _, short = name.partition(":")
     try:
         env: Environment = _adapter(family).make(short, **options)
@@ -60,9 +61,9 @@ def make_family_env(name: str, **options: Any) -> Environment:
         raise MissingDownloadError(f"{problem}; its download needs {needs}") from error
     except Exception as error:  # a family may raise any exception for an unknown or invalid option
         own = [option for option in options if option not in _COMMON]
-        if not own or isinstance(error, ValueError):
+        if not own or (isinstance(error, ValueError) and str(error).startswith(name)):
             raise
-        reason = str(error).strip().partition("\n")[0]
+        reason = textwrap.shorten(str(error), 150)
         raise ValueError(f"{name} does not accept the options {', '.join(own)} ({reason})") from error
     return env._replace(name=name)
 

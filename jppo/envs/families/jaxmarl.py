@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.config.checks import did_you_mean
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
 from jppo.envs.families.drawing import jaxmarl_renderer
@@ -56,13 +57,19 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
 
     Args:
       max_steps_in_episode: time limit; JaxMARL's own one when None.
-      **options: arguments of JaxMARL's class, e.g. scenario=jaxmarl.environments.smax.map_name_to_scenario("3m").
+      **options: arguments of JaxMARL's class. The scenario of SMAX, e.g. "2s3z", and the layout of overcooked, e.g.
+        "coord_ring", may be names.
 
     Raises:
       ValueError: the agents have different spaces, an option is unknown, or there is an option pool.
     """
     if "pool" in options:  # MPE would ignore it
         raise ValueError(f"jaxmarl:{name} has no pool of initial states; leave it out")
+    for option, objects in _named_objects(name).items():
+        if isinstance(value := options.get(option), str):
+            if value not in objects:
+                raise ValueError(f"jaxmarl:{name} has no {option} {value!r}; {did_you_mean(value, objects)}")
+            options[option] = objects[value]
     if options and name.startswith("MPE_"):
         _check_mpe_options(name, options)
     limit = max_steps_in_episode
@@ -155,6 +162,15 @@ def _observer(source: Any, agents: list[str], masks: bool) -> Any:
         return {"observation": stacked, ACTION_MASK: legal | ended[:, None]}
 
     return observe
+
+
+def _named_objects(name: str) -> dict[str, dict[str, Any]]:
+    """Returns JaxMARL's objects that options of an environment may name: option -> name -> object."""
+    if name in _ENDS_TOGETHER:
+        return {"scenario": jaxmarl.environments.smax.smax_env.MAP_NAME_TO_SCENARIO}
+    if name == "overcooked":
+        return {"layout": jaxmarl.environments.overcooked.overcooked_layouts}
+    return {}
 
 
 def _check_mpe_options(name: str, options: dict[str, Any]) -> None:
