@@ -359,6 +359,7 @@ def test_unknown_options_of_jaxmarl_are_refused():
         assert jppo.make_env("jaxmarl:MPE_simple_spread_v3", num_agents=5).num_agents == 5
 
 
+@pytest.mark.filterwarnings("ignore")  # of JaxMARL
 def test_scenarios_and_layouts_of_jaxmarl_have_names():
     pytest.importorskip("jaxmarl")
     with lenient():
