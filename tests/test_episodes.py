@@ -169,10 +169,10 @@ def test_states_with_empty_arrays_train_on_several_devices():
         ({"step": lambda *args: (*walk_step(*args)[:3], jnp.zeros(()), False)}, "terminated is float32"),
         ({"step": lambda *args: (*walk_step(*args)[:2], jnp.zeros(2), False, False)}, r"reward is float32\[2\]"),
         ({"observation_space": spaces.Box(0, 1, (3,))}, "its space says"),
-        ({"reset": lambda: None}, r"walk: reset does not take key .*; define reset\(key\)"),
+        ({"reset": lambda: None}, r"walk: reset = <lambda> must accept the arguments \(key\).*; define reset"),
         (
             {"step": lambda state, action: None},
-            r"walk: step does not take key, state, action .*; define step\(key, state, action\)",
+            r"walk: step = <lambda> must accept .* too many positional .*; define step\(key, state, action\)",
         ),
     ],
 )

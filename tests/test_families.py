@@ -421,7 +421,9 @@ def test_limits_and_pools_of_families_are_whole_numbers(monkeypatch, option, val
 
 @pytest.mark.parametrize("value", [0, -3, 2.5, "5"])
 def test_limits_of_gymnax_are_whole_numbers(value):
-    with pytest.raises(ValueError, match=f"max_steps_in_episode = {value!r} must be a whole number from 1 to 2,147,483,647"):
+    with pytest.raises(
+        ValueError, match=f"max_steps_in_episode = {value!r} must be a whole number from 1 to 2,147,483,647"
+    ):
         make_env("CartPole-v1", max_steps_in_episode=value)
 
 

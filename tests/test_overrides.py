@@ -95,6 +95,10 @@ def test_unknown_arguments_raise_with_the_right_name(function):
         ("eval_evry", r"did you mean eval_every\?$"),
         ("batch_size", r"a batch has num_envs\*num_steps samples: set one of these$"),
         ("frobnicate", r"has no argument 'frobnicate'; see help\(train\)$"),
+        (
+            "pool",
+            r"has no argument 'pool'; it is an option of an environment: jppo.train\(jppo.make_env\(name, \.\.\.\)\)$",
+        ),
     ],
 )
 def test_unknown_arguments_raise_with_a_hint(name, message):

@@ -50,6 +50,11 @@ _HINTS = {  # options of other programs
         ("anneal_learning_rate", "no_anneal_learning_rate"),
         "write --learning-rate 2.5e-4:0 for a linear decrease to 0, and a number for a constant learning rate",
     ),
+    **dict.fromkeys(
+        ("max_steps_in_episode", "max_episode_steps", "pool"),
+        "write a function that returns jppo.make_env(ENV, ...) with this option, and pass its module:name and "
+        "--backend device",
+    ),
     **dict.fromkeys(SAVED_FIELDS, "only `jppo train` supports it"),
     **dict.fromkeys(EVALUATION_FIELDS, "only `jppo train` and `jppo sweep` support it"),
 }

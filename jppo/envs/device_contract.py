@@ -1,6 +1,5 @@
 """Checks of the return values of environments on the device: objects with gymnax's API, and `EpisodicEnv`."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.config.checks import check_function
 from jppo.envs.contract import BrokenContractError, describe_returned
 from jppo.envs.spaces import Array, PyTree
 
@@ -59,8 +59,11 @@ def trace_episodic_env(env: Any, action_spec: PyTree) -> PyTree:
       BrokenContractError: the values are not as documented, or reset and step return different shapes or dtypes.
     """
     key, action = shape_inputs(action_spec)
-    _check_parameters("reset", env.reset, ("key",))
-    _check_parameters("step", env.step, ("key", "state", "action"))
+    for name, arguments in (("reset", "key"), ("step", "key, state, action")):
+        try:
+            check_function(name, getattr(env, name), arguments)
+        except (TypeError, ValueError) as error:
+            raise BrokenContractError(str(error), f"define {name}({arguments})") from None
     obs, state = trace_reset(env.reset, key)
     step = trace_anew(env.step, key, state, action)
     if not isinstance(step, tuple) or len(step) != 5:
@@ -72,15 +75,6 @@ def trace_episodic_env(env: Any, action_spec: PyTree) -> PyTree:
             found = describe_leaf(value) if hasattr(value, "dtype") else f"a {type(value).__name__}"
             raise BrokenContractError(f"{name} is {found}", f"return a scalar {'bool' if kinds == 'b' else 'number'}")
     return obs
-
-
-def _check_parameters(name: str, function: Any, parameters: tuple[str, ...]) -> None:
-    """Raises BrokenContractError if a function cannot be called with as many positional arguments."""
-    try:
-        inspect.signature(function).bind(*parameters)
-    except TypeError as error:
-        remedy = f"define {name}({', '.join(parameters)})"
-        raise BrokenContractError(f"{name} does not take {', '.join(parameters)} ({error})", remedy) from None
 
 
 def trace_env(source: Any, params: Any, action_spec: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
