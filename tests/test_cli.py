@@ -325,7 +325,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--run-dir", "x"], "unknown option --run-dir; did you mean --sweep-dir? `jppo sweep"),
         (["bench", "CartPole-v1", "--run-dir", "x"], "unknown option --run-dir; `jppo bench --help` lists all options"),
         (["train", "CartPole-v1", "--gpu"], "unknown option --gpu; JAX uses a GPU if its GPU build is installed"),
-        (["train", "x", "--max-steps-in-episode", "9"], "write a function that returns jppo.make_env(ENV, ...) with"),
+        (["train", "x", "--max-steps-in-episode", "9"], "write a function that returns jppo.make_env(ENV, ...), and"),
         (["train", "CartPole-v1", "--workers", "2"], "unknown option --workers; did you mean --num-actors?"),
         (["bench", "CartPole-v1", "--n-envs", "2"], "--n-envs; did you mean --num-envs? `jppo bench --help` lists"),
         (
@@ -989,6 +989,14 @@ def test_envs_lists_names_that_contain_a_text(capsys):
     assert len(names) == 5
     assert all(name.endswith("-MinAtar") for name in names)
     assert "pip install" not in out
+
+
+def test_envs_lists_the_environments_of_a_group(capsys):
+    pytest.importorskip("mujoco")
+    assert main(["envs", "MuJoCo"]) == 0
+    out = capsys.readouterr().out
+    assert "\nHalfCheetah-v5 " in out
+    assert "CartPole" not in out
 
 
 def test_envs_explains_an_empty_list(capsys, monkeypatch):

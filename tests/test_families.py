@@ -231,7 +231,7 @@ def test_xminigrid_goals_terminate_and_the_reward_uses_the_limit():
 @pytest.mark.slow
 def test_navix_has_no_ghost_step_and_no_images_in_its_state():
     need("navix")
-    env = make_env(IDS["navix"], max_steps_in_episode=3)
+    env = make_env("navix:Navix-Empty-5x5-v0", max_steps_in_episode=3)
     _, state = env.reset(jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(state.env_state)) < 1000
     _, steps = play(env, 6, action=2)
@@ -247,7 +247,7 @@ def test_navix_goals_terminate(limit):
     from navix.environments.environment import StepType
 
     assert (int(StepType.TRUNCATION), int(StepType.TERMINATION)) == (1, 2)
-    env = make_env(IDS["navix"], max_steps_in_episode=limit)
+    env = make_env("navix:Navix-Empty-5x5-v0", max_steps_in_episode=limit)
     step, state, steps = jax.jit(env.step), env.reset(jax.random.key(0))[1], []
     forward, right = 2, 1
     for action in (forward, forward, right, forward, forward):
@@ -265,7 +265,7 @@ def test_navix_goals_terminate(limit):
 def test_navix_limits_truncate():
     """Navix reports the truncation itself, even if the adapter's clock is at 0."""
     need("navix")
-    env = make_env(IDS["navix"], max_steps_in_episode=5)
+    env = make_env("navix:Navix-Empty-5x5-v0", max_steps_in_episode=5)
     _, state = env.reset(jax.random.key(0))
     late = state._replace(env_state=state.env_state.replace(t=jnp.asarray(4)))
     assert env.source.step(jax.random.key(1), late.env_state, jnp.int32(0))[1].step_type == 1
@@ -369,14 +369,14 @@ def test_failed_downloads_are_reported(monkeypatch, name, error, message):
 @pytest.mark.slow
 def test_unknown_options_are_reported(name, option):
     need(name.partition(":")[0])
-    with pytest.raises(ValueError, match=f"{name} does not accept the options {option} .*{option}"):
+    with pytest.raises(ValueError, match=f"{name} cannot be made with the options {option} .*{option}"):
         make_env(name, **{option: 3})
 
 
 @pytest.mark.slow
 def test_invalid_options_are_reported():
     need("jumanji")
-    with pytest.raises(ValueError, match=r"jumanji:Snake-v1 does not accept the options num_rows \(index is out"):
+    with pytest.raises(ValueError, match=r"jumanji:Snake-v1 cannot be made with the options num_rows \(index is out"):
         make_env("jumanji:Snake-v1", num_rows=0, max_steps_in_episode=9)
 
 

@@ -527,17 +527,27 @@ def test_names_of_families_without_prefix_get_a_hint(monkeypatch, name, family, 
     monkeypatch.setattr(modules, "is_installed", lambda family: installed)
     error = modules.unknown_environment(name, ["Pong-misc", "MiniGrid-Empty-6x6-v0", "FrozenLake-v1"])
     command = "" if installed else f" (pip install 'jppo[{family}]')"
-    assert str(error).endswith(f"; did you mean {family}:{name}{command}?")
+    assert f"; did you mean {family}:{name}{command}" in str(error)
 
 
 def test_names_of_atari_games_lead_to_an_installed_envpool(monkeypatch):
     monkeypatch.setattr(modules, "is_installed", lambda family: family == "envpool")
-    assert str(modules.unknown_environment("Pong-v4", [])).endswith("; did you mean envpool:Pong-v5?")
+    for name in ("Pong-v4", "PongNoFrameskip-v4", "ALE/Pong-v9", "Pong", "Pong-ramDeterministic-v0"):
+        assert str(modules.unknown_environment(name, [])).endswith("; did you mean envpool:Pong-v5?"), name
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("HumanoidStandup-v6", "HumanoidStandup-v5"), ("PointRobot", "PointRobot-misc"), ("Snake-v9", "Snake-misc")],
+)
+def test_hints_for_other_names_stay_the_closest_ones(monkeypatch, name, known):
+    monkeypatch.setattr(modules, "is_installed", lambda family: True)
+    assert str(modules.unknown_environment(name, [known])).endswith(f"; did you mean {known}?")
 
 
 @pytest.mark.parametrize("name", ["Taxi-v4", "atari:Pong-v5", "pettingzoo:mpe/simple_v3"])
 def test_environments_of_the_host_are_not_made_on_the_device(name):
-    with pytest.raises(ValueError, match=rf"^{name} does not run on the device, but in actors: pass the name to jppo"):
+    with pytest.raises(ValueError, match=rf"^{name} runs in actors, not on the device; pass the name itself"):
         jppo.make_env(name)
 
 

@@ -7,6 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 from gymnasium import spaces
+from gymnax.environments import spaces as gymnax_spaces
 from host_probes import Compound
 from probes import Masked, Probe
 
@@ -176,6 +177,8 @@ class CompoundOnDevice(Probe):
         spaces.Box(-1.0, 3.0, (2, 2)),
         spaces.Box(np.array([-3, 0]), np.array([4, 9]), dtype=np.int16),
         spaces.Box(0, 255, (), np.uint8),
+        spaces.Box(-128, 127, (2,), np.int8),
+        spaces.Box(0, 1, (2,), np.bool_),
     ],
     ids=str,
 )
@@ -189,6 +192,27 @@ def test_every_sample_is_an_action_of_the_space(space):
     assert all(space.contains(np.asarray(action)) for row in actions for action in row)
     if not spec.is_box:
         assert len(np.unique(actions.reshape(200, -1), axis=0)) > 3
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shape", "dtype"),
+    [
+        (0, 3, (0,), jnp.int32),
+        (3, 0, (2,), jnp.int32),
+        (-np.inf, np.inf, (2,), jnp.int32),
+        (0, 1024, (2,), jnp.int32),
+        (2**40, 2**40 + 3, (2,), np.int64),
+        (-1, 1, (2,), jnp.bfloat16),
+    ],
+)
+def test_other_boxes_are_refused(low, high, shape, dtype):
+    with pytest.raises(ValueError, match=r"^test: action space .* is not supported; .* at most 1,024 integers"):
+        action_spec_of("test", gymnax_spaces.Box(low, high, shape, dtype))
+
+
+def test_a_box_of_integers_has_the_integers_between_its_bounds():
+    spec = action_spec_of("test", gymnax_spaces.Box(0.5, 3.5, (2,), jnp.int32))
+    assert spec == ActionSpec((2,), "int32", nvec=(3, 3), start=(1, 1))
 
 
 @pytest.mark.slow

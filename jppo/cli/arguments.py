@@ -17,7 +17,7 @@ from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 from jppo.cli.interrupt import EXIT_INTERRUPTED
 from jppo.config import schedules
 from jppo.config.checks import find_similar
-from jppo.config.overrides import SCALE_ENVS, SCALED, check_scale_envs
+from jppo.config.overrides import ENV_OPTIONS, SCALE_ENVS, SCALED, check_scale_envs
 from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, choose_preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
@@ -50,11 +50,6 @@ _HINTS = {  # options of other programs
         ("anneal_learning_rate", "no_anneal_learning_rate"),
         "write --learning-rate 2.5e-4:0 for a linear decrease to 0, and a number for a constant learning rate",
     ),
-    **dict.fromkeys(
-        ("max_steps_in_episode", "max_episode_steps", "pool"),
-        "write a function that returns jppo.make_env(ENV, ...) with this option, and pass its module:name and "
-        "--backend device",
-    ),
     **dict.fromkeys(SAVED_FIELDS, "only `jppo train` supports it"),
     **dict.fromkeys(EVALUATION_FIELDS, "only `jppo train` and `jppo sweep` support it"),
 }
@@ -81,6 +76,8 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
 def _suggest_option(option: str, name: str, command: Any, known: list[str]) -> str:
     """Returns what to write in place of an unknown option of a command, or ''."""
     arguments = {field.name for field in dataclasses.fields(command)} - set(known)
+    if option in ENV_OPTIONS and "env" in arguments and "backend" in known:
+        return "write a function that returns jppo.make_env(ENV, ...), and pass its module:name and --backend device; "
     if option in _HINTS:
         is_device = "num_devices" in known and _HINTS[option] == _HINTS["gpu"]
         return f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "

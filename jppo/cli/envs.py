@@ -20,23 +20,25 @@ class Envs:
     """
 
     pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT]")] = ""
-    """Only names that contain this text. The name of a family, such as jumanji, selects this family."""
+    """Only names that contain this text, or those of a family, such as jumanji or mujoco."""
 
     def run(self) -> int:
         from jppo.envs.families import install_command
+        from jppo.envs.host_families import gymnasium_group
         from jppo.envs.modules import is_installed
 
-        families = FAMILIES | HOST_FAMILIES | GYMNASIUM_GROUPS
-        prefix = self.pattern.partition(":")[0]
-        if prefix in families and not is_installed(prefix):
+        families, text = FAMILIES | HOST_FAMILIES | GYMNASIUM_GROUPS, self.pattern.lower()
+        prefix = text.partition(":")[0]
+        only = prefix if prefix in FAMILIES and is_installed(prefix) else ""
+        rows = [row for row in _rows(only) if text in row[0].lower() or (text and text == gymnasium_group(row[0]))]
+        if not rows and prefix in families and not is_installed(prefix):
             raise ValueError(f"{prefix} is not installed; {install_command(prefix)}")
-        rows = [row for row in _rows(prefix if prefix in FAMILIES else "") if self.pattern.lower() in row[0].lower()]
         if not rows:
             raise ValueError(f"no environment has {self.pattern!r} in its name; `jppo envs` lists all")
         title = ("environment", "backends", "preset", "jppo play")
         print(*_table([title, *rows]), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
         missing = [family for family in families if not is_installed(family)]
-        if missing and not self.pattern:
+        if missing and not text:
             heading = "families not installed (docs/environments.md, docs/host_environments.md):"
             lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]
             print("", *wrap(heading), *itertools.chain(*lines), sep="\n")

@@ -5,9 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.config.checks import MAX_INT32
 from jppo.envs.spaces import ActionSpec, PyTree
 
-_MAX_INTEGERS = 1024  # a component of an action with as many integers is a category
+_MAX_INTEGERS = 1024  # of a component of an action that counts as a category
 
 
 def action_spec_of(name: str, space: Any) -> PyTree:
@@ -26,14 +27,12 @@ def action_spec_of(name: str, space: Any) -> PyTree:
         start = int(getattr(space, "start", 0))
         return ActionSpec(shape=(), dtype=jax_dtype(space.dtype), num_actions=int(space.n), start=start)
     shape = tuple(getattr(space, "shape", None) or ())
-    is_float = kind == "Box" and np.issubdtype(space.dtype, np.floating)
-    if kind == "MultiDiscrete" or (kind == "Box" and not is_float and _num_integers(space).max() <= _MAX_INTEGERS):
-        nvec = np.asarray(space.nvec) if kind == "MultiDiscrete" else np.broadcast_to(_num_integers(space), shape)
-        starts = np.broadcast_to(space.low if kind == "Box" else getattr(space, "start", 0), nvec.shape)
-        return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
     if kind == "MultiBinary":
         return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(np.full(shape, 2)))
-    if not is_float:
+    if categories := _categories(kind, space):
+        nvec, starts = categories
+        return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
+    if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
             f"{name}: action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
             f"floats or of at most {_MAX_INTEGERS:,} integers per component, or a Dict or Tuple of them"
@@ -47,9 +46,18 @@ def jax_dtype(dtype: Any) -> str:
     return str(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def _num_integers(space: Any) -> np.ndarray:
-    """Returns the number of integers between the bounds of a Box, for each component."""
-    return np.asarray(np.asarray(space.high, np.float64) - np.asarray(space.low, np.float64) + 1)
+def _categories(kind: str, space: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the numbers of categories of a MultiDiscrete or of a Box of few integers, and the first categories."""
+    if kind == "MultiDiscrete":
+        nvec = np.asarray(space.nvec)
+        return nvec, np.broadcast_to(getattr(space, "start", 0), nvec.shape)
+    if kind != "Box" or np.dtype(space.dtype).kind not in "biu" or 0 in space.shape:
+        return None
+    low, high = (np.broadcast_to(np.asarray(bound, np.float64), space.shape) for bound in (space.low, space.high))
+    fits = np.isfinite(low) & np.isfinite(high) & (abs(low) <= MAX_INT32) & (abs(high) <= MAX_INT32)
+    low, high = np.ceil(np.where(fits, low, 0)), np.floor(np.where(fits, high, -1))
+    nvec = high - low + 1
+    return (nvec, low) if (nvec >= 1).all() and (nvec <= _MAX_INTEGERS).all() else None
 
 
 def _ints(values: Any) -> tuple[int, ...]:

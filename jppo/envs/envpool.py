@@ -54,6 +54,7 @@ def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) ->
             raise ValueError(f"EnvPool cannot make {name}: {error}") from error
         _ = vector.observation_space, vector.action_space  # makes the spaces, which EnvPool keeps
     if (num_players := vector.spec.config.max_num_players) > 1:
+        vector.close()
         raise ValueError(f"{name} has {num_players} players; jppo supports only EnvPool's tasks with one player")
     return vector
 

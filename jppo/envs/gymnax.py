@@ -77,7 +77,7 @@ def make_source(name: str) -> Any:
     """Returns gymnax's object of this name. Raises ValueError for an unknown name."""
     if name not in available():
         if host_family_of(name) or name in host_env_names():
-            raise ValueError(f"{name} does not run on the device, but in actors: pass the name to jppo.train")
+            raise ValueError(f"{name} runs in actors, not on the device; pass the name itself and backend='ray'")
         raise unknown_environment(name, available())
     try:
         return import_gymnax().make(name)[0]

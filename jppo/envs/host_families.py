@@ -17,6 +17,12 @@ _ATARI_STEPS = 27_000  # of four frames: the usual limit of 30 minutes at 60 fra
 _GYMNASIUM_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "opencv": "atari"}  # word in Gymnasium's error -> extra
 
 
+def gymnasium_group(name: str) -> str:
+    """Returns the group of one of Gymnasium's environments, such as "mujoco", or ""."""
+    entry_point = str(gymnasium.registry[name].entry_point) if name in gymnasium.registry else ""
+    return next((group for group in GYMNASIUM_GROUPS if entry_point.startswith(f"gymnasium.envs.{group}.")), "")
+
+
 def import_family(family: str, name: str) -> Any:
     """Imports the package of a family. Raises ValueError if it is missing.
 

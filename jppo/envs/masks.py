@@ -72,12 +72,12 @@ def nearest_legal(spec: ActionSpec, mask: AnyArray, action: AnyArray) -> AnyArra
     lead = action.shape[: action.ndim - len(spec.shape)]
     legal = legal_categories(spec, mask, len(lead))
     xp: Any = jnp if isinstance(legal, jax.Array) else np
-    start, sizes = np.asarray(spec.start, spec.dtype), np.asarray(spec.nvec or spec.num_actions)
+    start, sizes = np.asarray(spec.start, np.int32), np.asarray(spec.nvec or spec.num_actions)
     start, sizes = (np.broadcast_to(x, legal.shape[:-1]) for x in (start, sizes))
-    category = action.reshape(legal.shape[:-1]) - start
+    category = action.reshape(legal.shape[:-1]).astype(np.int32) - start  # int8 might overflow
     distance = (np.broadcast_to(np.arange(legal.shape[-1]), legal.shape) - category[..., None]) % sizes[..., None]
     category = xp.argmin(xp.where(legal, distance, legal.shape[-1]), axis=-1)
-    return (category.astype(spec.dtype) + start).reshape(action.shape)
+    return (category + start).astype(spec.dtype).reshape(action.shape)
 
 
 def unflatten_categories(flat: AnyArray, nvec: tuple[int, ...], fill: Any) -> AnyArray:

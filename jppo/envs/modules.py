@@ -14,9 +14,9 @@ from jppo.config.presets import preset_for
 _PREFIXES = FAMILIES | HOST_FAMILIES
 _NAMES_OF = {  # well-known names without prefix
     "jaxmarl": r"MPE_|SMAX|HeuristicEnemySMAX",
-    "jumanji": r"(Game2048|Snake|Maze|Tetris|BinPack|RubiksCube|Sokoban|Sudoku|JobShop|Knapsack|TSP|CVRP|PacMan)-v",
+    "jumanji": r"(Game2048|Snake|Maze|RubiksCube|Sokoban|JobShop|Knapsack|TSP|CVRP|PacMan)-v[01]$",
     "minigrid": r"MiniGrid-|BabyAI-",
-    "playground": r"(Acrobot|Ball|Cartpole|Cheetah|Finger|Fish|Hopper|Humanoid|Pendulum|Point|Swimmer|Walker)[A-Z]",
+    "playground": r"(Acrobot|BallIn|Cartpole|Cheetah|Finger|Fish|Hopper|Humanoid|PointMass|Walker)([A-Z][A-Za-z]+)?$",
 }
 
 
@@ -80,9 +80,9 @@ def make_named(source: str) -> Any:
 
 def _with_prefix(name: str) -> list[str]:
     """Returns a well-known name with the prefix of its family, and how to install the family."""
-    if preset_for(name) == "atari":
-        family = "envpool" if is_installed("envpool") and not is_installed("atari") else "atari"
-        name = re.sub(r"-v\d+$", "-v5", name)
+    game = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?(-v\d+)?$", "", name) + "-v5"
+    if preset_for(game) == "atari":
+        family, name = "envpool" if is_installed("envpool") and not is_installed("atari") else "atari", game
     else:
         family = next((family for family, pattern in _NAMES_OF.items() if re.match(pattern, name)), "")
     if not family:
@@ -96,6 +96,6 @@ def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     forms = "`jppo envs` lists all names; your own environment needs the form module:name"
     if ":" not in name:
         near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
-        near = _with_prefix(name) or near
+        near = list(dict.fromkeys(_with_prefix(name) + near))
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")

@@ -10,6 +10,7 @@ from typing import Any
 from jppo.config.checks import MAX_INT32, check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
+from jppo.envs.contract import BrokenContractError
 from jppo.envs.modules import MissingDownloadError, is_installed, unknown_environment
 
 _COMMON = ("max_steps_in_episode", "pool")  # options of all families
@@ -61,10 +62,10 @@ def make_family_env(name: str, **options: Any) -> Environment:
         raise MissingDownloadError(f"{problem}; its download needs {needs}") from error
     except Exception as error:  # a family may raise any exception for an unknown or invalid option
         own = [option for option in options if option not in _COMMON]
-        if not own or (isinstance(error, ValueError) and str(error).startswith(name)):
+        if not own or isinstance(error, BrokenContractError) or str(error).startswith(name):
             raise
-        reason = textwrap.shorten(str(error), 150)
-        raise ValueError(f"{name} does not accept the options {', '.join(own)} ({reason})") from error
+        reason = textwrap.shorten(str(error), 300)
+        raise ValueError(f"{name} cannot be made with the options {', '.join(own)} ({reason})") from error
     return env._replace(name=name)
 
 

@@ -4,7 +4,7 @@ All agents share one policy, except the prey of MPE_simple_facmac, which JaxMARL
 truncation. The adapter puts the time limits of MPE, SMAX, jaxnav and switch_riddle out of reach and truncates instead.
 Overcooked's observations depend on the limit, so it ends its episodes itself at `max_steps`, which the adapter reports
 as truncation. Agents that ended stay inactive until the episode ends, except in SMAX: there, dead units get the rewards
-of their team, so they stay agents whose only legal action is to stop.
+of their team, so they stay active. Their only legal action is to stop.
 """
 
 import contextlib
