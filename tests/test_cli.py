@@ -912,7 +912,7 @@ def test_a_run_of_a_custom_jax_environment_is_evaluated_with_env():
         assert len(jppo.evaluate(env, "run", num_episodes=2).returns) == 2
     assert jppo.export_policy("run", "a.npz", env=probes.Counting()).exists()
     code, _, err = call("eval", "run", "--env", "probes:Missing")
-    assert (code, err) == (2, "jppo: probes:Missing: module probes has no Missing")
+    assert (code, err) == (2, "jppo: probes:Missing: module probes has no Missing; did you mean Moving?")
 
 
 def test_an_environment_with_other_spaces_than_the_policy_is_one_line(trained):
