@@ -45,7 +45,7 @@ def main(
     for name in envs:
         start = time.perf_counter()
         result = in_process(_check, (name, limit, steps), timeout)
-        results[name] = result | {"seconds": round(time.perf_counter() - start, 1)}
+        results[name] = result | {"seconds": round(time.perf_counter() - start, 1), "cpu": hardware()["cpu"]}
         write_json(output, {"hardware": hardware(), "envs": dict(sorted(results.items()))})
         print(name, json.dumps(results[name]), flush=True)
 

@@ -44,6 +44,8 @@ def main(
       envs: environments for the speed, with and without a pool of 256; medians of three interleaved measurements.
       output: the file of results.
     """
+    for name, size in [*((TASK, size) for size in pools), *((name, 256) for name in envs)]:
+        make_env(name, pool=size)  # reports mistakes before the first run
     rows: list[dict[str, Any]] = []
     speeds: dict[str, dict[str, float]] = {}
     for size in (*pools, None):

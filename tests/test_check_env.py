@@ -191,6 +191,26 @@ def test_a_fault_of_a_host_environment_fails_exactly_its_check(env, name, status
     assert report.passed == (status == "warn")
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64),
+        gymnasium.spaces.MultiDiscrete([2, 3]),
+        gymnasium.spaces.Discrete(2),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_host_environments_get_actions_in_the_dtype_of_their_space(space):
+    class Strict(host.Sound):
+        action_space = space
+
+        def step(self, action):
+            assert action.dtype == self.action_space.dtype
+            return super().step(action)
+
+    assert found(check(Strict, steps=64)) == {}
+
+
 def test_the_environment_of_the_caller_is_not_changed():
     env = host.Sound()
     env.close = lambda: pytest.fail("it was closed")

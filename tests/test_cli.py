@@ -395,7 +395,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["envs", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo envs --help`"),
         (["doctor", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo doctor --help`"),
         (["train", "json:Walk"], "jppo: json:Walk: module json has no Walk and registers no such environment"),
-        (["train", "os:getcwd"], "jppo: os:getcwd made a str; it must make a gymnasium.Env"),
+        (["train", "os:getcwd"], "jppo: os:getcwd made an object of type str; it must make a gymnasium.Env"),
         (["train", "CartPole-v1", "--backend", "rai"], "--backend"),
         (["train", "CartPole-v1", "--num-actor", "2"], "did you mean --num-actors?"),
         (["train", "CartPole-v1", "--num-actors", "0"], "jppo: CartPole-v1 runs on the device, without actors"),
@@ -1002,7 +1002,8 @@ def test_envs_lists_the_environments_of_a_group(capsys):
 def test_envs_explains_an_empty_list(capsys, monkeypatch):
     monkeypatch.setattr(modules, "is_installed", lambda family: False)
     assert main(["envs", "xyzzy"]) == 2
-    assert capsys.readouterr().err == "jppo: no environment has 'xyzzy' in its name; `jppo envs` lists all\n"
+    message = capsys.readouterr().err
+    assert message.startswith("jppo: no installed environment has 'xyzzy' in its name; `jppo envs` lists all")
     assert main(["envs", "jumanji"]) == 2
     assert capsys.readouterr().err == "jppo: jumanji is not installed; pip install 'jppo[jumanji]'\n"
 

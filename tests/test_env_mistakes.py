@@ -85,7 +85,14 @@ def make_device_env():
             r"Category: the observation does not fit .*: observation is 4; its space says 0 to 3",
         ),
         (device.Sound, r"Sound is a class; pass an instance: Sound\(\)"),
-        (make_device_env, r"made a Sound; it must make a gymnasium\.Env; pass the JAX environment itself"),
+        (
+            make_device_env,
+            r"made an object of type Sound; it must make a gymnasium\.Env; pass the JAX environment itself",
+        ),
+        (
+            lambda: jppo.EpisodicEnv("mine", None, None, None),
+            "made an object of type EpisodicEnv; .*; pass the JAX environment itself",
+        ),
         (device.FiveValues(), r"step returned 5 values; gymnax >= 1\.0\.1 returns six"),
         (device.OtherShape(), r"observation has shape \[2\]; its space says \[3\]; declare the space"),
     ],

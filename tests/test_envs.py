@@ -84,7 +84,9 @@ def test_parameters_can_be_passed():
 
 
 def test_unknown_overrides_are_refused():
-    with pytest.raises(ValueError, match=r"unknown parameters max_steps; choose from max_steps_in_episode"):
+    with pytest.raises(
+        ValueError, match=r"unknown parameters max_steps; did you mean max_steps_in_episode\? choose from max_steps_in_"
+    ):
         make_env(Counting(), max_steps=3)
 
 

@@ -405,7 +405,7 @@ REFUSED = {
     "host_probes.nowhere:Env": "there is no module host_probes.nowhere",
     "host_probes:Nothing": "module host_probes has no Nothing and registers no such environment",
     "host_probes:by_hand.no": "module host_probes has no by_hand.no",
-    "os:getcwd": "os:getcwd made a str; it must make a gymnasium.Env",
+    "os:getcwd": "os:getcwd made an object of type str; it must make a gymnasium.Env",
     ":": ": has no name after the colon; write module:name",
     "host_probes:": "host_probes: has no name after the colon; write module:name",
     "./host_probes.py:Counting": "write the name of the module, not of its file: host_probes:Counting",
@@ -417,10 +417,10 @@ REFUSED = {
     ),
     "a made one": (gymnasium.make("CartPole-v1"), r"num_envs of them: lambda: gymnasium.make\('CartPole-v1'\)"),
     "None": (None, "NoneType is neither a name nor a function"),
-    "no environment": (lambda: 3, "made a int; it must make a gymnasium.Env"),
+    "no environment": (lambda: 3, "made an object of type int; it must make a gymnasium.Env"),
     "a vector": (
         lambda: host_probes.same_step(2),
-        "made a SyncVectorEnv; it must make a gymnasium.Env",
+        "made an object of type SyncVectorEnv; it must make a gymnasium.Env",
     ),
     "no vector": (lambda num_envs: Counting(), "takes num_envs but returned a Counting, not a vector environment"),
     "NEXT_STEP": (host_probes.next_step, "next_step: SyncVectorEnv has autoreset_mode AutoresetMode.NEXT_STEP"),
@@ -513,21 +513,41 @@ def test_missing_packages_are_named(monkeypatch, package, name, extra):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
+    ("name", "found"),
     [
-        ("Pong-v5", "atari"),
-        ("MiniGrid-Empty-5x5-v0", "minigrid"),
-        ("MPE_simple_spread_v3", "jaxmarl"),
-        ("Snake-v1", "jumanji"),
-        ("CartpoleBalance", "playground"),
+        ("Pong-v5", "atari:Pong-v5"),
+        ("Frogger-v5", "atari:Frogger-v5"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid:MiniGrid-Empty-5x5-v0"),
+        ("MiniGrid-Empty-5x5", "xminigrid:MiniGrid-Empty-5x5"),
+        ("BabyAI-GoToRedBall-v0", "envpool:BabyAI-GoToRedBall-v0"),
+        ("MPE_simple_spread_v3", "jaxmarl:MPE_simple_spread_v3"),
+        ("Snake-v1", "jumanji:Snake-v1"),
+        ("CartpoleBalance", "playground:CartpoleBalance"),
+        ("Craftax-Symbolic-v1", "craftax:Craftax-Symbolic-v1"),
+        ("navix/Navix-Empty-5x5-v0", "navix:Navix-Empty-5x5-v0"),
     ],
 )
-@pytest.mark.parametrize("installed", [False, True])
-def test_names_of_families_without_prefix_get_a_hint(monkeypatch, name, family, installed):
-    monkeypatch.setattr(modules, "is_installed", lambda family: installed)
-    error = modules.unknown_environment(name, ["Pong-misc", "MiniGrid-Empty-6x6-v0", "FrozenLake-v1"])
-    command = "" if installed else f" (pip install 'jppo[{family}]')"
-    assert f"; did you mean {family}:{name}{command}" in str(error)
+def test_names_of_families_without_prefix_get_a_hint(monkeypatch, name, found):
+    known = ["Pong-misc", "MiniGrid-Empty-6x6-v0", "FrozenLake-v1"]
+    monkeypatch.setattr(modules, "is_installed", lambda family: False)
+    command = f"(pip install 'jppo[{found.partition(':')[0]}]')"
+    assert f"; did you mean {found} {command}" in str(modules.unknown_environment(name, known))
+    monkeypatch.setattr(modules, "is_installed", lambda family: family == found.partition(":")[0])
+    message = str(modules.unknown_environment(name, [*known, found]))
+    assert f"; did you mean {found}" in message
+    assert command not in message
+
+
+def test_hints_name_environments_that_an_installed_family_has(monkeypatch):
+    monkeypatch.setattr(modules, "is_installed", lambda family: family == "jumanji")
+    known = ["jumanji:Snake-v1", "jumanji:Maze-v0"]
+    assert str(modules.unknown_environment("Snake-v0", known)).endswith("; did you mean jumanji:Snake-v1?")
+    assert "TSP" not in str(modules.unknown_environment("TSP-v1", known)).partition(";")[2]
+
+
+def test_the_name_of_a_family_leads_to_its_list():
+    message = str(modules.unknown_environment("craftax", ["Catch-bsuite"]))
+    assert message.endswith("; `jppo envs craftax` lists the environments of this family")
 
 
 def test_names_of_atari_games_lead_to_an_installed_envpool(monkeypatch):
@@ -538,10 +558,14 @@ def test_names_of_atari_games_lead_to_an_installed_envpool(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "known"),
-    [("HumanoidStandup-v6", "HumanoidStandup-v5"), ("PointRobot", "PointRobot-misc"), ("Snake-v9", "Snake-misc")],
+    [
+        *(("HumanoidStandup-v6", "HumanoidStandup-v5"), ("HumanoidStandup", "HumanoidStandup-v5")),
+        *(("Humanoid", "Humanoid-v5"), ("Walker", "Walker2d-v5"), ("Acrobot", "Acrobot-v1")),
+        *(("PointRobot", "PointRobot-misc"), ("Snake-v9", "Snake-misc")),
+    ],
 )
 def test_hints_for_other_names_stay_the_closest_ones(monkeypatch, name, known):
-    monkeypatch.setattr(modules, "is_installed", lambda family: True)
+    monkeypatch.setattr(modules, "is_installed", lambda family: False)
     assert str(modules.unknown_environment(name, [known])).endswith(f"; did you mean {known}?")
 
 

@@ -111,7 +111,10 @@ CASES = [
         "jppo.train(object())",
         "object is not a gymnax environment: it has no reset, step, action_space, observation_space, default_params",
     ),
-    ('jppo.make_env("CartPole-v1", gravityy=1.0)', "unknown parameters gravityy; choose from force_mag, gravity,"),
+    (
+        'jppo.make_env("CartPole-v1", gravityy=1.0)',
+        "unknown parameters gravityy; did you mean gravity? choose from force_mag, gravity,",
+    ),
     # Python
     ("jppo.PPOConfig(num_envs=-1)", "num_envs = -1 must be a whole number of at least 1"),
     ("jppo.PPOConfig(num_envs=True)", "num_envs = True must be a whole number of at least 1"),

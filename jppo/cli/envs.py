@@ -33,11 +33,13 @@ class Envs:
         rows = [row for row in _rows(only) if text in row[0].lower() or (text and text == gymnasium_group(row[0]))]
         if not rows and prefix in families and not is_installed(prefix):
             raise ValueError(f"{prefix} is not installed; {install_command(prefix)}")
+        missing = [family for family in families if not is_installed(family)]
         if not rows:
-            raise ValueError(f"no environment has {self.pattern!r} in its name; `jppo envs` lists all")
+            others = f", and how to install {len(missing)} more families" if missing else ""
+            problem = f"no installed environment has {self.pattern!r} in its name"
+            raise ValueError(f"{problem}; `jppo envs` lists all{others}")
         title = ("environment", "backends", "preset", "jppo play")
         print(*_table([title, *rows]), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
-        missing = [family for family in families if not is_installed(family)]
         if missing and not text:
             heading = "families not installed (docs/environments.md, docs/host_environments.md):"
             lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]

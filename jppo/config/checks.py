@@ -35,6 +35,7 @@ _ALIASES = {  # names in other libraries, and words for a parameter's values
     "halving": "selection",
     "successive_halving": "selection",
     "pbt": "selection",
+    "max_episode_steps": "max_steps_in_episode",
 }
 
 

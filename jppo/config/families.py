@@ -21,6 +21,21 @@ GYMNASIUM_GROUPS = {  # groups of environments that Gymnasium always registers, 
     "box2d": "Box2D",
     "mujoco": "mujoco",
 }
+ATARI_GAMES = (  # all games of ale-py, and one that EnvPool writes with a small d
+    *("Adventure", "AirRaid", "Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "Atlantis2"),
+    *("Backgammon", "BankHeist", "BasicMath", "BattleZone", "BeamRider", "Berzerk", "Blackjack", "Bowling", "Boxing"),
+    *("Breakout", "Carnival", "Casino", "Centipede", "ChopperCommand", "CrazyClimber", "Crossbow", "Darkchambers"),
+    *("Defender", "DemonAttack", "DonkeyKong", "DoubleDunk", "Earthworld", "ElevatorAction", "Enduro", "Entombed"),
+    *("Et", "FishingDerby", "FlagCapture", "Freeway", "Frogger", "Frostbite", "Galaxian", "Gopher", "Gravitar"),
+    *("Hangman", "HauntedHouse", "Hero", "HumanCannonball", "IceHockey", "Jamesbond", "JourneyEscape", "Kaboom"),
+    *("Kangaroo", "KeystoneKapers", "KingKong", "Klax", "Koolaid", "Krull", "KungFuMaster", "LaserGates"),
+    *("LostLuggage", "MarioBros", "MiniatureGolf", "MontezumaRevenge", "MrDo", "MsPacman", "NameThisGame", "Othello"),
+    *("Pacman", "Phoenix", "Pitfall", "Pitfall2", "Pong", "Pooyan", "PrivateEye", "Qbert", "Riverraid", "RoadRunner"),
+    *("Robotank", "Seaquest", "SirLancelot", "Skiing", "Solaris", "SpaceInvaders", "SpaceWar", "StarGunner"),
+    *("Superman", "Surround", "Tennis", "Tetris", "TicTacToe3D", "TicTacToe3d", "TimePilot", "Trondead", "Turmoil"),
+    *("Tutankham", "UpNDown", "Venture", "VideoCheckers", "VideoChess", "VideoCube", "VideoPinball", "WizardOfWor"),
+    *("WordZapper", "YarsRevenge", "Zaxxon"),
+)
 
 
 def family_of(env: Any) -> str | None:

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from jppo.config.checks import did_you_mean
-from jppo.config.families import family_of
+from jppo.config.families import ATARI_GAMES, family_of
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
 
@@ -18,17 +18,6 @@ class Preset(NamedTuple):
     total_steps: int
     source: str
     envs: tuple[str, ...] = ()  # environments that use it by default, in any version; patterns such as "ALE/*"
-
-
-_ATARI_57 = (
-    *("Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone", "BeamRider"),
-    *("Berzerk", "Bowling", "Boxing", "Breakout", "Centipede", "ChopperCommand", "CrazyClimber", "Defender"),
-    *("DemonAttack", "DoubleDunk", "Enduro", "FishingDerby", "Freeway", "Frostbite", "Gopher", "Gravitar", "Hero"),
-    *("IceHockey", "Jamesbond", "Kangaroo", "Krull", "KungFuMaster", "MontezumaRevenge", "MsPacman"),
-    *("NameThisGame", "Phoenix", "Pitfall", "Pong", "PrivateEye", "Qbert", "Riverraid", "RoadRunner", "Robotank"),
-    *("Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Surround", "Tennis", "TimePilot"),
-    *("Tutankham", "UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
-)
 
 
 PRESETS = {
@@ -120,7 +109,7 @@ PRESETS = {
         source="CleanRL ppo_atari.py (Huang et al. 2022), "
         "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_ataripy (there lost lives end episodes, the first "
         "action of an episode is FIRE, and actions are not sticky)",
-        envs=("ALE/*", *_ATARI_57),
+        envs=("ALE/*",),
     ),
     "lunarlander": Preset(
         config=PPOConfig(num_envs=16, num_steps=1024, num_minibatches=256, clip_value=False),
@@ -332,6 +321,9 @@ def preset_for(env_name: str) -> str:
 
     HalfCheetah-v4 and envpool:HalfCheetah-v4 have the preset of HalfCheetah-v5; mine:HalfCheetah, a class, does not.
     """
+    prefix, _, game = env_name.rpartition(":")
+    if prefix in ("atari", "envpool") and game.endswith("-v5") and game.removesuffix("-v5") in ATARI_GAMES:
+        return "atari"
     short = env_name if family_of(env_name) else re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
     for name, preset in PRESETS.items():
         if any(fnmatch.fnmatchcase(_without_version(short), _without_version(env)) for env in preset.envs):

@@ -5,9 +5,8 @@ from typing import Any
 
 from jppo.config.checks import names_module
 from jppo.config.families import family_of
-from jppo.envs.base import Environment
-from jppo.envs.episodes import EpisodicEnv
-from jppo.envs.families import check_family_name
+from jppo.envs.episodes import is_device_env
+from jppo.envs.families import check_family_name, ids_like
 from jppo.envs.gymnax import available
 from jppo.envs.modules import import_module_of, unknown_environment
 
@@ -35,15 +34,15 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
     if names_module(env):
         module, name = import_module_of(env)
         found = getattr(module, name, None)  # None: the module may register a Gymnasium environment of this name
-        return "device" if isinstance(found, Environment | EpisodicEnv) or hasattr(found, "default_params") else "ray"
+        return "device" if is_device_env(found) else "ray"
     from jppo.envs.gymnasium import is_host_env  # an on-device run does not need it
     from jppo.envs.host_families import host_env_names
 
     if not isinstance(env, str):
-        return "ray" if is_host_env(env) and not hasattr(env, "default_params") else "device"
+        return "device" if is_device_env(env) or not is_host_env(env) else "ray"
     if is_host_env(env):
         return "ray"
-    raise unknown_environment(env, [*available(), *host_env_names()])
+    raise unknown_environment(env, [*available(), *host_env_names(), *ids_like(env)])
 
 
 def _check_backend(env: Any, backend: str) -> None:

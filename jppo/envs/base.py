@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jppo.config.checks import find_similar
 from jppo.envs.spaces import ActionSpec, Array, PyTree
 
 
@@ -45,7 +46,9 @@ def replace_fields(params: Any, changes: dict[str, Any]) -> Any:
     known = getattr(params, "__dict__", {})  # parameters may be None
     if unknown := sorted(set(changes) - set(known)):
         choices = f"choose from {', '.join(sorted(known))}" if known else "the environment has none"
-        raise ValueError(f"unknown parameters {', '.join(unknown)}; {choices}")
+        similar = find_similar(unknown[0], known)
+        hint = f"did you mean {similar}? " if similar else ""
+        raise ValueError(f"unknown parameters {', '.join(unknown)}; {hint}{choices}")
     return params.replace(**changes) if changes else params
 
 

@@ -30,6 +30,11 @@ class EpisodicEnv(NamedTuple):
     render: Callable[[PyTree], Any] | None = None  # state -> image [H, W, 3] u8
 
 
+def is_device_env(env: Any) -> bool:
+    """Returns whether an object is an environment for the device: gymnax's API, an EpisodicEnv or an Environment."""
+    return isinstance(env, Environment | EpisodicEnv) or hasattr(env, "default_params")
+
+
 class EpisodeState(NamedTuple):
     """The state of an environment, and the number of steps of its episode."""
 

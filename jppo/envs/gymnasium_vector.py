@@ -14,8 +14,8 @@ from gymnasium.vector.utils import concatenate, iterate
 from jppo.config.checks import names_module
 from jppo.config.families import host_family_of
 from jppo.envs.agent_rows import AgentRows, is_parallel_env
-from jppo.envs.base import Environment
 from jppo.envs.envpool import make_envpool
+from jppo.envs.episodes import is_device_env
 from jppo.envs.host_families import make_by_id, make_family_env
 from jppo.envs.info_mask import InfoMask, InfoMaskVector
 from jppo.envs.modules import import_module_of
@@ -142,10 +142,11 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
 
 def _checked(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
-        is_jax = isinstance(env, Environment) or hasattr(env, "default_params") or hasattr(env, "step_env")
-        remedy = "pass the JAX environment itself" if callable(source) else "set the backend to device"
-        hint = f"; {remedy}" if is_jax else ""
-        raise ValueError(f"{name_of(source)} made a {type(env).__name__}; it must make a gymnasium.Env{hint}")
+        remedy = "pass the JAX environment itself" if callable(source) else "use backend = 'device'"
+        hint = f"; {remedy}" if is_device_env(env) or hasattr(env, "step_env") else ""
+        raise ValueError(
+            f"{name_of(source)} made an object of type {type(env).__name__}; it must make a gymnasium.Env{hint}"
+        )
     for name in ("observation_space", "action_space"):
         kind, space = type(env.unwrapped).__name__, getattr(env, name, None)
         if space is None:

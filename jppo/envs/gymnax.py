@@ -16,7 +16,7 @@ from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.device_contract import check_methods, trace_env
 from jppo.envs.episodes import EpisodeParams, EpisodicEnv, with_limit_and_reset
-from jppo.envs.families import make_family_env
+from jppo.envs.families import ids_like, make_family_env
 from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.host_families import host_env_names
 from jppo.envs.modules import make_named, unknown_environment
@@ -77,8 +77,9 @@ def make_source(name: str) -> Any:
     """Returns gymnax's object of this name. Raises ValueError for an unknown name."""
     if name not in available():
         if host_family_of(name) or name in host_env_names():
-            raise ValueError(f"{name} runs in actors, not on the device; pass the name itself and backend='ray'")
-        raise unknown_environment(name, available())
+            remedy = "pass the name itself and backend='ray', or for options a function that makes the environment"
+            raise ValueError(f"{name} runs in actors, not on the device; {remedy}")
+        raise unknown_environment(name, [*available(), *ids_like(name)])
     try:
         return import_gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit-bsuite downloads its images

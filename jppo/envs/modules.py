@@ -3,20 +3,25 @@
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import closest_names, find_similar
-from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
-from jppo.config.presets import preset_for
+from jppo.config.families import ATARI_GAMES, FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
-_NAMES_OF = {  # well-known names without prefix
-    "jaxmarl": r"MPE_|SMAX|HeuristicEnemySMAX",
-    "jumanji": r"(Game2048|Snake|Maze|RubiksCube|Sokoban|JobShop|Knapsack|TSP|CVRP|PacMan)-v[01]$",
-    "minigrid": r"MiniGrid-|BabyAI-",
-    "playground": r"(Acrobot|BallIn|Cartpole|Cheetah|Finger|Fish|Hopper|Humanoid|PointMass|Walker)([A-Z][A-Za-z]+)?$",
+_NAMES_OF = {  # names, without the prefix of their family
+    "craftax": r"Craftax-.*",
+    "envpool": r"BabyAI-.*",
+    "jaxmarl": r"MPE_.*|(HeuristicEnemy)?SMAX",
+    "jumanji": r"(BinPack|CVRP|Game2048|JobShop|Knapsack|Maze|Minesweeper|PacMan|RubiksCube|Snake|Sokoban|Sudoku|TSP|"
+    r"Tetris)-v[0-2]",
+    "minigrid": r"MiniGrid-.*-v\d",
+    "navix": r"Navix-.*",
+    "playground": r"(Acrobot|Cartpole|Pendulum)(Balance|Swingup)(Sparse)?|BallInCup|CheetahRun|FingerSpin|FishSwim|"
+    r"(FingerTurn|Reacher)(Easy|Hard)|Hopper(Hop|Stand)|(Humanoid|Walker)(Run|Stand|Walk)|PointMass|SwimmerSwimmer6",
+    "xminigrid": r"XLand-.*|MiniGrid-.*(?<!-v\d)",
 }
 
 
@@ -78,24 +83,37 @@ def make_named(source: str) -> Any:
     return made
 
 
-def _with_prefix(name: str) -> list[str]:
-    """Returns a well-known name with the prefix of its family, and how to install the family."""
-    game = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?(-v\d+)?$", "", name) + "-v5"
-    if preset_for(game) == "atari":
-        family, name = "envpool" if is_installed("envpool") and not is_installed("atari") else "atari", game
-    else:
-        family = next((family for family, pattern in _NAMES_OF.items() if re.match(pattern, name)), "")
-    if not family:
-        return []
-    return [f"{family}:{name}" + ("" if is_installed(family) else f" (pip install 'jppo[{family}]')")]
+def names_in_families(name: str) -> dict[str, str]:
+    """Returns the families to which a name without prefix can belong, and its name there."""
+    found = {family: name for family, pattern in _NAMES_OF.items() if re.fullmatch(pattern, name)}
+    if prefixed := re.fullmatch(rf"({'|'.join(_PREFIXES)})[/_.]?([A-Z].*)", name):
+        found[prefixed[1]] = prefixed[2]
+    game = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?(-v\d+)?$", "", name)
+    if game in ATARI_GAMES:
+        found["envpool" if is_installed("envpool") and not is_installed("atari") else "atari"] = f"{game}-v5"
+    return found
+
+
+def _with_prefix(name: str, known: list[str]) -> Iterator[str]:
+    """Yields ids of families that a name without prefix can mean, and how to install the families."""
+    for family, short in names_in_families(name).items():
+        ids = [one for one in known if one.startswith(f"{family}:")]
+        if not is_installed(family):
+            yield f"{family}:{short} (pip install 'jppo[{family}]')"
+        elif ids:
+            yield from closest_names(f"{family}:{short}", ids)[:1]
+        else:
+            yield f"{family}:{short}"
 
 
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
-    near = closest_names(name, known)
-    forms = "`jppo envs` lists all names; your own environment needs the form module:name"
+    known = list(known)
+    near = [] if name in _PREFIXES else closest_names(name, known)
     if ":" not in name:
-        near += [f"{family}:{name}" for family in FAMILIES if name.lower().startswith(family)]
-        near = list(dict.fromkeys(_with_prefix(name) + near))
+        near = list(dict.fromkeys([*_with_prefix(name, known), *near]))[:3]
+    forms = "`jppo envs` lists all names; your own environment needs the form module:name"
+    if name in _PREFIXES:
+        forms = f"`jppo envs {name}` lists the environments of this family"
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")

@@ -141,10 +141,11 @@ def _check_periods(settings: RunSettings, num_updates: int) -> None:
 
 
 def describe_start(prepared: PreparedRun) -> str:
-    """Returns the sizes of a run, its preset and the settings that differ from the preset, in one line."""
+    """Returns the steps and sizes of a run, its preset and the settings that differ from the preset, in one line."""
     agent, ray, preset = prepared.agent, prepared.ray, PRESETS[prepared.preset]
     num_devices = prepared.config_json["num_devices"]
-    parts = [f"num_envs = {agent.config.num_envs}", f"num_steps = {agent.config.num_steps}"]
+    steps = f"{agent.num_updates * agent.config.batch_size:,} steps"
+    parts = [steps, f"num_envs = {agent.config.num_envs}", f"num_steps = {agent.config.num_steps}"]
     if prepared.config_json["backend"] == "ray":
         actors = f"{ray.num_actors} actor{'s' * (ray.num_actors != 1)} of {ray.envs_per_actor} environments"
         parts.append(actors if ray.num_actors else "no actors")

@@ -26,7 +26,9 @@ from jppo.envs.checks.trajectory import (
     stack_trace,
 )
 from jppo.envs.contract import BrokenContractError, call_reset, call_step, read_reset, read_step
+from jppo.envs.episodes import is_device_env
 from jppo.envs.gymnasium import HostEnvironment, open_host_env
+from jppo.envs.gymnasium_spaces import dtypes_of
 from jppo.envs.gymnasium_vector import make_source
 from jppo.envs.info_mask import InfoMask
 from jppo.envs.observations import Observations
@@ -86,7 +88,7 @@ def _make(source: Any, seed: int) -> Any:
 
 
 def _not_an_env(made: Any) -> BrokenContractError:
-    remedy = "use backend = 'device'" if hasattr(made, "default_params") else "make a gymnasium.Env"
+    remedy = "use backend = 'device'" if is_device_env(made) else "make a gymnasium.Env"
     return BrokenContractError(f"a {type(made).__name__} was made, not a gymnasium.Env", remedy)
 
 
@@ -144,12 +146,13 @@ def _play(env: Any, seed: int, actions: PyTree, observations: Observations, mask
     obs = _reset(env, seed)
     start, counters, trace_steps = observations.see(obs), _counters(env), []
     name, legal = ("masks", ", which action_mask marks as legal,") if masks.exist else ("runs", "")
+    dtypes = dtypes_of(env.action_space)
     with _record_resets(env) as calls:
         for t in range(num_steps_of(actions)):
             action = masks.choose(obs, actions_at(actions, t))
             calls.clear()
             with report_exceptions(name, f"step {t} with action {action}{legal}"):
-                obs, reward, terminated, truncated = read_step(call_step(env, _env_action(action)))
+                obs, reward, terminated, truncated = read_step(call_step(env, _env_action(dtypes, action)))
             resets, final = len(calls), observations.see(obs)
             seen, digest = final
             if terminated or truncated:
@@ -170,9 +173,9 @@ def _play(env: Any, seed: int, actions: PyTree, observations: Observations, mask
     return stack_trace(*start, np.ones((), bool), counters, trace_steps)
 
 
-def _env_action(action: PyTree) -> Any:
-    """Returns an action as Gymnasium's spaces sample it: a NumPy scalar or a new array."""
-    return jax.tree.map(lambda leaf: leaf.copy() if leaf.ndim else leaf[()], action)
+def _env_action(dtypes: PyTree, action: PyTree) -> Any:
+    """Returns an action as Gymnasium's spaces sample it: a NumPy scalar or a new array, in the dtype of the space."""
+    return jax.tree.map(lambda dtype, leaf: leaf.astype(dtype)[()], dtypes, action)
 
 
 @contextlib.contextmanager
@@ -215,11 +218,12 @@ def _reset_often(env: Any, seed: int, observations: Observations) -> Starts:
 
 
 def _measure_speed(env: Any, actions: PyTree, masks: Masks) -> Check:
+    dtypes = dtypes_of(env.action_space)
     obs, begin, steps = _reset(env), time.perf_counter(), 0
     with report_exceptions("runs", "step during the measurement of speed"):
         while (seconds := time.perf_counter() - begin) < _SPEED_SECONDS:
             action = masks.choose(obs, actions_at(actions, steps % num_steps_of(actions)))
-            obs, _, terminated, truncated = read_step(env.step(_env_action(action)))
+            obs, _, terminated, truncated = read_step(env.step(_env_action(dtypes, action)))
             steps += 1
             if terminated or truncated:
                 obs = _reset(env)

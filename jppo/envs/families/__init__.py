@@ -11,7 +11,7 @@ from jppo.config.checks import MAX_INT32, check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.modules import MissingDownloadError, is_installed, unknown_environment
+from jppo.envs.modules import MissingDownloadError, is_installed, names_in_families, unknown_environment
 
 _COMMON = ("max_steps_in_episode", "pool")  # options of all families
 
@@ -37,6 +37,12 @@ def check_family_name(name: str) -> None:
         raise unknown_environment(name, known)
 
 
+def ids_like(name: str) -> list[str]:
+    """Returns the ids of the installed families on the device to which a name without prefix can belong."""
+    families = [family for family in names_in_families(name) if family in FAMILIES and is_installed(family)]
+    return [env for family in families for env in family_env_names(family)]
+
+
 def make_family_env(name: str, **options: Any) -> Environment:
     """Returns an environment of a family.
 
@@ -60,12 +66,13 @@ def make_family_env(name: str, **options: Any) -> Environment:
         needs = "a network connection and git" if family == "playground" else "a network connection"
         problem = f"{name} could not be made, because a file or a download is missing ({reason})"
         raise MissingDownloadError(f"{problem}; its download needs {needs}") from error
-    except Exception as error:  # a family may raise any exception for an unknown or invalid option
-        own = [option for option in options if option not in _COMMON]
-        if not own or isinstance(error, BrokenContractError) or str(error).startswith(name):
+    except Exception as error:  # a family may raise any exception for an option, or on another version of a package
+        if isinstance(error, BrokenContractError) or str(error).startswith(name):
             raise
-        reason = textwrap.shorten(str(error), 300)
-        raise ValueError(f"{name} cannot be made with the options {', '.join(own)} ({reason})") from error
+        own = [option for option in options if option not in _COMMON]
+        with_options = f" with the options {', '.join(own)}" if own else ""
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{name} cannot be made{with_options} ({reason})") from error
     return env._replace(name=name)
 
 

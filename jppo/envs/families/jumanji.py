@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jumanji
 from jumanji.environments import SearchAndRescue
 
+from jppo.config.checks import MAX_INT32
 from jppo.envs.base import Environment
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
 from jppo.envs.families.drawing import jumanji_renderer
@@ -34,7 +35,9 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
     source: Any = jumanji.make(name, **options)
     limit: Any = max_steps_in_episode or getattr(source, "time_limit", None)
     if "time_limit" in inspect.signature(type(source)).parameters:
-        options |= {"time_limit": limit + 1}  # not more, because MMST's state has an array of this length
+        options |= {
+            "time_limit": min(limit + 1, MAX_INT32)
+        }  # not more, because MMST's state has an array of this length
         if isinstance(source, SearchAndRescue):  # its reward decreases to 0 at the time limit
             reward = source._reward_fn
             options |= {"reward_fn": lambda found, time, time_limit: reward(found, time, limit)}
