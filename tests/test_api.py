@@ -197,9 +197,17 @@ def test_presets_apply_to_ids_with_a_module():
     assert preset_for("jumanji:Snake-v1") == "jumanji"
     assert preset_for("craftax:Craftax-Symbolic-v1") == "craftax"
     assert preset_for("navix:CartPole-v1") == "navix"
-    for name in ("atari:Frogger-v5", "ALE/Frogger-v5", "envpool:Frogger-v5", "envpool:Blackjack-v5"):
+
+
+def test_all_games_of_atari_have_its_preset():
+    preset_for = jppo.config.presets.preset_for
+    for game in (*jppo.config.families.ATARI_GAMES, "Pong"):
+        assert {preset_for(f"{prefix}{game}-v5") for prefix in ("ALE/", "atari:", "envpool:", "")} == {"atari"}
+    for name in ("Pong-v4", "PongNoFrameskip-v4", "ale_py:Pong-v0", "FroggerDeterministic-v4"):
         assert preset_for(name) == "atari"
-    assert preset_for("envpool:Blackjack-v1") == preset_for("Blackjack-v1") != "atari"  # another game
+    others = ("Blackjack-v1", "Blackjack-v0", "Pong-ram-v0", "Pong-misc", "jumanji:Tetris-v0")
+    for name in (*others, "envpool:Blackjack-v1", "envpool:Tetris-v0", "envpool:Othello-v1"):  # other tasks
+        assert preset_for(name) != "atari"
 
 
 @pytest.mark.parametrize(

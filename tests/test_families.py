@@ -485,8 +485,24 @@ def test_hints_do_not_repeat_the_family(monkeypatch):
         choose_backend("craftax:")
 
 
+def test_a_broken_package_does_not_replace_the_hint(monkeypatch):
+    def names():
+        raise RuntimeError("numpy 2 is not supported")
+
+    monkeypatch.setattr(families, "is_installed", lambda family: family == "jumanji")
+    monkeypatch.setattr(families, "_adapter", lambda family: types.SimpleNamespace(names=names))
+    with pytest.raises(ValueError, match=r"'Snake-v1'; did you mean jumanji:Snake-v1"):
+        choose_backend("Snake-v1")
+
+
+def test_gymnasiums_name_of_the_time_limit_is_explained(monkeypatch):
+    monkeypatch.setattr(families, "check_family_name", lambda name: None)
+    with pytest.raises(ValueError, match="no option max_episode_steps; did you mean max_steps_in_episode"):
+        make_env("jumanji:Snake-v1", max_episode_steps=3)
+
+
 def test_a_name_without_its_family_has_a_hint():
-    with pytest.raises(ValueError, match=r"did you mean craftax:Craftax-Symbolic-v1( \(pip .*\))?\?"):
+    with pytest.raises(ValueError, match=r"did you mean craftax:Craftax-Symbolic-v1( \(pip .*\))?( or .*)?\?"):
         choose_backend("Craftax-Symbolic-v1")
 
 

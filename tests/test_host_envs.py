@@ -525,6 +525,7 @@ def test_missing_packages_are_named(monkeypatch, package, name, extra):
         ("CartpoleBalance", "playground:CartpoleBalance"),
         ("Craftax-Symbolic-v1", "craftax:Craftax-Symbolic-v1"),
         ("navix/Navix-Empty-5x5-v0", "navix:Navix-Empty-5x5-v0"),
+        ("brax/ant", "brax:ant"),
     ],
 )
 def test_names_of_families_without_prefix_get_a_hint(monkeypatch, name, found):
@@ -545,9 +546,18 @@ def test_hints_name_environments_that_an_installed_family_has(monkeypatch):
     assert "TSP" not in str(modules.unknown_environment("TSP-v1", known)).partition(";")[2]
 
 
-def test_the_name_of_a_family_leads_to_its_list():
-    message = str(modules.unknown_environment("craftax", ["Catch-bsuite"]))
-    assert message.endswith("; `jppo envs craftax` lists the environments of this family")
+@pytest.mark.parametrize("name", ["craftax", "envpool", "mujoco"])
+def test_the_name_of_a_family_leads_to_its_list(name):
+    message = str(modules.unknown_environment(name, ["Catch-bsuite"]))
+    assert f"; it is a family: `jppo envs {name}` lists its environments" in message
+
+
+@pytest.mark.parametrize("name", ["Blackjack", "Blackjack-v2"])
+def test_another_version_comes_before_a_family(monkeypatch, name):
+    monkeypatch.setattr(modules, "is_installed", lambda family: False)
+    assert "; did you mean Blackjack-v1 or atari:Blackjack-v5 (pip" in str(
+        modules.unknown_environment(name, ["Blackjack-v1", "Taxi-v4"])
+    )
 
 
 def test_names_of_atari_games_lead_to_an_installed_envpool(monkeypatch):

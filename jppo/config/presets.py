@@ -321,8 +321,10 @@ def preset_for(env_name: str) -> str:
 
     HalfCheetah-v4 and envpool:HalfCheetah-v4 have the preset of HalfCheetah-v5; mine:HalfCheetah, a class, does not.
     """
-    prefix, _, game = env_name.rpartition(":")
-    if prefix in ("atari", "envpool") and game.endswith("-v5") and game.removesuffix("-v5") in ATARI_GAMES:
+    prefix, _, name = env_name.rpartition(":")
+    game = re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)?-v([045])", name)
+    is_unique = prefix != "envpool" and not name.startswith("Blackjack-")  # no other package has the game's name
+    if game and game[1] in ATARI_GAMES and not family_of(env_name) and (game[3] == "5" or is_unique):
         return "atari"
     short = env_name if family_of(env_name) else re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
     for name, preset in PRESETS.items():

@@ -46,7 +46,7 @@ def replace_fields(params: Any, changes: dict[str, Any]) -> Any:
     known = getattr(params, "__dict__", {})  # parameters may be None
     if unknown := sorted(set(changes) - set(known)):
         choices = f"choose from {', '.join(sorted(known))}" if known else "the environment has none"
-        similar = find_similar(unknown[0], known)
+        similar = next(filter(None, (find_similar(name, known) for name in unknown)), None)
         hint = f"did you mean {similar}? " if similar else ""
         raise ValueError(f"unknown parameters {', '.join(unknown)}; {hint}{choices}")
     return params.replace(**changes) if changes else params

@@ -14,13 +14,15 @@ _PREFIXES = FAMILIES | HOST_FAMILIES
 _NAMES_OF = {  # names, without the prefix of their family
     "craftax": r"Craftax-.*",
     "envpool": r"BabyAI-.*",
-    "jaxmarl": r"MPE_.*|(HeuristicEnemy)?SMAX",
-    "jumanji": r"(BinPack|CVRP|Game2048|JobShop|Knapsack|Maze|Minesweeper|PacMan|RubiksCube|Snake|Sokoban|Sudoku|TSP|"
-    r"Tetris)-v[0-2]",
+    "jaxmarl": r"MPE_.*|(HeuristicEnemy)?SMAX|coin_game|hanabi|jaxnav|overcooked(_v2)?|switch_riddle",
+    "jumanji": r"(BinPack|Cleaner|Connector|CVRP|FlatPack|Game2048|GraphColoring|JobShop|Knapsack|Maze|"
+    r"LevelBasedForaging|Minesweeper|MMST|MultiCVRP|PacMan|RobotWarehouse|RubiksCube|SearchAndRescue|SlidingTilePuzzle|Snake|Sokoban|"
+    r"Sudoku|Tetris|TSP)-v[0-3]",
     "minigrid": r"MiniGrid-.*-v\d",
     "navix": r"Navix-.*",
     "playground": r"(Acrobot|Cartpole|Pendulum)(Balance|Swingup)(Sparse)?|BallInCup|CheetahRun|FingerSpin|FishSwim|"
-    r"(FingerTurn|Reacher)(Easy|Hard)|Hopper(Hop|Stand)|(Humanoid|Walker)(Run|Stand|Walk)|PointMass|SwimmerSwimmer6",
+    r"(FingerTurn|Reacher)(Easy|Hard)|Hopper(Hop|Stand)|(Humanoid|Walker)(Run|Stand|Walk)|PointMass|SwimmerSwimmer6|"
+    r"(Aero|Aloha|Apollo|Barkour|BerkeleyHumanoid|G1|Go1|H1|Leap|Op3|Panda|Spot|T1)[A-Z].*",
     "xminigrid": r"XLand-.*|MiniGrid-.*(?<!-v\d)",
 }
 
@@ -86,7 +88,7 @@ def make_named(source: str) -> Any:
 def names_in_families(name: str) -> dict[str, str]:
     """Returns the families to which a name without prefix can belong, and its name there."""
     found = {family: name for family, pattern in _NAMES_OF.items() if re.fullmatch(pattern, name)}
-    if prefixed := re.fullmatch(rf"({'|'.join(_PREFIXES)})[/_.]?([A-Z].*)", name):
+    if prefixed := re.fullmatch(rf"({'|'.join(_PREFIXES)})(?:[/_.]|(?=[A-Z]))(.+)", name):
         found[prefixed[1]] = prefixed[2]
     game = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?(-v\d+)?$", "", name)
     if game in ATARI_GAMES:
@@ -108,12 +110,16 @@ def _with_prefix(name: str, known: list[str]) -> Iterator[str]:
 
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
-    known = list(known)
-    near = [] if name in _PREFIXES else closest_names(name, known)
+    known, forms = list(known), "`jppo envs` lists all names; your own environment needs the form module:name"
+    near = closest_names(name, known)
+    if name in _PREFIXES | GYMNASIUM_GROUPS:
+        near, forms = [], f"it is a family: `jppo envs {name}` lists its environments or says how to install it"
     if ":" not in name:
-        near = list(dict.fromkeys([*_with_prefix(name, known), *near]))[:3]
-    forms = "`jppo envs` lists all names; your own environment needs the form module:name"
-    if name in _PREFIXES:
-        forms = f"`jppo envs {name}` lists the environments of this family"
+        versions = [one for one in near if _without_version(one) == _without_version(name)]
+        near = list(dict.fromkeys([*versions, *_with_prefix(name, known), *near]))[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name)

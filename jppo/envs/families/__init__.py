@@ -1,5 +1,6 @@
 """Environment families on the device. Each has an adapter module with `names` and `make`, imported on first use."""
 
+import contextlib
 import ctypes.util
 import importlib
 import os
@@ -39,8 +40,12 @@ def check_family_name(name: str) -> None:
 
 def ids_like(name: str) -> list[str]:
     """Returns the ids of the installed families on the device to which a name without prefix can belong."""
-    families = [family for family in names_in_families(name) if family in FAMILIES and is_installed(family)]
-    return [env for family in families for env in family_env_names(family)]
+    ids: list[str] = []
+    for family in names_in_families(name):
+        if family in FAMILIES and is_installed(family):
+            with contextlib.suppress(Exception):  # a package that cannot be imported; the ids are only for a hint
+                ids += family_env_names(family)
+    return ids
 
 
 def make_family_env(name: str, **options: Any) -> Environment:
@@ -55,6 +60,8 @@ def make_family_env(name: str, **options: Any) -> Environment:
       ValueError: the family is not installed, the name is unknown, or an option is invalid.
     """
     check_family_name(name)
+    if "max_episode_steps" in options:
+        raise ValueError(f"{name} has no option max_episode_steps; did you mean max_steps_in_episode?")
     for option in _COMMON:
         if options.get(option) is not None:
             check_int(option, options[option], maximum=MAX_INT32)

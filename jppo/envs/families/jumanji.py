@@ -35,9 +35,8 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
     source: Any = jumanji.make(name, **options)
     limit: Any = max_steps_in_episode or getattr(source, "time_limit", None)
     if "time_limit" in inspect.signature(type(source)).parameters:
-        options |= {
-            "time_limit": min(limit + 1, MAX_INT32)
-        }  # not more, because MMST's state has an array of this length
+        # not more than limit + 1, because MMST's state has an array of this length
+        options["time_limit"] = min(limit + 1, MAX_INT32)
         if isinstance(source, SearchAndRescue):  # its reward decreases to 0 at the time limit
             reward = source._reward_fn
             options |= {"reward_fn": lambda found, time, time_limit: reward(found, time, limit)}
