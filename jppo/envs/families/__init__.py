@@ -43,7 +43,7 @@ def ids_like(name: str) -> list[str]:
     ids: list[str] = []
     for family in names_in_families(name):
         if family in FAMILIES and is_installed(family):
-            with contextlib.suppress(Exception):  # a package that cannot be imported; the ids are only for a hint
+            with contextlib.suppress(Exception):  # importing a package can fail; the ids are only for a hint
                 ids += family_env_names(family)
     return ids
 
