@@ -15,9 +15,9 @@ _NAMES_OF = {  # names, without the prefix of their family
     "craftax": r"Craftax-.*",
     "envpool": r"BabyAI-.*",
     "jaxmarl": r"MPE_.*|(HeuristicEnemy)?SMAX|coin_game|hanabi|jaxnav|overcooked(_v2)?|switch_riddle",
-    "jumanji": r"(BinPack|Cleaner|Connector|CVRP|FlatPack|Game2048|GraphColoring|JobShop|Knapsack|Maze|"
-    r"LevelBasedForaging|Minesweeper|MMST|MultiCVRP|PacMan|RobotWarehouse|RubiksCube|SearchAndRescue|SlidingTilePuzzle|Snake|Sokoban|"
-    r"Sudoku|Tetris|TSP)-v[0-3]",
+    "jumanji": r"(BinPack|Cleaner|Connector|CVRP|FlatPack|Game2048|GraphColoring|JobShop|Knapsack|LevelBasedForaging|"
+    r"Maze|Minesweeper|MMST|MultiCVRP|PacMan|RobotWarehouse|RubiksCube|SearchAndRescue|SlidingTilePuzzle|Snake|"
+    r"Sokoban|Sudoku|Tetris|TSP)-v[0-3]",
     "minigrid": r"MiniGrid-.*-v\d",
     "navix": r"Navix-.*",
     "playground": r"(Acrobot|Cartpole|Pendulum)(Balance|Swingup)(Sparse)?|BallInCup|CheetahRun|FingerSpin|FishSwim|"
