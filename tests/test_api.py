@@ -205,7 +205,7 @@ def test_all_games_of_atari_have_its_preset():
         assert {preset_for(f"{prefix}{game}-v5") for prefix in ("ALE/", "atari:", "envpool:", "")} == {"atari"}
     for name in ("Pong-v4", "PongNoFrameskip-v4", "ale_py:Pong-v0", "FroggerDeterministic-v4"):
         assert preset_for(name) == "atari"
-    others = ("Blackjack-v1", "Blackjack-v0", "Pong-ram-v0", "Pong-misc", "jumanji:Tetris-v0")
+    others = ("Blackjack-v1", "Blackjack-v0", "Pong-ram-v0", "Pong-misc", "jumanji:Tetris-v0", "mine:Tetris-v0")
     for name in (*others, "envpool:Blackjack-v1", "envpool:Tetris-v0", "envpool:Othello-v1"):  # other tasks
         assert preset_for(name) != "atari"
 

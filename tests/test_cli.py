@@ -325,10 +325,13 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["sweep", "CartPole-v1", "--run-dir", "x"], "unknown option --run-dir; did you mean --sweep-dir? `jppo sweep"),
         (["bench", "CartPole-v1", "--run-dir", "x"], "unknown option --run-dir; `jppo bench --help` lists all options"),
         (["train", "CartPole-v1", "--gpu"], "unknown option --gpu; JAX uses a GPU if its GPU build is installed"),
-        (["train", "x", "--max-steps-in-episode", "9"], "write a function that returns jppo.make_env(ENV, ...) (on"),
+        (
+            ["train", "x", "--max-steps-in-episode", "9"],
+            "returns jppo.make_env(ENV, ...) for --backend device or gymnasium",
+        ),
         (
             ["train", "x", "--pool", "9"],
-            "write a function that returns jppo.make_env(ENV, ...), and pass its",
+            "returns jppo.make_env(ENV, ...) for --backend device, and pass its",
         ),
         (["train", "CartPole-v1", "--workers", "2"], "unknown option --workers; did you mean --num-actors?"),
         (["bench", "CartPole-v1", "--n-envs", "2"], "--n-envs; did you mean --num-envs? `jppo bench --help` lists"),

@@ -19,7 +19,7 @@ from lenient import lenient
 
 import jppo
 from jppo.config.families import FAMILIES
-from jppo.envs import families, make_env
+from jppo.envs import backends, envpool, families, make_env, modules
 from jppo.envs.backends import choose_backend
 from jppo.envs.masks import has_mask, legal_categories
 
@@ -493,6 +493,11 @@ def test_a_broken_package_does_not_replace_the_hint(monkeypatch):
     monkeypatch.setattr(families, "_adapter", lambda family: types.SimpleNamespace(names=names))
     with pytest.raises(ValueError, match=r"'Snake-v1'; did you mean jumanji:Snake-v1"):
         choose_backend("Snake-v1")
+    for module in (backends, modules):
+        monkeypatch.setattr(module, "is_installed", lambda family: family == "envpool")
+    monkeypatch.setattr(envpool, "_import_envpool", lambda name: names())
+    with pytest.raises(ValueError, match=r"'BabyAI-Foo-v0'; did you mean envpool:BabyAI-Foo-v0"):
+        choose_backend("BabyAI-Foo-v0")
 
 
 def test_gymnasiums_name_of_the_time_limit_is_explained(monkeypatch):

@@ -77,10 +77,10 @@ def _suggest_option(option: str, name: str, command: Any, known: list[str]) -> s
     """Returns what to write in place of an unknown option of a command, or ''."""
     arguments = {field.name for field in dataclasses.fields(command)} - set(known)
     if option in ENV_OPTIONS and "env" in arguments and "backend" in known:
-        made = "jppo.make_env(ENV, ...)"
+        made = "jppo.make_env(ENV, ...) for --backend device"
         if option.startswith("max_"):
-            made += " (on the device) or gymnasium.make(ENV, ...)"
-        return f"write a function that returns {made}, and pass its module:name and --backend; "
+            made += " or gymnasium.make(ENV, ...) for --backend ray"
+        return f"write a function that returns {made}, and pass its module:name and the backend; "
     if option in _HINTS:
         is_device = "num_devices" in known and _HINTS[option] == _HINTS["gpu"]
         return f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "

@@ -323,9 +323,10 @@ def preset_for(env_name: str) -> str:
     """
     prefix, _, name = env_name.rpartition(":")
     game = re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)?-v([045])", name)
-    is_unique = prefix != "envpool" and not name.startswith("Blackjack-")  # no other package has the game's name
-    if game and game[1] in ATARI_GAMES and not family_of(env_name) and (game[3] == "5" or is_unique):
-        return "atari"
+    if game and game[1] in ATARI_GAMES and prefix in ("", "ale_py", "atari", "envpool"):
+        is_other = prefix == "envpool" or (not prefix and game[1] == "Blackjack")  # other tasks with names of games
+        if game[3] == "5" or not is_other:
+            return "atari"
     short = env_name if family_of(env_name) else re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
     for name, preset in PRESETS.items():
         if any(fnmatch.fnmatchcase(_without_version(short), _without_version(env)) for env in preset.envs):

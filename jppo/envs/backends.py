@@ -1,5 +1,6 @@
 """Selects the backend of an environment."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -45,7 +46,8 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
         return "ray"
     known = [*available(), *host_env_names(), *ids_like(env)]
     if "envpool" in names_in_families(env) and is_installed("envpool"):
-        known += envpool_names()
+        with contextlib.suppress(Exception):  # importing a package can fail; the names are only for a hint
+            known += envpool_names()
     raise unknown_environment(env, known)
 
 
