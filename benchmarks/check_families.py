@@ -59,6 +59,26 @@ def env_names(name: str) -> list[str]:
     return [name]
 
 
+def measure_each(
+    function: Callable[..., dict[str, Any]],
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    timeout: float,
+    output: Path,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Calls function(name, *args) for each environment in a new process, and writes the results after each one.
+
+    Returns the results by environment, together with those of earlier calls in the file.
+    """
+    results = json.loads(output.read_text())["envs"] if output.exists() else {}
+    for name in names:
+        results[name] = in_process(function, (name, *args), timeout)
+        write_json(output, settings | {"hardware": hardware(), "envs": dict(sorted(results.items()))})
+        print(name, json.dumps(results[name]), flush=True)
+    return results
+
+
 def in_process(function: Callable[..., dict[str, Any]], args: tuple[Any, ...], timeout: float) -> dict[str, Any]:
     """Returns the result of a function that runs in a new process, or {"error": ...}."""
     context = multiprocessing.get_context("spawn")

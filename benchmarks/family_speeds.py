@@ -7,19 +7,17 @@ preset and without recurrence. With several agents, steps are those of agents. E
 process. The file of results keeps the environments of earlier calls.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tyro
-from check_families import in_process
+from check_families import measure_each
 from rich.console import Console
 from rich.table import Table
-from throughput import RESULTS, hardware
+from throughput import RESULTS
 
 import jppo
 from jppo.envs import make_env
-from jppo.runs.files import write_json
 
 ENVS = (
     *("CartPole-v1", "Breakout-MinAtar", "navix:Navix-Empty-8x8-v0", "xminigrid:MiniGrid-Empty-8x8"),
@@ -44,11 +42,7 @@ def main(
       seconds: measuring time of a run.
       timeout: seconds for one environment.
     """
-    results = json.loads(output.read_text())["envs"] if output.exists() else {}
-    for name in names:
-        results[name] = in_process(_measure, (name, seconds), timeout)
-        write_json(output, {"hardware": hardware(), "sizes": SIZES | {"num_envs": NUM_ENVS}, "envs": results})
-        print(name, json.dumps(results[name]), flush=True)
+    results = measure_each(_measure, names, (seconds,), timeout, output, sizes=SIZES | {"num_envs": NUM_ENVS})
     table = Table("environment", "alone, steps/s", "training, steps/s", "share of the environment")
     for name, result in results.items():
         if "error" in result:

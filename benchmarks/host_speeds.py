@@ -7,21 +7,19 @@ environment's preset, without actors and with two. With several agents, steps ar
 measured in a new process. The file of results keeps the environments of earlier calls.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import tyro
-from check_families import in_process
+from check_families import measure_each
 from gymnasium.vector.utils import batch_space
 from rich.console import Console
 from rich.table import Table
-from throughput import RESULTS, hardware
+from throughput import RESULTS
 
 import jppo
 from jppo.envs.gymnasium import make_host_env
-from jppo.runs.files import write_json
 
 NUM_ENVS = 8
 ACTORS = (0, 2)
@@ -41,11 +39,7 @@ def main(
       seconds: measuring time of each of the three measurements; a training run has at least one update.
       timeout: seconds for one environment.
     """
-    results = json.loads(output.read_text())["envs"] if output.exists() else {}
-    for name in names:
-        results[name] = in_process(_measure, (name, seconds), timeout)
-        write_json(output, {"num_envs": NUM_ENVS, "hardware": hardware(), "envs": dict(sorted(results.items()))})
-        print(name, json.dumps(results[name]), flush=True)
+    results = measure_each(_measure, names, (seconds,), timeout, output, num_envs=NUM_ENVS)
     table = Table("environment", "alone, steps/s", "training without actors", "with two actors")
     for name, result in results.items():
         cells = [result["error"]] if "error" in result else [f"{speed:,.0f}" for speed in result.values()]
@@ -57,7 +51,9 @@ def _measure(name: str, seconds: float) -> dict[str, Any]:
     """Returns the speeds of an environment in steps per second."""
     speeds = {"alone": _measure_alone(name, seconds)}
     for actors in ACTORS:
-        speeds[f"actors_{actors}"] = jppo.bench(name, num_actors=actors, seconds=seconds).run.steps_per_second
+        speeds[f"actors_{actors}"] = jppo.bench(
+            name, backend="ray", num_actors=actors, seconds=seconds
+        ).run.steps_per_second
     return speeds
 
 

@@ -97,7 +97,7 @@ def test_unknown_arguments_raise_with_the_right_name(function):
         ("frobnicate", r"has no argument 'frobnicate'; see help\(train\)$"),
         (
             "pool",
-            r"has no argument 'pool'; it is an option of an environment; pass jppo\.make_env\(.*\) as env, or a",
+            r"has no argument 'pool'; it is an option of an environment; pass jppo\.make_env\(name, \.\.\.\) as env$",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Names of environment families, whose environments have names such as "craftax:Craftax-Symbolic-v1"."""
 
+import re
 from typing import Any
 
 FAMILIES = {  # on the device: prefix of the ids and name of the extra -> package to import
@@ -51,3 +52,14 @@ def host_family_of(env: Any) -> str | None:
 def _prefix_in(families: dict[str, str], env: Any) -> str | None:
     prefix, colon, _ = env.partition(":") if isinstance(env, str) else ("", "", "")
     return prefix if colon and prefix in families else None
+
+
+def without_version(name: str) -> str:
+    """Returns an environment's name without its version, such as "-v5"."""
+    return re.sub(r"-v\d+$", "", name)
+
+
+def atari_game(name: str) -> str:
+    """Returns the game of an id of any version of Atari, such as "Pong" of "PongNoFrameskip-v4", or ""."""
+    game = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?$", "", without_version(name))
+    return game if game in ATARI_GAMES else ""

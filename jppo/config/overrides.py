@@ -15,14 +15,14 @@ HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams)
 SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
 CONFIG_NAMES = (*(field.name for field in dataclasses.fields(PPOConfig)), SCALE_ENVS)
 ENV_OPTIONS = ("max_steps_in_episode", "max_episode_steps", "pool", "scenario", "layout", "ruleset")  # of `make_env`
-_ENV_OPTION = (
-    "it is an option of an environment; pass jppo.make_env(name, ...) as env, or a function that returns "
-    "gymnasium.make(name, ...)"
-)
 _HINTS = {
     "batch_size": "a batch has num_envs*num_steps samples: set one of these",
     "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
-    **dict.fromkeys(ENV_OPTIONS, _ENV_OPTION),
+    **{
+        name: "it is an option of an environment; pass jppo.make_env(name, ...) as env"
+        + ", or a function that returns gymnasium.make(name, ...)" * name.startswith("max_")
+        for name in ENV_OPTIONS
+    },
     SCALE_ENVS: "pass it beside config, or use PPOConfig(...).scale_envs(K)",
 } | REMOVED_FIELDS
 for _names, _functions in {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import closest_names, find_similar
-from jppo.config.families import ATARI_GAMES, FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
+from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES, atari_game, without_version
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
 _NAMES_OF = {  # names, without the prefix of their family
@@ -90,8 +90,7 @@ def names_in_families(name: str) -> dict[str, str]:
     found = {family: name for family, pattern in _NAMES_OF.items() if re.fullmatch(pattern, name)}
     if prefixed := re.fullmatch(rf"({'|'.join(_PREFIXES)})(?:[/_.]|(?=[A-Z]))(.+)", name):
         found[prefixed[1]] = prefixed[2]
-    game = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?(-v\d+)?$", "", name)
-    if game in ATARI_GAMES:
+    if game := atari_game(name):
         found["envpool" if is_installed("envpool") and not is_installed("atari") else "atari"] = f"{game}-v5"
     return found
 
@@ -110,16 +109,13 @@ def _with_prefix(name: str, known: list[str]) -> Iterator[str]:
 
 def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
-    known, forms = list(known), "`jppo envs` lists all names; your own environment needs the form module:name"
+    known = list(known)
     near = closest_names(name, known)
+    forms = "`jppo envs` lists all names; your own environment needs the form module:name"
     if name in _PREFIXES | GYMNASIUM_GROUPS:
         near, forms = [], f"it is a family: `jppo envs {name}` lists its environments or says how to install it"
     if ":" not in name:
-        versions = [one for one in near if _without_version(one) == _without_version(name)]
+        versions = [one for one in near if without_version(one) == without_version(name)]
         near = list(dict.fromkeys([*versions, *_with_prefix(name, known), *near]))[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else forms
     return ValueError(f"unknown environment {name!r}; {hint}")
-
-
-def _without_version(name: str) -> str:
-    return re.sub(r"-v\d+$", "", name)
