@@ -484,6 +484,14 @@ def test_invalid_input_has_exit_code_2_a_message_and_writes_nothing(argv, messag
     assert list(Path().iterdir()) == []
 
 
+def test_value_errors_of_a_bug_in_jppo_keep_their_traceback(monkeypatch):
+    bug = compile("def run(self):\n    raise ValueError('a bug')", cli.__file__, "exec")
+    exec(bug, names := {})
+    monkeypatch.setattr(cli.Doctor, "run", names["run"])
+    with pytest.raises(ValueError, match="a bug"):
+        main(["doctor"])
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_errors_of_the_parser_have_one_line(monkeypatch, encoding):
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))

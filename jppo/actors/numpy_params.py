@@ -12,6 +12,7 @@ from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
+from jppo.errors import Refused
 from jppo.ppo.layers.feed_forward import SCREEN_CONVOLUTIONS
 from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
 from jppo.ppo.normalization import center_and_scale, is_moments
@@ -138,7 +139,7 @@ def describe_spaces(spec: PyTree) -> dict[str, Any]:
         return {"dict": {name: describe_spaces(part) for name, part in spec.items()}}
     if type(spec) in (tuple, list):
         return {"tuple": [describe_spaces(part) for part in spec]}
-    raise ValueError(
+    raise Refused(
         f"observations or actions come as {type(spec).__name__}; an exported policy takes arrays, dicts with names, "
         "and tuples"
     )

@@ -18,6 +18,7 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.jit import jit, make_device_put
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
+from jppo.errors import Refused
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.checks.agent import build_learner
 from jppo.ppo.keys import derive_key
@@ -69,7 +70,7 @@ def make_sebulba(
         devices.
     """
     if config.staggered_start:
-        raise ValueError(
+        raise Refused(
             f"staggered_start = {config.staggered_start} supports on-device (JAX) environments only; leave it out"
         )
     env = make_host_env(env)

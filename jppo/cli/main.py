@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 import tyro
@@ -43,7 +42,7 @@ from jppo.cli.train import Train
 from jppo.config.checks import did_you_mean, escape_controls, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
-from jppo.errors import strip_colours
+from jppo.errors import Refused, strip_colours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,14 +187,14 @@ def parse_command(argv: list[str]) -> Any:
     """Returns the command with its options.
 
     Raises:
-      ValueError: an argument is unknown, missing or wrong.
+      Refused: an argument is unknown, missing or wrong.
       SystemExit: --help.
     """
     name, words = argv[0], argv[1:]
     if name.startswith("-"):
-        raise ValueError(f"the command must come before the option {name}; `jppo --help` lists the commands")
+        raise Refused(f"the command must come before the option {name}; `jppo --help` lists the commands")
     if name not in COMMANDS:
-        raise ValueError(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
+        raise Refused(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
     command, pre_parsed, options = COMMANDS[name], pre_parse(words), dict[str, Any]()
     check_options(name, command, words)
     if hasattr(command, "with_defaults"):
@@ -206,7 +205,7 @@ def parse_command(argv: list[str]) -> Any:
             parsed = tyro.cli(command, prog=f"jppo {name}", args=words, config=config, registry=REGISTRY, **options)
     except SystemExit as end:
         if end.code:
-            raise ValueError(first_error(printed.getvalue(), name)) from None
+            raise Refused(first_error(printed.getvalue(), name)) from None
         raise  # --help
     return parsed.adjusted(pre_parsed) if hasattr(parsed, "adjusted") else parsed
 
@@ -220,13 +219,10 @@ def _help_text() -> str:
 
 def _find_mistake(error: Exception) -> str | None:
     """Returns the user's mistake; None for an error of jppo, an environment or a library, which needs its traceback."""
-    file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     platforms = os.environ.get("JAX_PLATFORMS")
-    if platforms and file.name == "xla_bridge.py":
+    if platforms and traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
         return f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here; unset it, or see `jppo doctor`"
-    if isinstance(error, ValueError) and file.is_relative_to(Path(__file__).parents[1]):
-        return str(error)
-    return None
+    return str(error) if isinstance(error, Refused) else None
 
 
 def configure_jax(command: Any) -> None:

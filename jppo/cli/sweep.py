@@ -15,6 +15,7 @@ from jppo.cli.output import print_json
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import EVALUATION_FIELDS, RunConfig
+from jppo.errors import Refused
 
 
 class _Absent(tuple):
@@ -23,7 +24,7 @@ class _Absent(tuple):
 
 def _parse_layer_sizes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise ValueError(f"{text!r} is not a list of layer sizes; write whole numbers with commas between them")
+        raise Refused(f"{text!r} is not a list of layer sizes; write whole numbers with commas between them")
     return tuple(int(size) for size in text.split(","))
 
 
@@ -110,10 +111,10 @@ class Sweep:
     def adjusted(self, pre_parsed: PreParse) -> "Sweep":
         """Returns the command. Raises ValueError for a setting without a value or an option that has no effect."""
         if self.selection != "pbt" and (self.pbt_every, self.pbt_fraction) != (None, PBTConfig.fraction):
-            raise ValueError("--pbt-every and --pbt-fraction need --selection pbt")
+            raise Refused("--pbt-every and --pbt-fraction need --selection pbt")
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
-                raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
+                raise Refused(f"{show_option(name)} needs one value, or several values to sweep")
         return dataclasses.replace(self, words=pre_parsed.words)
 
     def run(self) -> int:
@@ -123,7 +124,7 @@ class Sweep:
         from jppo.training.progress import DisplayStream, make_reporter, short_path
 
         if not self.envs:
-            raise ValueError("no environment; name at least one, for example: jppo sweep CartPole-v1")
+            raise Refused("no environment; name at least one, for example: jppo sweep CartPole-v1")
         stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
         overrides: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT

@@ -12,6 +12,7 @@ from jppo.cli.output import print_json
 from jppo.config.checks import names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
 from jppo.config.terminal import wrap
+from jppo.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,7 @@ class Train(RunArguments):
         """Returns the directory of --run-dir or --resume. Raises ValueError if they name two."""
         run_dir, resume = self.run_dir, self.resume
         if run_dir is not None and resume is not None and run_dir.resolve() != resume.resolve():
-            raise ValueError(f"--run-dir {run_dir} and --resume {resume} are two different runs; give only one of them")
+            raise Refused(f"--run-dir {run_dir} and --resume {resume} are two different runs; give only one of them")
         return resume or run_dir
 
 

@@ -8,6 +8,7 @@ from jppo.envs.contract import BrokenContractError
 from jppo.envs.device_contract import describe_leaf
 from jppo.envs.observations import MisfitError, split_observation
 from jppo.envs.spaces import ObsSpec, PyTree
+from jppo.errors import Refused
 
 
 def obs_spec_of(name: str, space: Any, obs: PyTree) -> PyTree:
@@ -30,5 +31,5 @@ def obs_spec_of(name: str, space: Any, obs: PyTree) -> PyTree:
     if type(space).__name__ == "Discrete":
         return ObsSpec(shape=tuple(obs.shape), dtype=str(obs.dtype), num_categories=int(space.n))
     if any(not leaf.size for leaf in jax.tree.leaves(obs)):
-        raise ValueError(f"{name}: an observation is empty: {jax.tree.map(describe_leaf, obs)}")
+        raise Refused(f"{name}: an observation is empty: {jax.tree.map(describe_leaf, obs)}")
     return jax.tree.map(lambda leaf: ObsSpec(shape=tuple(leaf.shape), dtype=str(leaf.dtype)), obs)

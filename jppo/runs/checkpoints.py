@@ -17,6 +17,7 @@ import numpy as np
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
+from jppo.errors import Refused
 from jppo.ppo.types import PyTree
 from jppo.runs.files import jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
@@ -78,7 +79,7 @@ class Checkpoints:
         self.start = latest_checkpoint(run_dir, message)
         self.update = 0 if self.start is None else self.start.update
         if len(set(allgather_ints([self.update])[:, 0].tolist())) > 1:
-            raise ValueError(
+            raise Refused(
                 f"the processes of this run read different checkpoints in {self._folder}; use one shared disk"
             )
         if not jax.process_index():
@@ -194,7 +195,7 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
                 following = "; the checkpoint before it is used" if path != paths[0] else ""
                 message(f"{path} is damaged ({error}){following}")
         else:
-            raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
+            raise Refused(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
     return None
 
 
@@ -213,7 +214,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             leaves = {name: _read_array(path, name) for name in info["crc32"]}
             for name, checksum in info["crc32"].items():
                 if checksum not in (None, zlib.crc32(leaves[name].tobytes())):
-                    raise ValueError(f"{name} has another checksum")
+                    raise Refused(f"{name} has another checksum")
             return Checkpoint(
                 path=path,
                 update=int(path.name),
@@ -226,7 +227,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise _Damaged(short_reason(error)) from error
     version = info.get("jppo")
     advice = "" if version == versions()["jppo"] else "resume with that version, or "
-    raise ValueError(
+    raise Refused(
         f"{path} has checkpoint format {info['format']}, this version of jppo reads {FORMAT}; it was written by jppo "
         f"{version}: {advice}start a new run in another run_dir"
     )
@@ -252,7 +253,7 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
     run = f"run_dir {run_dir} already contains a run"
     metrics = run_dir / "metrics.jsonl"
     if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
-        raise ValueError(f"{run} without checkpoints; use another run_dir")
+        raise Refused(f"{run} without checkpoints; use another run_dir")
     old, new = _identity_fields(before), _identity_fields(jsonable(now))
     names = [name for name in old | new if old.get(name) != new.get(name)]
     if names:
@@ -260,16 +261,16 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
             f"{name} is {_show_setting(old, name)} in the run, but {_show_setting(new, name)} now" for name in names
         )
         remedy = "pass the values of the run to resume it, or use another run_dir for the new ones"
-        raise ValueError(f"{run} with other settings: {differences}; {remedy}")
+        raise Refused(f"{run} with other settings: {differences}; {remedy}")
     old_steps, new_steps = before["total_steps"], now["total_steps"]
     scheduled = [name for name, value in now["hyperparams"].items() if isinstance(value, dict)]
     if new_steps != old_steps and scheduled:
-        raise ValueError(
+        raise Refused(
             f"{run} with total_steps = {old_steps}; it cannot change to {new_steps}, because schedules depend on it: "
             + ", ".join(f"{name} = {_show_setting(new, name)}" for name in scheduled)
         )
     if new_steps < old_steps:
-        raise ValueError(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
+        raise Refused(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
 
 
 def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:

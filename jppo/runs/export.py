@@ -22,7 +22,7 @@ from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_p
 from jppo.config.checks import check_seed
 from jppo.devices.jit import jit
 from jppo.envs.spaces import ObsSpec
-from jppo.errors import describe_error
+from jppo.errors import Refused, describe_error
 from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
 from jppo.ppo.types import Array, PyTree
@@ -58,9 +58,9 @@ def export_policy(
     path = Path(path)
     check_output_path(path)
     if isinstance(platforms, str) or not platforms or set(platforms) - set(PLATFORMS):
-        raise ValueError(f"platforms = {platforms!r} must be a sequence of {', '.join(PLATFORMS)}")
+        raise Refused(f"platforms = {platforms!r} must be a sequence of {', '.join(PLATFORMS)}")
     if not isinstance(policy, TrainedPolicy | str | Path):
-        raise ValueError(
+        raise Refused(
             f"policy is a {type(policy).__name__}; it must be a TrainedPolicy, such as result.policy, or a run "
             "directory"
         )
@@ -87,23 +87,23 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise Refused(f"{path} cannot be read: {error.strerror or error}") from None
     head, mark, version = content.rpartition(_MARK)
     if not mark or not version.isdigit():
         remedy = "; load an .npz file with jppo.numpy_policy.load" if content[:2] == b"PK" else ""
-        raise ValueError(f"{path} is incomplete or was not written by jppo as a .stablehlo file{remedy}")
+        raise Refused(f"{path} is incomplete or was not written by jppo as a .stablehlo file{remedy}")
     if int(version) != _VERSION:
-        raise ValueError(
+        raise Refused(
             f"{path} has version {int(version)} of the format; jppo {__version__} reads {_VERSION}: load "
             "it with the version of jppo that exported it"
         )
     program, digest = head[:-_DIGEST_SIZE], head[-_DIGEST_SIZE:]
     if hashlib.sha256(program).digest() != digest:
-        raise ValueError(f"{path} is damaged: its bytes are not those that were exported")
+        raise Refused(f"{path} is damaged: its bytes are not those that were exported")
     try:
         return ExportedPolicy(export.deserialize(bytearray(program)))
     except Exception as error:  # deserialize raises errors of many types
-        raise ValueError(f"{path} is damaged: it holds no program that this JAX can read ({error!r})") from error
+        raise Refused(f"{path} is damaged: it holds no program that this JAX can read ({error!r})") from error
 
 
 class ExportedPolicy:
@@ -184,7 +184,7 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
     try:
         program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(*arguments).serialize())
     except Exception as error:  # of the user's network
-        raise ValueError(
+        raise Refused(
             f"the network cannot be exported ({describe_error(error)}); its operations must work for any batch size "
             f"and on all of {', '.join(platforms)}"
         ) from error
@@ -193,7 +193,7 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
 
 def _as_npz(policy: TrainedPolicy) -> bytes:
     if obstacle := numpy_obstacle(policy.policy):
-        raise ValueError(f"NumPy cannot apply this policy, because {obstacle}; export it as .stablehlo")
+        raise Refused(f"NumPy cannot apply this policy, because {obstacle}; export it as .stablehlo")
     description, arrays = to_numpy_params(policy.policy, policy.state)
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jppo.config.schedules import Schedule, to_json
+from jppo.errors import Refused
 
 
 def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
@@ -45,7 +46,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        raise Refused("its values are nested too deeply") from None
 
 
 def jsonable(value: Any) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.devices.signals import defer_signals
+from jppo.errors import Refused
 from jppo.ppo.types import PolicyState
 from jppo.runs.checkpoints import FOLDER, list_checkpoints
 from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
@@ -53,7 +54,7 @@ class RunWriter:
             path.mkdir(parents=True, exist_ok=True)
             if not resume and not _is_new(path):
                 content = "already contains a run" if (path / "config.json").exists() else "is not empty"
-                raise ValueError(f"run_dir {path} {content}; use another directory")
+                raise Refused(f"run_dir {path} {content}; use another directory")
             self._lock = _lock(path)
             (path / _METRICS).touch()
         try:
@@ -233,7 +234,7 @@ def _lock(path: Path) -> Any:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise ValueError(f"run_dir {path} is being written by another process; use another directory") from None
+        raise Refused(f"run_dir {path} is being written by another process; use another directory") from None
     except NotImplementedError:  # a file system without locks
         pass
     return lock
@@ -259,12 +260,12 @@ def _as_value_error(path: Path) -> Any:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"run_dir {path} cannot be written: {short_reason(error)}") from error
+        raise Refused(f"run_dir {path} cannot be written: {short_reason(error)}") from error
 
 
 def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError:
-        raise ValueError("--wandb needs the wandb package: pip install 'jppo[wandb]'") from None
+        raise Refused("--wandb needs the wandb package: pip install 'jppo[wandb]'") from None
     return wandb

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jppo.config.pbt import PBTConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, show_bytes
+from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
 from jppo.ppo.keys import derive_key
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
@@ -44,7 +45,7 @@ class PBTTrainer(GroupTrainer):
             checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, 2, message)
         population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
         if population.bytes > (free := bytes_free(group.num_devices)):
-            raise ValueError(
+            raise Refused(
                 f"pbt trains all {runs} runs at once and needs {show_bytes(population.bytes)} of device memory, "
                 f"but {show_bytes(free)} are free; use fewer runs or lower num_envs = {group.agent.config.num_envs}"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import from_json
+from jppo.errors import Refused
 from jppo.runs.files import read_json, short_reason, write_atomically, write_json
 from jppo.runs.groups import format_value
 from jppo.runs.run_dir import unused_path, versions
@@ -86,7 +87,7 @@ class SweepStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()) and not (path / _SWEEP).exists():
-                raise ValueError(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
+                raise Refused(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
             (path / _RUNS).mkdir(exist_ok=True)
             description = {
                 "envs": list(dict.fromkeys(group.env_name for group in self._groups)),
@@ -97,7 +98,7 @@ class SweepStore:
             }
             write_json(path / _SWEEP, description)
         except OSError as error:
-            raise ValueError(f"sweep_dir {path} cannot be written: {short_reason(error)}") from error
+            raise Refused(f"sweep_dir {path} cannot be written: {short_reason(error)}") from error
 
     def _add(self, group: ProgramGroup, spec: RunSpec, outcome: RunOutcome) -> None:
         self._runs[spec.number] = SweepRun(
@@ -124,7 +125,7 @@ def load_sweep(path: Path) -> SweepResult:
         description = read_json(path / _SWEEP)
         names, settings = list(description["runs"]), dict(description["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a sweep directory of this version of jppo ({error})") from None
+        raise Refused(f"{path} is not a sweep directory of this version of jppo ({error})") from None
     runs = []
     for number, name in enumerate(names):
         if not (file := path / _RUNS / f"{name}.npz").exists():
@@ -145,7 +146,7 @@ def load_sweep(path: Path) -> SweepResult:
         )
         runs.append(run)
     if not runs:
-        raise ValueError(f"{path} contains no finished run yet")
+        raise Refused(f"{path} contains no finished run yet")
     return SweepResult(runs, [name for name, choices in settings.items() if len(choices) > 1], path)
 
 

@@ -14,6 +14,7 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
+from jppo.errors import Refused
 from jppo.runs.plots import format_steps
 
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
@@ -174,9 +175,9 @@ def check_progress(progress: Any) -> None:
     """Raises ValueError if `progress` is not "auto", "none" or a reporter."""
     if isinstance(progress, type):
         name = progress.__name__
-        raise ValueError(f"progress = {name} is a class; pass an instance, {name}(...)")
+        raise Refused(f"progress = {name} is a class; pass an instance, {name}(...)")
     if not isinstance(progress, Reporter) and progress not in ("none", "auto"):
-        raise ValueError(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
+        raise Refused(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
 
 
 def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:

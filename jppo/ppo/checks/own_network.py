@@ -4,6 +4,7 @@ import jax
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs.spaces import ACTION_MASK
+from jppo.errors import Refused
 from jppo.ppo.layers.feed_forward import is_image
 from jppo.ppo.types import PyTree
 
@@ -16,7 +17,7 @@ def check_own_network(config: PPOConfig, obs_spec: PyTree) -> None:
     """
     shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
     if config.network == "cnn" and not any(is_image(shape) for shape in shapes):
-        raise ValueError(
+        raise Refused(
             f'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is '
             f'{", ".join(map(str, shapes))}: use network = "mlp"'
         )
@@ -24,6 +25,6 @@ def check_own_network(config: PPOConfig, obs_spec: PyTree) -> None:
         names = list(obs_spec) if isinstance(obs_spec, dict) else []
         for name in set(getattr(config, option)) - set(names):
             if name == ACTION_MASK:
-                raise ValueError(f"{option} names {name!r}, which is never an input of the network; leave it out")
+                raise Refused(f"{option} names {name!r}, which is never an input of the network; leave it out")
             known = f"it has {', '.join(map(str, names))}" if names else "it has no named leaves"
-            raise ValueError(f"{option} names {name!r}, which the observation does not have; {known}")
+            raise Refused(f"{option} names {name!r}, which the observation does not have; {known}")
