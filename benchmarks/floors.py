@@ -28,8 +28,8 @@ from versus_jax_peers import ALL
 
 import jppo
 from jppo.devices.jit import jit
+from jppo.envs.spaces import Array, PyTree
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.types import Array, PyTree
 from jppo.runs.files import write_json
 
 _TIMES = 16  # repetitions within a rate's program, so that its start and memory allocation do not matter

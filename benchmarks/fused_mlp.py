@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jppo.ppo.distributions import Categorical, DiagGaussian
-from jppo.ppo.networks import ActorCritic
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.networks.actor_critic import ActorCritic
+from jppo.networks.distributions import Categorical, DiagGaussian
 
 _ROWS = 64  # rows that a kernel computes at a time
 _PROGRAMS = 128  # maximum number of programs per torso in the backward pass: about two per multiprocessor of an H100

@@ -12,8 +12,9 @@ from fused_mlp import FusedActorCritic
 from serving import serve
 
 import jppo
+from jppo import kernels
 from jppo.envs import make_env
-from jppo.ppo import kernels, networks
+from jppo.ppo import networks
 
 
 def _unroll(module: str, times: int) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from throughput import RESULTS, hardware, interleaved
 
 from jppo.config.ppo import PPOConfig
 from jppo.devices.jit import jit
+from jppo.envs.spaces import Array
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
-from jppo.ppo.types import Array
 from jppo.runs.files import write_json
 
 SIZES = ((64, 128), (1024, 32), (2048, 32))  # environments, steps

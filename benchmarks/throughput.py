@@ -32,13 +32,13 @@ import jppo
 from jppo.benchmark.timing import select_actions as act
 from jppo.benchmark.timing import step_environments
 from jppo.devices.jit import jit
-from jppo.ppo.advantages import gae
+from jppo.envs.spaces import Array, PyTree
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.learner import Learner, make_learner
-from jppo.ppo.losses import ppo_loss
+from jppo.ppo.losses import gae, ppo_loss
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 from jppo.ppo.rollout import collect
-from jppo.ppo.types import Array, Batch, PyTree, Rollout, TrainState
+from jppo.ppo.types import Batch, Rollout, TrainState
 from jppo.runs.files import write_json
 from jppo.runs.run_dir import versions
 

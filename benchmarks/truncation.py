@@ -28,11 +28,11 @@ from throughput import RESULTS, WORKLOADS, Workload, hardware, interleaved
 
 import jppo
 from jppo.devices.jit import jit
-from jppo.envs.spaces import to_env_action
+from jppo.envs.spaces import Array, PyTree, to_env_action
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.policy import Policy
 from jppo.ppo.rollout import _values_where, collect, rollout_keys
-from jppo.ppo.types import Array, CollectState, PolicyState, PyTree, Rollout, Transition
+from jppo.ppo.types import CollectState, PolicyState, Rollout, Transition
 from jppo.runs.files import write_json
 
 NUM_SEEDS = 4

@@ -25,7 +25,7 @@ from probes import Moving, ObsActionReward
 
 import jppo
 from jppo.cli.main import main
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
 from jppo.runs import checkpoints
 from jppo.runs.checkpoints import FORMAT, Checkpoints, latest_checkpoint, read_checkpoint
 from jppo.runs.files import jsonable

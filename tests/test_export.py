@@ -29,10 +29,11 @@ from jppo.actors import numpy_policy
 from jppo.cli.main import main
 from jppo.envs.masks import has_mask, without_mask
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.distributions import Categorical
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
+from jppo.networks.distributions import Categorical
+from jppo.ppo.normalization import Moments
 from jppo.ppo.policy import make_policy
-from jppo.ppo.types import Moments, PolicyState
+from jppo.ppo.types import PolicyState
 from jppo.runs.load import load_run
 from jppo.runs.policy import TrainedPolicy
 

@@ -14,7 +14,21 @@ import jppo
 ROOT = Path(jppo.__file__).parent
 
 # Each package may import itself and the packages to the left of it.
-ORDER = ("errors", "config", "devices", "envs", "ppo", "actors", "runs", "training", "sweeps", "benchmark", "cli")
+ORDER = (
+    "errors",
+    "config",
+    "devices",
+    "envs",
+    "kernels",
+    "networks",
+    "ppo",
+    "actors",
+    "runs",
+    "training",
+    "sweeps",
+    "benchmark",
+    "cli",
+)
 
 ALL = set(ORDER) - {"config", "errors"}
 ALLOWED = {
@@ -22,8 +36,8 @@ ALLOWED = {
     "numpy": ALL,
     "chex": ALL,
     "flax.struct": ALL,
-    "flax": {"ppo"},
-    "optax": {"ppo"},
+    "flax": {"networks"},
+    "optax": {"kernels", "ppo"},
     "gymnax": {"envs", "runs"},  # runs: gymnax draws its own environments
     "gymnasium": {"envs", "runs"},
     "ale_py": {"envs"},

@@ -86,7 +86,7 @@ def shared_program(monkeypatch):
         return PROGRAMS[0]
 
     monkeypatch.setattr(pbt_trainer, "compile_group", compile_once)
-    monkeypatch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 1)
+    monkeypatch.setattr("jppo.training.device_loop.CHUNK_CAPACITY", 1)
 
 
 choose = jax.jit(choose_sources, static_argnames="fraction")

@@ -346,7 +346,7 @@ def test_several_environments_share_one_table(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("selection", [None, "successive_halving"])
 def test_interrupt_returns_the_results_so_far(tmp_path, selection, monkeypatch):
-    monkeypatch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 1)
+    monkeypatch.setattr("jppo.training.device_loop.CHUNK_CAPACITY", 1)
     told = []
     messages = Messages(lambda: told.append(1) or (len(told) == 3 and os.kill(os.getpid(), signal.SIGINT)))
     options = {"max_parallel_runs": 2, "sweep_dir": tmp_path / "s", "seeds": 4, "selection": selection}

@@ -13,12 +13,11 @@ from jppo.actors.rollout_evaluation import evaluate_rollout
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK
-from jppo.ppo.networks import Network, RecurrentNetwork
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 from jppo.ppo.normalization import empty_moments
-from jppo.ppo.policy import Policy, make_policy
+from jppo.ppo.policy import Network, Policy, RecurrentNetwork, make_policy
 from jppo.ppo.rollout import env_keys, rollout_keys
-from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
+from jppo.ppo.types import Episode, EpisodeStats, PolicyState, Rollout
 
 _put = make_device_put()
 

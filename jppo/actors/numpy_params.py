@@ -11,13 +11,13 @@ import numpy as np
 from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
 from jppo.envs.masks import has_mask
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec, PyTree
 from jppo.errors import Refused
-from jppo.ppo.layers.feed_forward import SCREEN_CONVOLUTIONS
-from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
+from jppo.networks.actor_critic import ActorCritic, RecurrentActorCritic
+from jppo.networks.feed_forward import SCREEN_CONVOLUTIONS
 from jppo.ppo.normalization import center_and_scale, is_moments
 from jppo.ppo.policy import Policy
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 
 
 @functools.cache

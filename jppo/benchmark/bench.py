@@ -20,10 +20,9 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
 from jppo.errors import Refused, describe_empty_mask
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.writer import RunWriter
 from jppo.training.device_loop import DeviceLoop
 from jppo.training.interrupts import stop_on_interrupt

@@ -13,11 +13,10 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.envs.backends import require_device
 from jppo.errors import Refused
-from jppo.ppo.advantages import Advantages
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.display import DisplayedResult
 from jppo.training.device_loop import compile_chunk, state_shapes
 from jppo.training.settings import RunSettings, prepare_run

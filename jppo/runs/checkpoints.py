@@ -17,8 +17,8 @@ import numpy as np
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
+from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import PyTree
 from jppo.runs.files import jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
 from jppo.runs.run_dir import versions

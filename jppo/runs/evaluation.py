@@ -14,7 +14,7 @@ from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
 from jppo.envs.spaces import ObsSpec
 from jppo.errors import Refused
-from jppo.ppo.keys import derive_key
+from jppo.ppo.types import derive_key
 from jppo.runs.episodes import Evaluation, check_legal_actions, make_host_player, make_player
 from jppo.runs.load import load_run, needs_env
 from jppo.runs.policy import TrainedPolicy

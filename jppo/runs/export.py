@@ -21,11 +21,10 @@ from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
 from jppo.config.checks import check_seed
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ObsSpec
+from jppo.envs.spaces import Array, ObsSpec, PyTree
 from jppo.errors import Refused, describe_error
-from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import act, reset_carry
-from jppo.ppo.types import Array, PyTree
+from jppo.ppo.types import derive_key
 from jppo.runs.policy import TrainedPolicy, actor_leaves, as_arguments, complete_obs
 from jppo.runs.run_dir import check_output, write_output
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import PyTree
 
 
 class LeafMismatch(Refused):

@@ -10,7 +10,7 @@ from jppo.config.checks import names_module
 from jppo.envs.backends import choose_backend
 from jppo.errors import Refused
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.networks import Network
+from jppo.ppo.policy import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoint, latest_checkpoint

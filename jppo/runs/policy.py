@@ -10,11 +10,10 @@ from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 from jppo.errors import EMPTY_MASK, Refused
-from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, make_policy, reset_carry
-from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.ppo.types import PolicyState, derive_key
 from jppo.runs.display import DisplayedResult, Picture
 
 

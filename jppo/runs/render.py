@@ -17,9 +17,9 @@ from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.families import choose_mujoco_gl
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.spaces import Array, PyTree
 from jppo.errors import Refused
-from jppo.ppo.keys import derive_key
-from jppo.ppo.types import Array, PyTree
+from jppo.ppo.types import derive_key
 from jppo.runs.display import Picture
 from jppo.runs.episodes import DeviceEpisodes, check_legal_actions, make_host_player, start_episodes, step_episodes
 from jppo.runs.evaluation import open_policy

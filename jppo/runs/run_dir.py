@@ -22,8 +22,9 @@ import numpy as np
 from jppo import __version__
 from jppo.config import schedules
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 from jppo.runs.files import read_json, write_atomically
 from jppo.runs.leaves import copy_leaves, restore_leaves, with_dtype
 

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from jppo.config.pbt import PBTConfig
+from jppo.envs.spaces import PyTree
 from jppo.errors import describe_empty_mask
 from jppo.ppo.anakin import AnakinState
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome

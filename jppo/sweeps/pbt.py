@@ -12,10 +12,10 @@ from jppo.config.overrides import CONFIG_NAMES
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import RANGES, Hyperparams
 from jppo.config.schedules import Schedule
+from jppo.envs.spaces import Array
 from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
-from jppo.ppo.keys import derive_key
-from jppo.ppo.types import Array
+from jppo.ppo.types import derive_key
 from jppo.sweeps.grid import ProgramGroup
 
 FACTORS = (0.8, 1.25)

@@ -13,7 +13,7 @@ from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, show_bytes
 from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
-from jppo.ppo.keys import derive_key
+from jppo.ppo.types import derive_key
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.runs.leaves import restore_leaves
 from jppo.sweeps.grid import ProgramGroup

@@ -19,10 +19,9 @@ from jppo.config.ray import RayConfig, Resources
 from jppo.config.run import RunConfig
 from jppo.envs.backends import BACKENDS
 from jppo.errors import Refused
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.run_dir import safe_name
 from jppo.runs.statistics import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, make_groups

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import check_hyperparams
+from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import PyTree
 from jppo.runs.leaves import describe_array, is_key
 
 

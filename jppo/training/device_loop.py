@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import Hyperparams
@@ -14,8 +15,8 @@ from jppo.devices.jit import jit
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.devices.signals import end_process_at
-from jppo.ppo import anakin
-from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
+from jppo.envs.spaces import Array
+from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.history import RecentEpisodes
@@ -26,6 +27,7 @@ from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
 POLL_SECONDS = 0.005
+CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
 
 
 class ChunkLoop:
@@ -78,7 +80,7 @@ class ChunkLoop:
                 self.save()
             ahead = pace < _SLOW_UPDATE and not (self._shared or due or self.monitor.holds(update))
             if remaining and (pending is None or ahead):
-                length = min(length, remaining, anakin.CHUNK_CAPACITY, self._updates_until_event(update))
+                length = min(length, remaining, CHUNK_CAPACITY, self._updates_until_event(update))
                 length, stop = self._agree(length, stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
@@ -118,7 +120,7 @@ class ChunkLoop:
     def _updates_until_event(self, update: int) -> int:
         """Returns the number of updates until the next update at which a chunk must end."""
         every = 0 if self._checkpoints is None else self._checkpoints.every_updates
-        length = every - update % every if every else anakin.CHUNK_CAPACITY
+        length = every - update % every if every else CHUNK_CAPACITY
         return min(length, self.monitor.updates_until_event(update))
 
     def launch(self, length: int) -> Metrics:
@@ -265,3 +267,39 @@ class DeviceLoop(ChunkLoop):
 
     def close(self) -> None:
         """Does nothing: a device needs no cleanup."""
+
+
+def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> tuple[AnakinState, Any, Metrics]:
+    """Runs `length` updates, or fewer: stops after an update that diverges or reaches a target.
+
+    The length is an argument, not a shape, so that one compiled program serves every chunk.
+
+    Args:
+      flags: [] bool, whether all updates so far were finite; or a record of them with the properties `running` and
+        `reached` and the method `after(metrics, config)` (see `ReturnTarget`). The result of the chunk before.
+      length: [] i32, at most CHUNK_CAPACITY.
+
+    Returns:
+      the state, the flags, and metrics in the first rows of buffers [CHUNK_CAPACITY]. With a target, the metric
+      "reached" marks the update that reached it.
+    """
+    step, has_target = jax.jit(agent.step), hasattr(flags, "after")  # the step is traced once for both uses
+    shapes = jax.eval_shape(step, state)[1]
+    shapes |= {"reached": shapes["finite"]} if has_target else {}
+    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
+
+    def should_continue(loop: tuple[Array, Any, AnakinState, Metrics]) -> Array:
+        done, flags, _, _ = loop
+        return jnp.logical_and(done < length, flags.running if has_target else flags)
+
+    def body(loop: tuple[Array, Any, AnakinState, Metrics]) -> tuple[Array, Any, AnakinState, Metrics]:
+        done, flags, state, buffers = loop
+        state, metrics = step(state)
+        flags = flags.after(metrics, agent.config) if has_target else metrics["finite"]
+        metrics |= {"reached": flags.reached} if has_target else {}
+        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
+        return done + 1, flags, state, buffers
+
+    start = (jnp.zeros((), jnp.int32), flags, state, buffers)
+    _, flags, state, buffers = jax.lax.while_loop(should_continue, body, start)
+    return state, flags, buffers

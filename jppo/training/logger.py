@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.ppo.types import PyTree
+from jppo.envs.spaces import PyTree
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.runs.run_dir import metrics_until
 from jppo.runs.writer import RunWriter

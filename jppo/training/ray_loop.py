@@ -17,8 +17,7 @@ from jppo.config.ppo import Hyperparams
 from jppo.config.ray import RayConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
-from jppo.ppo.hyperparams import evaluate_schedules
-from jppo.ppo.types import PolicyState, TrainState
+from jppo.ppo.types import PolicyState, TrainState, evaluate_schedules
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
 from jppo.training.logger import Logger, LoopResult

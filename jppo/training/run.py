@@ -18,10 +18,10 @@ from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, raise_on_all_processes
 from jppo.devices.signals import end_process_at
+from jppo.envs.spaces import PyTree
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
+from jppo.networks.feed_forward import is_image
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.layers.feed_forward import is_image
-from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint
 from jppo.runs.load import read_summary

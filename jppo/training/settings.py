@@ -20,11 +20,10 @@ from jppo.devices.mesh import max_usable_devices
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.errors import Refused
-from jppo.ppo.advantages import Advantages
 from jppo.ppo.anakin import Anakin, make_anakin
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs import run_dir as runs
 
 if TYPE_CHECKING:

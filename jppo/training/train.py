@@ -7,10 +7,9 @@ from jppo.config.overrides import check_overrides, take_ray, take_run
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.training.result import Result
 from jppo.training.run import train_with_settings
 from jppo.training.settings import RunSettings

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
+from jppo.envs.spaces import Array, PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import Array, Batch, Metrics, PyTree, Rollout
+from jppo.ppo.types import Batch, Metrics, Rollout
 
 _Samples = TypeVar("_Samples", Batch, Rollout)
 _OWN_METRICS = (

@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jppo.envs.masks import check_mask_spec, has_mask, legal_categories
-from jppo.envs.spaces import ACTION_MASK, ActionSpec
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, PyTree
 from jppo.errors import Refused, describe_error
-from jppo.ppo.distributions import Joint
-from jppo.ppo.networks import RecurrentActorCritic
+from jppo.networks.actor_critic import RecurrentActorCritic
+from jppo.networks.distributions import Joint
 from jppo.ppo.policy import is_recurrent, prepare_obs, sample_actions
-from jppo.ppo.types import PyTree
 
 _CHECK_BATCH = 7  # batch size of the trace; unlike the usual sizes of other dims
 _CHECK_STEPS = 3  # of the trace of a network's unroll

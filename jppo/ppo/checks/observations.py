@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.envs.masks import lacks_legal_action
+from jppo.envs.spaces import Array, PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import Array, PyTree
 
 
 def check_obs(obs_spec: PyTree, obs: PyTree, *lead: str) -> None:

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams
+from jppo.envs.spaces import Array, PyTree
 from jppo.errors import Refused, describe_error
-from jppo.ppo.hyperparams import evaluate_schedules
-from jppo.ppo.kernels.flat_gradient import ravel_f32
-from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.types import Array, PyTree
+from jppo.kernels.flat_gradient import ravel_f32
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.types import evaluate_schedules
 
 _CHECKED_STEPS = 8  # the first steps may do nothing
 

@@ -6,8 +6,7 @@ from jppo.config.checks import check_function
 from jppo.config.ppo import PPOConfig
 from jppo.config.ray import not_divisible_by_agents
 from jppo.errors import Refused
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
+from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.policy import Policy
 
 

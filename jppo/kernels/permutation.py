@@ -18,8 +18,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.envs.spaces import Array
-from jppo.ppo import kernels
 
 _SMALLEST_FACTOR = 4
 

@@ -1,6 +1,6 @@
 """Actor-critic networks."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -8,56 +8,15 @@ import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs.masks import without_mask
-from jppo.envs.spaces import ActionSpec
-from jppo.ppo.checks.own_network import check_own_network
-from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
-from jppo.ppo.kernels.joined_layers import apply_each
-from jppo.ppo.layers.feed_forward import MLP, ConvTorso, Dense, flatten, is_image
-from jppo.ppo.layers.recurrent import Cell, Recurrent, initial_carry
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, Array, PyTree
+from jppo.errors import Refused
+from jppo.kernels.joined_layers import apply_each
+from jppo.networks.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
+from jppo.networks.feed_forward import MLP, ConvTorso, Dense, flatten, is_image
+from jppo.networks.recurrent import Cell, Recurrent, initial_carry
 
 OUTPUT_GAINS = {"policy": 0.01, "value": 1.0}  # gains of the output layers' initial weights; other layers: sqrt(2)
 _CONFIG_FIELDS = ("hidden_sizes", "activation", "shared_torso", "actor_obs", "critic_obs", "compute_dtype")
-
-
-class Network(Protocol):
-    """Policy and value function of an agent: any object with these two methods, such as a flax.linen module.
-
-    Observations are pytrees of float32 leaves [B, *obs]: one-hot for discrete spaces, and normalized if
-    config.normalize_obs. Each row of the outputs must depend on the same row of the observations only.
-    """
-
-    def init(self, key: Array, obs: PyTree, /) -> PyTree:
-        """Returns initial parameters, a pytree of float arrays."""
-
-    def apply(self, params: PyTree, obs: PyTree, /) -> tuple[Any, Array]:
-        """Returns (distribution, value).
-
-        The distribution is a pytree with leaves [B, ...] and the methods `sample(seed=key)`, `log_prob(action)`,
-        `entropy()` and `mode()`, such as `Categorical` or `DiagGaussian`. The value has the shape [B].
-        """
-
-
-class RecurrentNetwork(Protocol):
-    """A network with a memory: `carry` is a pytree with leaves [B, ...] that each step of an episode hands to the next.
-
-    The first step of an episode gets `initial_carry`. A network may also have a method
-
-        unroll(params, obs, carry, reset) -> (distribution, value, carry)
-
-    that does the same as L calls of `apply`, for example with products for all steps at once. obs has leaves
-    [L, B, ...]; carry [B, ...] is the carry before the first step; reset [L, B] is True where an episode starts: there
-    the carry must be reset before the step. Distribution and value have leaves [L*B, ...].
-    """
-
-    def init(self, key: Array, obs: PyTree, carry: PyTree, /) -> PyTree:
-        """Returns initial parameters, a pytree of float arrays."""
-
-    def initial_carry(self, batch_size: int, /) -> PyTree:
-        """Returns the carry at the start of an episode, leaves [batch_size, ...]."""
-
-    def apply(self, params: PyTree, obs: PyTree, carry: PyTree, /) -> tuple[Any, Array, PyTree]:
-        """Returns (distribution, value, carry after this step); see `Network` for the first two."""
 
 
 class _ActorCriticBase(nn.Module):
@@ -166,8 +125,8 @@ def _convolve(name: str, obs: PyTree, dtype: str) -> Array:
 
 
 def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> Any:
-    """Returns the network that the config describes, see `check_own_network`."""
-    check_own_network(config, without_mask(obs_spec))
+    """Returns the network that the config describes, see `check_config`."""
+    check_config(config, without_mask(obs_spec))
     specs, structure = jax.tree.flatten(action_spec)
     actions = (action_spec, None) if isinstance(action_spec, ActionSpec) else (tuple(specs), structure)
     options: dict[str, Any] = {name: getattr(config, name) for name in _CONFIG_FIELDS}
@@ -175,3 +134,24 @@ def make_network(config: PPOConfig, obs_spec: PyTree, action_spec: PyTree) -> An
     if config.recurrent == "none":
         return ActorCritic(**options)
     return RecurrentActorCritic(cell=config.recurrent, size=config.recurrent_size, **options)
+
+
+def check_config(config: PPOConfig, obs_spec: PyTree) -> None:
+    """Raises ValueError for a cnn without images, or names in actor_obs or critic_obs that do not exist.
+
+    Args:
+      obs_spec: the observations' specs without the mask.
+    """
+    shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
+    if config.network == "cnn" and not any(is_image(shape) for shape in shapes):
+        raise Refused(
+            f'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is '
+            f'{", ".join(map(str, shapes))}: use network = "mlp"'
+        )
+    for option in ("actor_obs", "critic_obs"):
+        names = list(obs_spec) if isinstance(obs_spec, dict) else []
+        for name in set(getattr(config, option)) - set(names):
+            if name == ACTION_MASK:
+                raise Refused(f"{option} names {name!r}, which is never an input of the network; leave it out")
+            known = f"it has {', '.join(map(str, names))}" if names else "it has no named leaves"
+            raise Refused(f"{option} names {name!r}, which the observation does not have; {known}")

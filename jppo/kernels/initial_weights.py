@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo import kernels
 from jppo.envs.spaces import Array, PyTree
-from jppo.ppo import kernels
 
 _SMALL = (256, 512)  # kernels of at most this shape are made in one loop, even if their shapes differ
 _TINY = 1e-30

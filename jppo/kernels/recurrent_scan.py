@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.devices.jit import materialize_on_cpu
 from jppo.envs.spaces import Array, PyTree
-from jppo.ppo import kernels
 
 # (gates [B, G*H], carry, kernel, bias) -> carry, output [B, H]
 CellStep = Callable[[Array, PyTree, Array, Array], tuple[PyTree, Array]]

@@ -7,9 +7,9 @@ an array [A, B], not sums within each row of an array [B, A].
 import jax
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.devices.jit import materialize_on_cpu
 from jppo.envs.spaces import Array
-from jppo.ppo import kernels
 
 
 def log_prob(logits: Array, action: Array) -> Array:

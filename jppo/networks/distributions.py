@@ -13,9 +13,8 @@ import numpy as np
 from flax import struct
 
 from jppo.envs.masks import unflatten_categories
-from jppo.envs.spaces import ActionSpec
-from jppo.ppo.kernels import categorical
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import ActionSpec, Array, PyTree
+from jppo.kernels import categorical
 
 _LOG_2PI = math.log(2.0 * math.pi)
 

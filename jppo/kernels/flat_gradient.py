@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from jppo import kernels
 from jppo.envs.spaces import Array, PyTree
-from jppo.ppo import kernels
 
 
 def pack(tree: PyTree) -> PyTree:

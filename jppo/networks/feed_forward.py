@@ -5,10 +5,10 @@ import math
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jppo.ppo.kernels.convolution import convolve, convolve_3x3
-from jppo.ppo.kernels.dense import affine
-from jppo.ppo.kernels.initial_weights import get_param
-from jppo.ppo.types import Array
+from jppo.envs.spaces import Array
+from jppo.kernels.convolution import convolve, convolve_3x3
+from jppo.kernels.dense import affine
+from jppo.kernels.initial_weights import get_param
 
 SCREEN_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.envs.spaces import Array
-from jppo.ppo import kernels
-from jppo.ppo.kernels.dense import WIDE, affine
+from jppo.kernels.dense import WIDE, affine
 
 
 def apply_each(torsos: Sequence[Any], x: Array) -> list[Array]:

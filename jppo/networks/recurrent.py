@@ -11,9 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jppo.ppo.kernels.dense import affine
-from jppo.ppo.kernels.recurrent_scan import multiply, scan_cell
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.kernels.dense import affine
+from jppo.kernels.recurrent_scan import multiply, scan_cell
 
 Cell = Literal["gru", "lstm"]
 

@@ -6,9 +6,9 @@ Gain: a first start is 4 to 9 % shorter (CPU), since each array checked by itsel
 import jax
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.devices.jit import materialize_on_cpu
 from jppo.envs.spaces import Array, PyTree
-from jppo.ppo import kernels
 
 SMALL_SIZE = 2**16  # numbers in an array
 

@@ -7,9 +7,9 @@ times as long as that of the product. A gradient step on 32 images of 84x84 take
 import jax
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.envs.spaces import Array
-from jppo.ppo import kernels
-from jppo.ppo.kernels.dense import affine
+from jppo.kernels.dense import affine
 
 
 def convolve_3x3(x: Array, kernel: Array, bias: Array) -> Array:

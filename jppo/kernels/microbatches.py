@@ -11,65 +11,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jppo import kernels
 from jppo.envs.spaces import PyTree
-from jppo.ppo import kernels
-from jppo.ppo.kernels.dense import WIDE
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import ActorCritic
-from jppo.ppo.policy import Policy
-from jppo.ppo.types import Metrics
 
 _CACHE_BYTES = 16 << 20  # for the activations of one microbatch on each device of a CPU; half of the last-level cache
 _AT_ONCE = 2  # microbatches that one device computes at once; several devices already run at once
 _MIN_IN_SEQUENCE = 3  # two microbatches one after the other are no faster than one
 _MIN_SEQUENCES = 32  # per microbatch of a recurrent network; products with fewer rows per step are slower
-_NUMBERS_KEPT = {"tanh": 2.0, "relu": 1.25, "swish": 3.0}  # for an activation's derivative, per output of a layer
 
 
-def count_microbatches(
-    policy: Policy,
-    user_loss: Loss | LossModule,
-    loss: Callable[..., Any],
-    params: PyTree,
-    minibatch: Any,
-    axis_name: str | None,
-) -> int:
-    """Returns the number of equal microbatches to split a minibatch into; 1 unless the loss is a mean over rows.
-
-    Args:
-      loss: (params, minibatch) -> a scalar and metrics, of the policy's network and the loss `user_loss`.
-      minibatch: a `Minibatch`.
-      axis_name: mesh axis of the devices, each of which has as many rows; None for one device.
-    """
-    if not getattr(user_loss.apply if isinstance(user_loss, LossModule) else user_loss, "mean_over_rows", False):
-        return 1
-    if policy.is_recurrent:
-        return num_sequence_microbatches(loss, params, minibatch, minibatch.reset.shape[1], axis_name)
-    features = jax.eval_shape(policy.prepare, minibatch.samples.obs)
-    return num_microbatches(policy.network, loss, params, minibatch, features, axis_name)
-
-
-def num_microbatches(
-    network: Any, loss: Callable[..., Any], params: PyTree, samples: PyTree, features: PyTree, axis_name: str | None
-) -> int:
+def num_microbatches(loss: Callable[..., Any], params: PyTree, samples: PyTree, axis_name: str | None) -> int:
     """Returns the number of equal microbatches to split a minibatch into.
 
     Args:
       loss: (params, samples) -> a scalar and metrics, each a mean over rows.
       samples: the minibatch, leaves [B, ...].
-      features: shapes of the network's inputs, leaves [B, ...].
       axis_name: mesh axis of the devices, each of which has as many rows; None for one device.
     """
     rows = len(jax.tree.leaves(samples)[0])
     if not kernels.on_cpu() or not rows:
         return 1
-    is_dense = type(network) is ActorCritic and network.kind == "mlp" and network.hidden_sizes
-    if is_dense and network.compute_dtype == "float32":
-        inputs = sum(leaf.size for leaf in jax.tree.leaves(features)) // rows
-        num_bytes = rows * dense_residual_bytes(network, inputs)
-    else:
-        num_bytes = residual_bytes(lambda params: loss(params, samples), params)
-    return split(num_bytes, rows, axis_name)
+    return split(residual_bytes(lambda params: loss(params, samples), params), rows, axis_name)
 
 
 def num_sequence_microbatches(
@@ -113,24 +75,6 @@ def residual_bytes(loss: Callable[[PyTree], Any], params: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
 
-def dense_residual_bytes(network: ActorCritic, num_inputs: int) -> int:
-    """Returns `residual_bytes` per row for a network of hidden dense layers and `ppo_loss`, within a tenth and without
-    tracing: inputs, each layer's outputs and its activation's derivative, and the loss."""
-    torsos, sizes = 1 if network.shared_torso else 2, network.hidden_sizes
-    actions = network.action if isinstance(network.action, tuple) else (network.action,)
-
-    def kept(width: int, readers: int = 1) -> float:  # numbers per row for the backward pass of `readers` layers
-        copies = readers if width < WIDE else network.activation != "tanh"  # tanh keeps its outputs in any case
-        return width * (_NUMBERS_KEPT[network.activation] + copies)
-
-    hidden = sum(map(kept, sizes[:-1]))
-    last = kept(sizes[-1], readers=2 if network.shared_torso else 1)  # policy and value
-    layers = torsos * (hidden + sizes[0] + last)
-    inputs = num_inputs if num_inputs >= WIDE else torsos * num_inputs
-    loss = 18 + sum(3 * action.size if action.is_box else 6.5 * action.num_logits + 1 for action in actions)
-    return round(4 * (inputs + layers + loss))
-
-
 def split_minibatch(minibatch: Any, count: int) -> Any:
     """Returns a `Minibatch` as equal microbatches of rows, or of whole sequences; leaves [count, ...]."""
     if not jax.tree.leaves(minibatch.reset):
@@ -165,13 +109,13 @@ def split_sequences(samples: PyTree, count: int, shape: tuple[int, int]) -> PyTr
 
 
 def accumulate_gradients(
-    gradient: Callable[[PyTree], tuple[Metrics, PyTree]],
+    gradient: Callable[[PyTree], tuple[PyTree, PyTree]],
     samples: PyTree,
     count: int,
     zero: PyTree,
     axis_name: str | None,
     split_into: Callable[[PyTree, int], PyTree] = split_rows,
-) -> tuple[Metrics, PyTree]:
+) -> tuple[PyTree, PyTree]:
     """Returns gradient(samples), metrics and a gradient, as the mean over `count` microbatches.
 
     Plain form: count = 1.
@@ -185,7 +129,7 @@ def accumulate_gradients(
         return gradient(samples)
     microbatches = split_into(samples, count)
 
-    def add(total: PyTree, microbatch: PyTree) -> tuple[PyTree, Metrics]:
+    def add(total: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
         metrics, grads = gradient(microbatch)
         return jax.tree.map(jnp.add, total, grads), metrics
 
