@@ -564,7 +564,9 @@ def test_the_npz_file_contains_no_pickles(exported):
         assert {array.dtype.kind for array in arrays.values()} == {"f", "U"}
     assert (description["format"], description["version"]) == ("jppo policy", 4)
     assert description["action"]["num_actions"] == 3
-    assert description["observation"] == {"shape": [4], "dtype": "float32", "num_categories": 0, "start": 0}
+    assert description["observation"] == {
+        **{"shape": [4], "dtype": "float32", "num_categories": 0, "start": 0, "nvec": [], "high": 255.0}
+    }
 
 
 class Trap:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.actors.action_selection import Act, make_action_selection
+from jppo.actors.numpy_params import check_categories
 from jppo.actors.rollout_evaluation import evaluate_rollout
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
@@ -87,6 +88,7 @@ class EnvRunner:
         steps = _Steps(self._spec, self._num_envs)
         self._streams, noise = self._programs.noise(self._streams)
         self._obs, seconds = self._run(act, np.asarray(noise), policy_state, steps)
+        check_categories(self._spec.env.obs_spec, steps.obs)
         rollout, stats, self._episode = self._programs.evaluate(
             policy_state,
             *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), self._carry, steps.final_value),

@@ -10,6 +10,7 @@ import numpy as np
 
 from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
+from jppo.envs.contract import BrokenContractError
 from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec, PyTree
 from jppo.errors import Refused
@@ -143,3 +144,26 @@ def describe_spaces(spec: PyTree) -> dict[str, Any]:
         f"observations or actions come as {type(spec).__name__}; an exported policy takes arrays, dicts with names, "
         "and tuples"
     )
+
+
+def cast_leaves(obs_spec: PyTree, leaves: list[Any]) -> list[np.ndarray]:
+    """Returns the leaves of observations in the dtypes of their specs.
+
+    Raises ValueError with the leaf and the value for numbers that its space does not have.
+    """
+    paths = jax.tree_util.tree_leaves_with_path(obs_spec)
+    return [
+        numpy_policy.ObsArray.from_json(dataclasses.asdict(spec)).cast(leaf, f"observation{jax.tree_util.keystr(path)}")
+        for (path, spec), leaf in zip(paths, leaves, strict=True)
+    ]
+
+
+def check_categories(obs_spec: PyTree, obs: PyTree) -> None:
+    """Raises BrokenContractError if recorded observations [..., *obs] have categories that their spaces lack."""
+    specs = jax.tree.leaves(obs_spec)
+    if not any(spec.num_categories or spec.nvec for spec in specs):
+        return
+    try:
+        cast_leaves(obs_spec, jax.tree.leaves(obs))
+    except ValueError as error:
+        raise BrokenContractError(str(error), "declare all categories (n, start)", "spaces") from None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
-from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree, to_env_action
+from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree, component_categories, to_env_action
 from jppo.kernels.initial_weights import make_init
 from jppo.networks.actor_critic import OUTPUT_GAINS, ActorCritic, RecurrentActorCritic
 from jppo.networks.distributions import limit_categories
@@ -218,8 +218,10 @@ def _unroll_network(network: Any, params: PyTree, features: PyTree, carry: PyTre
 
 
 def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
-    """Returns the network's features for raw observations [B, *obs]: float32; one-hot for discrete spaces; images of
-    uint8 divided by 255. The leaf `action_mask` is not part of them."""
+    """Returns the network's features for raw observations [B, *obs] as float32: categories one-hot, uint8 divided by
+    the largest value of its space. The leaf `action_mask` is not part of them.
+
+    `ObsArray.features` in `jppo.actors.numpy_policy` is the same function in NumPy."""
     return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs))
 
 
@@ -230,7 +232,10 @@ def _to_float32(x: Array) -> Array:
 
 def _to_features(spec: ObsSpec, obs: Array) -> Array:
     if spec.num_categories:
-        return jax.nn.one_hot(obs - spec.start, spec.num_categories, dtype=jnp.float32)
+        return jax.nn.one_hot(obs - jnp.asarray(spec.start, obs.dtype), spec.num_categories, dtype=jnp.float32)
+    if spec.nvec:
+        columns, categories = component_categories(spec.nvec, spec.start)
+        return (obs.astype(jnp.int32).reshape(len(obs), -1)[:, columns] == categories[None]).astype(jnp.float32)
     if obs.dtype == jnp.uint8:
-        return obs.astype(jnp.float32) / 255.0
+        return obs.astype(jnp.float32) / spec.high
     return obs.astype(jnp.float32)

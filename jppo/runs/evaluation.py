@@ -115,7 +115,7 @@ def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
 
     def essence(spec: Any) -> tuple[Any, ...]:
         if isinstance(spec, ObsSpec):
-            return spec.shape, spec.num_categories, spec.start, spec.dtype == "uint8"
+            return spec.shape, spec.num_categories, spec.start, spec.nvec, spec.dtype == "uint8" and spec.high
         return spec.shape, spec.num_actions, spec.nvec, spec.start if not spec.is_box else 0
 
     for kind, own, other in (

@@ -19,6 +19,7 @@ from jax import export
 from jppo import __version__
 from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
+from jppo.actors.numpy_policy.spaces import ObsArray, array_descriptions
 from jppo.config.checks import check_seed
 from jppo.devices.jit import jit
 from jppo.envs.spaces import Array, ObsSpec, PyTree
@@ -121,6 +122,10 @@ class ExportedPolicy:
         self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(shape=leaf.shape[1:], dtype=str(leaf.dtype)), obs)
         self._carry_like = memory[0] if memory else ()
         outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+        for spaces in outputs.pop("spaces", ()):  # files of jppo 0.2 lack it
+            parts = [ObsArray.from_json(leaf)._asdict() for leaf in array_descriptions(json.loads(spaces))]
+            specs = [ObsSpec(**part | {"dtype": str(part["dtype"])}) for part in parts]
+            self._obs_spec = jax.tree.unflatten(jax.tree.structure(obs), specs)
         self._actor_obs = tuple(outputs.get("actor_obs", ()))  # files of jppo 0.2 lack it
         self._call, self._seeds = jit(exported.call), itertools.count()
 
@@ -166,10 +171,10 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
         greedy = act(policy, trained.state, obs, carry=carry)
         sampled = act(policy, trained.state, obs, derive_key(jax.random.key(seed), "act"), carry)
         outputs = {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
-        outputs |= {"actor_obs": dict.fromkeys(actor_leaves(policy), ())}
+        outputs |= {"actor_obs": dict.fromkeys(actor_leaves(policy), ()), "spaces": {spaces: ()}}
         return outputs | ({"state": greedy.carry} if memory else {})
 
-    describe_spaces(policy.obs_spec)  # refuses containers that a file cannot name
+    spaces = json.dumps(describe_spaces(policy.obs_spec))  # refuses containers that a file cannot name
     describe_spaces(policy.action_spec)
     (batch,) = export.symbolic_shape("batch")
 

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.actors.numpy_params import cast_leaves
 from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK, Array, PyTree
+from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
 from jppo.errors import EMPTY_MASK, Refused
 from jppo.ppo.policy import Policy, act, make_policy, reset_carry
 from jppo.ppo.types import PolicyState, derive_key
@@ -230,7 +231,12 @@ def complete_obs(obs_spec: Any, seen: Collection[str], obs: Any) -> Any:
     leaf = _to_arrays({shown: obs_spec[shown]}, {shown: obs[shown]})[0].shape
     lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(obs_spec[shown])[0].shape))]
     missing = set(obs_spec) - set(obs) - {ACTION_MASK}
-    return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), obs_spec[name]) for name in missing}
+    return obs | {name: jax.tree.map(lambda spec: _blank(spec, lead), obs_spec[name]) for name in missing}
+
+
+def _blank(spec: ObsSpec, lead: tuple[int, ...]) -> np.ndarray:
+    """Returns an observation that its space has: zeros or first categories."""
+    return np.zeros((*lead, *spec.shape)) + np.reshape(spec.start, spec.shape if spec.nvec else ())
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
@@ -265,9 +271,11 @@ def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:
     if any(leaf is None or isinstance(leaf, dict) for leaf in leaves):
         raise Refused(f"the observation consists of {_name_leaves(obs)}; the policy takes {_name_leaves(obs_spec)}")
     try:
-        return [np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+        for leaf, spec in zip(leaves, specs, strict=True):
+            np.asarray(np.asarray(leaf), spec.dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise Refused(f"the observation cannot be converted to arrays: {error}") from None
+    return cast_leaves(obs_spec, leaves)
 
 
 def _as_dicts(obs_spec: PyTree, obs: Any) -> Any:

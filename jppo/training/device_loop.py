@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.actors.numpy_params import check_categories
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.devices.signals import end_process_at
+from jppo.envs.base import Environment
+from jppo.envs.checks.check_gymnax import play_randomly
 from jppo.envs.spaces import Array
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Metrics, PolicyState
@@ -24,6 +27,7 @@ from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
 from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
 
+_CHECKED_STEPS = 128  # steps whose observations are compared with their space before training
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
 POLL_SECONDS = 0.005
@@ -164,6 +168,15 @@ def init_state(agent: Anakin, seed: int, hyperparams: Hyperparams) -> AnakinStat
     return state
 
 
+def check_first_steps(env: Environment) -> None:
+    """Raises BrokenContractError if an environment's first steps have categories that its observation space lacks.
+
+    The compiled program has no such check, which would take time at each step.
+    """
+    if any(spec.num_categories or spec.nvec for spec in jax.tree.leaves(env.obs_spec)):
+        check_categories(env.obs_spec, play_randomly(env, _CHECKED_STEPS))
+
+
 def compile_chunk(agent: Anakin, hyperparams: Hyperparams, flags: Any = None) -> Any:
     """Returns the compiled `run_chunk` of an agent, without allocating its state.
 
@@ -256,6 +269,7 @@ class DeviceLoop(ChunkLoop):
                 train = state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams)
                 state = state.replace(train=train)  # a resumed run may be longer
             jax.block_until_ready(state)
+            check_first_steps(agent.env)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
         super().__init__(compiled, state, flags, remaining, log, shared, checkpoints, monitor)
         self.compile_seconds = time.perf_counter() - start
