@@ -17,7 +17,7 @@ from jppo.envs.agent_rows import AgentRows, is_parallel_env
 from jppo.envs.envpool import make_envpool
 from jppo.envs.episodes import is_device_env
 from jppo.envs.host_families import make_by_id, make_family_env
-from jppo.envs.info_mask import InfoMask, InfoMaskVector
+from jppo.envs.mask_wrapper import MaskWrapper
 from jppo.envs.modules import import_module_of
 from jppo.errors import Refused
 
@@ -73,12 +73,12 @@ def make_source(source: Any, seeds: list[int]) -> Any:
     return make(num_envs=len(seeds)) if "num_envs" in _parameters(make) else make()
 
 
-def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, has_info_mask: bool = False) -> Any:
+def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, adds_mask: bool = False) -> Any:
     """Makes a vector environment with one environment, or one agent, per seed.
 
     Args:
       source: see `make_host_env`.
-      has_info_mask: move the masks in the infos into the observations.
+      adds_mask: wrap each single environment in `MaskWrapper`.
 
     Raises:
       ValueError: an unknown name, a missing package, or a function that makes something else.
@@ -93,7 +93,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
             raise Refused(f"{source} takes num_envs but returned a {type(vector).__name__}, not a vector environment")
         if vector.num_envs != len(seeds):
             raise Refused(f"{source} was called with num_envs = {len(seeds)} but made {vector.num_envs} environments")
-        return InfoMaskVector(name_of(source), vector) if has_info_mask else vector
+        return vector
 
     first = make()
     if is_parallel_env(first):
@@ -101,7 +101,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
         return _check_distinct(AgentRows(name_of(source), [lambda: first, *[make] * (count - 1)]), source)
 
     def adapt(env: Any) -> gymnasium.Env:
-        return InfoMask(_checked(env, source)) if has_info_mask else _checked(env, source)
+        return MaskWrapper(_checked(env, source)) if adds_mask else _checked(env, source)
 
     makers = [lambda: adapt(first), *[lambda: adapt(make())] * (len(seeds) - 1)]
     vector = SameStepVector(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -30,7 +30,7 @@ from jppo.envs.episodes import is_device_env
 from jppo.envs.gymnasium import HostEnvironment, open_host_env
 from jppo.envs.gymnasium_spaces import dtypes_of
 from jppo.envs.gymnasium_vector import make_source
-from jppo.envs.info_mask import InfoMask
+from jppo.envs.mask_wrapper import MaskWrapper
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
@@ -111,8 +111,8 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
     for env in envs:
         _reset(env, seed)
     host = _open(source)
-    if host.has_info_mask:
-        envs = [InfoMask(env) for env in envs]
+    if host.adds_mask:
+        envs = [MaskWrapper(env) for env in envs]
     actions = draw_actions(host.action_spec, seed, steps, len(envs))
     observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
     trace = _play_all(envs, seed, actions, observations, masks)
