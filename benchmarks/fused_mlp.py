@@ -3,8 +3,8 @@
 The outputs of hidden layers stay in registers. The forward kernel reads observations and writes the network's outputs,
 both padded to the sizes of a GPU's matrix products. The backward kernel reads observations and gradients of the
 outputs, computes the hidden layers again, and sums the gradients of the weights over its rows. XLA writes each layer's
-output to memory and launches at least one kernel per product. `trials.py` measures the gain. On CPU, Pallas interprets
-the kernels, for tests only. They need Pallas's Triton backend, which is deprecated since JAX 0.11.
+output to memory and launches at least one kernel per product. The gain was not measured. On CPU, Pallas interprets the
+kernels, for tests only. They need Pallas's Triton backend, which is deprecated since JAX 0.11.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Selects the actors' actions: with NumPy for jppo's own dense networks, otherwise with a compiled program.
 
 For a few rows, a compiled call takes 15 us on an idle core but up to 140 us between the steps of an environment, where
-NumPy is much faster (docs/notes/actor-step.md).
+NumPy is much faster.
 """
 
 import functools

@@ -25,7 +25,7 @@ from jppo.errors import Refused
 class SameStepVector(SyncVectorEnv):
     """SyncVectorEnv with SAME_STEP autoreset that does not merge the infos, which jppo does not read.
 
-    With SyncVectorEnv itself, CartPole-v1 with two actors trained 24 % slower (docs/notes/actor-step.md).
+    With SyncVectorEnv itself, CartPole-v1 with two actors trained 24 % slower.
     """
 
     _in_a_row: np.ndarray | None = None  # view of the observation buffer, with environments joined along the first axis

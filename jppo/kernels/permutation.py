@@ -1,6 +1,6 @@
 """Keyed random permutations of 0..size-1, without a sort and without memory.
 
-Gain: 18 to 71 times as fast as `jax.random.permutation` on 8,192 to 65,536 rows (CPU; docs/notes/minibatch-shuffle.md).
+Gain: 18 to 71 times as fast as `jax.random.permutation` on 8,192 to 65,536 rows (CPU).
 That sort took a third of an update. The plain form sorts hashes and gives other permutations.
 
 Index i of a set of a*b is written as (l, r), l < a, r < b, and scrambled by an alternating Feistel network:
