@@ -3,6 +3,7 @@
 import functools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -59,8 +60,8 @@ class PBTTrainer(GroupTrainer):
                 message(f"{group.env_name}: resuming at update {log.updates}")
             state = self._train(population, state, log, checkpoints)
             interrupted = log.updates < group.agent.num_updates and bool(log.active.any())
-            if checkpoints is not None and interrupted:
-                log.save(checkpoints, state, {})
+            if checkpoints is not None:
+                log.save(checkpoints, state)
         finally:
             if checkpoints is not None:
                 checkpoints.close()
@@ -151,8 +152,8 @@ class PBTLogger(PopulationLogger):
             run.end("")  # a diverged run trains again
             run.copies.append((self.updates, copied.spec.number))
 
-    def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int]) -> None:
-        """Saves a checkpoint after the last logged update, see `Logger.save`."""
+    def save(self, checkpoints: Checkpoints, state: AnakinState, *_: Any) -> None:
+        """Saves a checkpoint after the last logged update, see `Logger.save`. Each run has its own end."""
         for run in self.runs:
             if run.monitor is not None:
                 run.monitor.save_best()  # only policies of events are candidates, not that of the checkpoint
@@ -160,7 +161,7 @@ class PBTLogger(PopulationLogger):
         log = {"copies": copies, "runs": [run.to_json() for run in self.runs]}  # a thread writes them
         everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
         best = {str(index): run.best_policy for index, run in enumerate(self.runs) if run.best_policy is not None}
-        checkpoints.save(self.updates, self.seconds, counts, everything | {"best": best}, log)
+        checkpoints.save(self.updates, self.seconds, {}, everything | {"best": best}, log)
 
     def restore(self, start: Checkpoint, like: AnakinState) -> AnakinState:
         """Restores the log and returns the state on the host. Raises ValueError if the checkpoint does not fit.
