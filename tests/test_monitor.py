@@ -390,6 +390,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("seconds", [0.0, 60.0])  # with 0, the loop itself may save the checkpoint of the end

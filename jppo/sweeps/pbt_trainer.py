@@ -1,7 +1,6 @@
 """Trains the runs of a program with population-based training, and resumes it from checkpoints."""
 
 import functools
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from jppo.devices.memory import bytes_free, show_bytes
 from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import derive_key
-from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.runs.checkpoints import Checkpoint, Checkpoints, delete_checkpoints
+from jppo.runs.files import check_own_files
 from jppo.runs.leaves import restore_leaves
 from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.group_monitor import GroupLoop
@@ -42,6 +42,7 @@ class PBTTrainer(GroupTrainer):
         if self._stop_requested():
             return None
         if checkpoint_dir is not None:
+            check_own_files(checkpoint_dir.parent, (), (checkpoint_dir.name,))
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
             checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, 2, message)
         population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
@@ -69,7 +70,7 @@ class PBTTrainer(GroupTrainer):
         results = to_host(state.replace(collect=()), runs)  # the states of environments may be large
         self._end_runs(log.runs, results, INTERRUPTED if interrupted else FINISHED)
         if checkpoint_dir is not None and not interrupted:
-            shutil.rmtree(checkpoint_dir)
+            delete_checkpoints(checkpoint_dir)
         return self._error
 
     def _train(
