@@ -515,7 +515,7 @@ def test_invalid_exports_are_refused(tmp_path, output, message):
 
 def test_a_failed_write_keeps_the_previous_file(simple, tmp_path, monkeypatch):
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(ValueError, match=r"folder.npz cannot be written: it is a directory"):
+    with pytest.raises(ValueError, match=r"folder.npz cannot be written: it is not a regular file"):
         jppo.export_policy(simple, tmp_path / "folder.npz")
     (tmp_path / "old.npz").write_text("old")
 

@@ -338,9 +338,9 @@ def test_a_checkpoint_contains_the_reason_why_a_run_ended():
         has_events=False,
     )
     run, resumed = (RunLog(types.SimpleNamespace(number=1), group) for _ in range(2))
-    run.end("diverged", error="no legal action")
+    run.end("stopped", "enough", "no legal action")
     resumed.restore(json.loads(json.dumps(run.to_json())))
-    assert (resumed.status, resumed.error) == ("diverged", "no legal action")
+    assert (resumed.status, resumed.stop_reason, resumed.error) == ("stopped", "enough", "no legal action")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import re
 import shutil
 import time
 import zlib
@@ -19,9 +20,9 @@ from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
 from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
-from jppo.runs.files import jsonable, read_json, short_reason
+from jppo.runs.files import check_own_files, jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
-from jppo.runs.run_dir import versions
+from jppo.runs.run_dir import unused_path, versions
 
 FORMAT = 6
 FOLDER = "checkpoints"
@@ -63,7 +64,7 @@ class Checkpoints:
     keeps_hyperparams = True
 
     def __init__(self, run_dir: Path, seconds: float, max_checkpoints: int, message: Callable[[str], None]) -> None:
-        """Reads the newest intact checkpoint and deletes incomplete and newer damaged ones.
+        """Reads the newest intact checkpoint and renames newer damaged ones. orbax deletes incomplete ones.
 
         Args:
           seconds: minimum time between two checkpoints.
@@ -71,8 +72,9 @@ class Checkpoints:
           message: called with a text for each problem.
 
         Raises:
-          ValueError: all checkpoints are damaged, or they have another format.
+          ValueError: all checkpoints are damaged, or they have another format, or one is a link.
         """
+        check_own_files(run_dir, (), (FOLDER, *list_checkpoints(run_dir / FOLDER)))
         self._folder, self._max_checkpoints, self._message = run_dir / FOLDER, max_checkpoints, message
         self._interval = seconds
         self._manager: Any = None  # made by the first save, because orbax is slow to import
@@ -85,9 +87,9 @@ class Checkpoints:
         if not jax.process_index():
             with contextlib.suppress(OSError):  # saving reports it
                 self._folder.mkdir(exist_ok=True)
-                for path in self._folder.iterdir():
-                    if not path.name.isdecimal() or int(path.name) > self.update:
-                        shutil.rmtree(path, ignore_errors=True)
+                for path in list_checkpoints(self._folder):
+                    if int(path.name) > self.update:  # orbax would keep it instead of the next ones
+                        path.rename(unused_path(path.with_name(f"{path.name}.damaged")))
         self._pending: int | None = None  # the update that is being saved
         self._failed, self._last_save = False, time.monotonic()
 
@@ -117,7 +119,7 @@ class Checkpoints:
             return
         leaves = copy_leaves(state)
         info = {"format": FORMAT, "jppo": versions()["jppo"], "seconds": seconds, "counts": counts}
-        info["log"] = log or {}
+        info |= {"update": update, "log": log or {}}
         info["crc32"] = {name: _crc32(leaf) for name, leaf in leaves.items()}
         self._last_save = time.monotonic()
         try:
@@ -211,6 +213,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         info = read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"]
         if int(info["format"]) == FORMAT:
+            if (update := info.get("update", int(path.name))) != int(path.name):
+                raise Refused(f"it is a copy of {update}")
             leaves = {name: _read_array(path, name) for name in info["crc32"]}
             for name, checksum in info["crc32"].items():
                 if checksum not in (None, zlib.crc32(leaves[name].tobytes())):
@@ -294,6 +298,15 @@ def _crc32(leaf: Any) -> int | None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns the directories of complete checkpoints, oldest first."""
-    paths = (path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal())
+    """Returns the directories of complete checkpoints, oldest first: those with the names that orbax gives them."""
+    paths = (path for path in folder.glob("*") if re.fullmatch("[1-9][0-9]*", path.name))
     return sorted(paths, key=lambda path: int(path.name))
+
+
+def delete_checkpoints(run_dir: Path) -> None:
+    """Deletes all checkpoints of a run, and its directory if it contains no other files."""
+    for path in list_checkpoints(run_dir / FOLDER):
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # with files of others
+        (run_dir / FOLDER).rmdir()
+        run_dir.rmdir()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from jppo.errors import Refused
+from jppo.runs.files import open_file
 from jppo.runs.groups import changed_settings
 from jppo.runs.load import read_summary
 from jppo.runs.run_dir import parse_row, read_config
@@ -76,7 +77,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the last lines of metrics.jsonl. Raises ValueError if they are damaged or the file is missing."""
     try:
         start = max(0, path.stat().st_size - _TAIL_BYTES)
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(start)
             lines = file.read().split(b"\n")[:-1]
     except OSError:

@@ -25,7 +25,7 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
 from jppo.ppo.types import PolicyState
-from jppo.runs.files import read_json, write_atomically
+from jppo.runs.files import open_file, read_json, write_atomically
 from jppo.runs.leaves import copy_leaves, restore_leaves, with_dtype
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
@@ -156,7 +156,7 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
 
 def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yields the lines of metrics.jsonl with their content, see `parse_row`. Raises OSError."""
-    with open(path, "rb") as lines:
+    with open_file(path) as lines:
         for line in lines:
             if line.endswith(b"\n"):
                 yield line, parse_row(line)
@@ -205,7 +205,7 @@ def read_best(run_dir: Path) -> BestPolicy | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             return BestPolicy(int(file["update"]), float(file["score"]), str(file["measure"]))
     except _NPZ_ERRORS as error:
         raise Refused(f"{path} is damaged: {error}") from error
@@ -228,7 +228,7 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
     like = on_one_device(like)
     dtypes = {jax.tree_util.keystr(key): leaf.dtype for key, leaf in jax.tree_util.tree_leaves_with_path(like)}
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             leaves = {
                 name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in BestPolicy._fields
             }
@@ -253,14 +253,14 @@ def check_output(path: Path, *endings: str) -> None:
         raise Refused(f"output {path} must end in {' or '.join(endings)}")
     if not os.path.isdir(path.parent):
         raise Refused(f"output {path} cannot be written: there is no directory {path.parent}")
-    if os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
-        raise Refused(f"output {path} cannot be written: it is a directory")
+    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists raises OSError for a name that is too long
+        raise Refused(f"output {path} cannot be written: it is not a regular file")
 
 
 def write_output(path: Path, data: bytes, ending: str) -> None:
-    """Writes an output file. Raises ValueError if its name has another ending, or if it cannot be written."""
+    """Writes an output file and follows a link. Raises ValueError if its ending is another, or it cannot be written."""
     check_output(path, ending)
     try:
-        write_atomically(path, data)
+        write_atomically(Path(os.path.realpath(path)), data)
     except OSError as error:
         raise Refused(f"output {path} cannot be written: {error.strerror or error}") from error

@@ -1,8 +1,8 @@
 """Trains the runs of a program with population-based training, and resumes it from checkpoints."""
 
 import functools
-import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,8 @@ from jppo.devices.memory import bytes_free, show_bytes
 from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import derive_key
-from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.runs.checkpoints import Checkpoint, Checkpoints, delete_checkpoints
+from jppo.runs.files import check_own_files
 from jppo.runs.leaves import restore_leaves
 from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.group_monitor import GroupLoop
@@ -41,6 +42,7 @@ class PBTTrainer(GroupTrainer):
         if self._stop_requested():
             return None
         if checkpoint_dir is not None:
+            check_own_files(checkpoint_dir.parent, (), (checkpoint_dir.name,))
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
             checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, 2, message)
         population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
@@ -59,8 +61,8 @@ class PBTTrainer(GroupTrainer):
                 message(f"{group.env_name}: resuming at update {log.updates}")
             state = self._train(population, state, log, checkpoints)
             interrupted = log.updates < group.agent.num_updates and bool(log.active.any())
-            if checkpoints is not None and interrupted:
-                log.save(checkpoints, state, {})
+            if checkpoints is not None:
+                log.save(checkpoints, state)
         finally:
             if checkpoints is not None:
                 checkpoints.close()
@@ -68,7 +70,7 @@ class PBTTrainer(GroupTrainer):
         results = to_host(state.replace(collect=()), runs)  # the states of environments may be large
         self._end_runs(log.runs, results, INTERRUPTED if interrupted else FINISHED)
         if checkpoint_dir is not None and not interrupted:
-            shutil.rmtree(checkpoint_dir)
+            delete_checkpoints(checkpoint_dir)
         return self._error
 
     def _train(
@@ -151,8 +153,8 @@ class PBTLogger(PopulationLogger):
             run.end("")  # a diverged run trains again
             run.copies.append((self.updates, copied.spec.number))
 
-    def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int]) -> None:
-        """Saves a checkpoint after the last logged update, see `Logger.save`."""
+    def save(self, checkpoints: Checkpoints, state: AnakinState, *_: Any) -> None:
+        """Saves a checkpoint after the last logged update, see `Logger.save`. Each run has its own end."""
         for run in self.runs:
             if run.monitor is not None:
                 run.monitor.save_best()  # only policies of events are candidates, not that of the checkpoint
@@ -160,7 +162,7 @@ class PBTLogger(PopulationLogger):
         log = {"copies": copies, "runs": [run.to_json() for run in self.runs]}  # a thread writes them
         everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
         best = {str(index): run.best_policy for index, run in enumerate(self.runs) if run.best_policy is not None}
-        checkpoints.save(self.updates, self.seconds, counts, everything | {"best": best}, log)
+        checkpoints.save(self.updates, self.seconds, {}, everything | {"best": best}, log)
 
     def restore(self, start: Checkpoint, like: AnakinState) -> AnakinState:
         """Restores the log and returns the state on the host. Raises ValueError if the checkpoint does not fit.

@@ -1,7 +1,6 @@
 """Results of a sweep: scores of the settings, tables and pictures."""
 
 import glob
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -12,15 +11,18 @@ from rich.table import Table
 from jppo.config.terminal import wrap
 from jppo.errors import Refused
 from jppo.runs.display import html_table, show_count
+from jppo.runs.files import check_own_files
 from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
+from jppo.runs.writer import delete_run
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, SweepRun, as_cell, to_columns
 from jppo.training.history import join_blocks
 from jppo.training.progress import short_path
 from jppo.training.tables import print_table
 
 _MAX_SETTINGS_SHOWN = 10
+RUN_DIRS = "run_dirs"  # folder in the directory of a sweep
 
 
 class SettingResult(NamedTuple):
@@ -240,13 +242,14 @@ class SweepResult:
         """
         if self.sweep_dir is None:
             raise Refused("run directories need a sweep_dir")
-        folder, digits = self.sweep_dir / "run_dirs", len(str(max((run.number for run in self.runs), default=0)))
+        folder, digits = self.sweep_dir / RUN_DIRS, len(str(max((run.number for run in self.runs), default=0)))
         for run in self.runs:
             path = folder / f"{run.number:0{digits}}-{run.name}"
             if (existing := next(folder.glob(f"*{glob.escape(run.name)}"), path)) != path:
                 existing.rename(path)
             if run.status != INTERRUPTED and not (path / "summary.json").exists():
-                shutil.rmtree(path, ignore_errors=True)  # left by a crash
+                check_own_files(folder, (), (path.name,))
+                delete_run(path)  # left by a crash
                 run.save(path)
 
 

@@ -9,15 +9,15 @@ from typing import Any
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import from_json
 from jppo.errors import Refused
-from jppo.runs.files import read_json, short_reason, write_atomically, write_json
+from jppo.runs.files import check_own_files, read_json, short_reason, write_atomically, write_json
 from jppo.runs.groups import format_value
 from jppo.runs.run_dir import unused_path, versions
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
-from jppo.sweeps.results import SweepResult
+from jppo.sweeps.results import RUN_DIRS, SweepResult
 from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, to_columns, write_outcome
 from jppo.training.settings import list_own_parts
 
-_SWEEP, _RUNS = "sweep.json", "runs"
+_SWEEP, _RUNS, _TABLE, _COPIES, _PICTURE = "sweep.json", "runs", "runs.csv", "copies.csv", "curves.png"
 
 
 def default_sweep_dir() -> Path:
@@ -71,13 +71,13 @@ class SweepStore:
         runs = [self._runs[number] for number in sorted(self._runs)]
         result = SweepResult(runs, swept, self.path, not_started)
         if self.path is not None and runs:
-            _write_table(self.path / "runs.csv", [run.row for run in runs])
+            _write_table(self.path / _TABLE, [run.row for run in runs])
             if copies := result.copies:
-                _write_table(self.path / "copies.csv", copies)
+                _write_table(self.path / _COPIES, copies)
             else:  # of an earlier sweep in this directory
-                (self.path / "copies.csv").unlink(missing_ok=True)
+                (self.path / _COPIES).unlink(missing_ok=True)
             if any(run.episodes for run in runs):
-                result.plot(self.path / "curves.png")
+                result.plot(self.path / _PICTURE)
         return result
 
     def __len__(self) -> int:
@@ -86,6 +86,7 @@ class SweepStore:
     def _prepare_directory(self, path: Path) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
+            check_own_files(path, (_SWEEP, _TABLE, _COPIES, _PICTURE), (_RUNS, RUN_DIRS))
             if any(path.iterdir()) and not (path / _SWEEP).exists():
                 raise Refused(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
             (path / _RUNS).mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from jppo.config.schedules import Schedule
 from jppo.errors import Refused
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
-from jppo.runs.files import jsonable, write_atomically
+from jppo.runs.files import jsonable, open_file, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
@@ -196,7 +196,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
       the result of the run, and its description.
     """
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             best = None if about.get("best") is None else BestPolicy(*about["best"])

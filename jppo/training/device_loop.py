@@ -71,8 +71,8 @@ class ChunkLoop:
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until the last update, a stop request, an event that ends the run, or a NaN."""
-        if self.monitor.is_solved():  # before a resume, with a higher target
-            return SOLVED
+        if (ended := self.monitor.check_target()) is not None:  # before a resume
+            return ended
         start = time.perf_counter() - self._log.seconds
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
@@ -109,7 +109,7 @@ class ChunkLoop:
         """Saves a checkpoint after the last logged update. No chunk may be running."""
         if self._checkpoints is not None:
             self.monitor.save_best(self.policy_state)
-            self._log.save(self._checkpoints, self.state, {})
+            self._log.save(self._checkpoints, self.state, {}, self.monitor.end_to_json())
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint before more updates than `update` are launched.
