@@ -34,6 +34,7 @@ from jppo.errors import TrainingDiverged
 from jppo.runs.curves import read_groups
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import read_metrics, run_config
+from jppo.sweeps import pbt_trainer
 from jppo.sweeps.results import SweepResult
 from jppo.training import train as driver
 
@@ -1243,6 +1244,20 @@ def test_a_cpu_has_one_device_per_core_or_num_devices(monkeypatch, words, count)
         monkeypatch.setenv("XLA_FLAGS", flags)
         cli.configure_jax(cli.parse_command(words))
         assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
+
+
+@pytest.mark.parametrize("command", [cli.Train, cli.Sweep])
+def test_commands_have_the_defaults_of_run_config(command):
+    """A flag is False instead of None."""
+    shared = {field.name: field.default for field in dataclasses.fields(jppo.RunConfig)}
+    options = {field.name: field.default for field in dataclasses.fields(command) if field.name in shared}
+    assert {"eval_every", "eval_episodes", "eval_sampled", "stop_at_return"} <= set(options)
+    options = {name: value for name, value in options.items() if name != "resume"}  # a directory
+    assert all(shared[name] in (value, None if value is False else value) for name, value in options.items())
+    assert (pbt_trainer.CHECKPOINT_SECONDS, cli.Sweep.pbt_fraction) == (
+        jppo.RunConfig.checkpoint_seconds,
+        jppo.PBTConfig.fraction,
+    )
 
 
 def test_a_resumed_run_without_evaluations_has_no_settings_of_them(tmp_path):
