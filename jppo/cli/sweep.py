@@ -121,11 +121,11 @@ class Sweep:
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
-        from jppo.training.progress import DisplayStream, make_reporter, short_path
+        from jppo.training.progress import make_reporter, short_path
 
         if not self.envs:
             raise Refused("no environment; name at least one, for example: jppo sweep CartPole-v1")
-        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
+        stream = sys.stderr if self.json else sys.stdout
         overrides: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
         }

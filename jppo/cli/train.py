@@ -105,10 +105,10 @@ class Train(RunArguments):
     def run(self) -> int:
         from jppo.errors import ActorsFailed, TrainingDiverged
         from jppo.runs.run_dir import default_run_dir
-        from jppo.training.progress import DisplayStream, make_reporter, short_path, summary_lines
+        from jppo.training.progress import make_reporter, short_path, summary_lines
         from jppo.training.train import train
 
-        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
+        stream = sys.stderr if self.json else sys.stdout
         names = {field.name for field in dataclasses.fields(RunConfig)} & set(vars(self))
         run = {name: getattr(self, name) for name in names} | {
             "run_dir": self._choose_run_dir() or default_run_dir(self.env, self.seed),
@@ -118,7 +118,7 @@ class Train(RunArguments):
         try:
             result = train(**self.arguments(), total_steps=self.total_steps, run=RunConfig(**run))
         except (TrainingDiverged, ActorsFailed) as error:
-            print(f"jppo: {error}", file=DisplayStream(sys.stderr))
+            print(f"jppo: {error}", file=sys.stderr)
             if error.result is None:  # it failed before the first update
                 return EXIT_FAILED
             result = error.result
