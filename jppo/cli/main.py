@@ -42,6 +42,7 @@ from jppo.cli.train import Train
 from jppo.config.checks import did_you_mean, escape_controls, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
+from jppo.config.terminal import OutputStream
 from jppo.errors import Refused, strip_colours
 
 
@@ -107,11 +108,26 @@ def main(argv: list[str] | None = None) -> int:
       0: success. 1: the run diverged, or a check failed. 2: invalid arguments. 3: actors failed, or results could not
       be written. 130: interrupted.
     """
-    owns_process = argv is None
-    if argv is None:
-        argv = sys.argv[1:]
+    if owns_process := argv is None:
         signal.signal(signal.SIGINT, exit_at_once)
-        warnings.showwarning = _show_warning
+        warnings.showwarning, sys.excepthook = _show_warning, _show_exception
+        argv = sys.argv[1:]
+    output, errors = OutputStream(sys.stdout), OutputStream(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            code = _call(argv, owns_process)
+        finally:
+            output.flush()
+        shows_progress = argv[:1] in (["train"], ["sweep"]) and "--json" not in argv
+        if code or shows_progress or output.error is None or isinstance(output.error, BrokenPipeError):
+            return code
+        reason = getattr(output.error, "strerror", None) or output.error
+        print(f"jppo: the output cannot be written: {reason}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _call(argv: list[str], owns_process: bool) -> int:
+    """Parses the arguments, runs the command and turns errors into exit codes."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(
             _help_text() if argv else f"{_USAGE}\n`jppo --help` lists the commands", file=None if argv else sys.stderr
@@ -127,20 +143,13 @@ def main(argv: list[str] | None = None) -> int:
             configure_jax(command)
             if isinstance(command, Train):
                 _import_training()
-        code = _run(command)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
+        return _run(command)
     except (ValueError, RuntimeError, AssertionError) as error:
         if (mistake := _find_mistake(error)) is None:
             raise
         mistake = name_options(mistake, COMMANDS[argv[0]]) if argv[0] in COMMANDS else mistake
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
-    except OSError as error:
-        if error.filename is not None:  # of a file, not of the output
-            raise
-        return _report_os_error(error)
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -151,14 +160,12 @@ def _run(command: Any) -> int:
     try:
         code: int = command.run()
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich exits if the reader has closed the pipe
-            return 0
         print(f"jppo: sys.exit({error.code!r}) ended the command; the environment may call it", file=sys.stderr)
         return EXIT_FAILED
     except RuntimeError as error:
         if not isinstance(error.__cause__, SystemExit):
             raise
-        print(f"jppo: {error}", file=sys.stderr)
+        print(f"jppo: {escape_controls(str(error))}", file=sys.stderr)
         return EXIT_FAILED
     return code
 
@@ -169,18 +176,9 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"jppo: warning: {escape_controls(' '.join(text.split()))}", file=sys.stderr)
 
 
-def _report_os_error(error: OSError) -> int:
-    """Prints that the output cannot be written, and returns the exit code.
-
-    The exit code is 0 if the reader of the output has closed the pipe.
-    """
-    from jppo.training.progress import silence
-
-    silence(sys.stdout)
-    if isinstance(error, BrokenPipeError):
-        return 0
-    print(f"jppo: the output cannot be written: {error.strerror}", file=sys.stderr)
-    return EXIT_FAILED
+def _show_exception(*error: Any) -> None:
+    """Prints a traceback without the control characters of the message, which could change the terminal."""
+    print(escape_controls("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 
 
 def parse_command(argv: list[str]) -> Any:

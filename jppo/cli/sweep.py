@@ -91,13 +91,13 @@ class Sweep:
     """Number of devices that share the runs. Default: all; on CPU, one per core."""
     sweep_dir: Path | None = None
     """Directory for results, table and plot (default: runs/sweeps/<time>). Saved runs are not trained again."""
-    eval_every: int = 0
-    """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: int | None = None
+    eval_every: int | None = RunConfig.eval_every
+    """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). Default: none."""
+    eval_episodes: int | None = RunConfig.eval_episodes
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
-    stop_at_return: float | None = None
+    stop_at_return: float | None = RunConfig.stop_at_return
     """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --selection pbt, all runs end (needs --eval-every)."""  # noqa: E501
     run_dirs: bool = False
     """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""
@@ -121,11 +121,11 @@ class Sweep:
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
-        from jppo.training.progress import DisplayStream, make_reporter, short_path
+        from jppo.training.progress import make_reporter, short_path
 
         if not self.envs:
             raise Refused("no environment; name at least one, for example: jppo sweep CartPole-v1")
-        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
+        stream = sys.stderr if self.json else sys.stdout
         overrides: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
         }

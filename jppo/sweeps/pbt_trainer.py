@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.pbt import PBTConfig
+from jppo.config.run import RunConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, show_bytes
 from jppo.errors import Refused
@@ -25,7 +26,7 @@ from jppo.sweeps.pbt import exchange, search_ranges
 from jppo.sweeps.population import Population, compile_group, from_host, init_population, to_host
 from jppo.sweeps.sweep_run import FINISHED, INTERRUPTED
 
-CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SECONDS = RunConfig.checkpoint_seconds
 
 
 class PBTTrainer(GroupTrainer):
@@ -44,7 +45,7 @@ class PBTTrainer(GroupTrainer):
         if checkpoint_dir is not None:
             check_own_files(checkpoint_dir.parent, (), (checkpoint_dir.name,))
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, 2, message)
+            checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, RunConfig.max_checkpoints, message)
         population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
         if population.bytes > (free := bytes_free(group.num_devices)):
             raise Refused(

@@ -1,9 +1,6 @@
 """Reporters show the progress of a run to the user."""
 
-import contextlib
-import io
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +11,7 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
+from jppo.config.terminal import OutputStream
 from jppo.errors import Refused
 from jppo.runs.plots import format_steps
 
@@ -56,7 +54,7 @@ class PrintReporter(Reporter):
     """Prints messages."""
 
     def message(self, text: str) -> None:
-        print(text, file=DisplayStream(sys.stdout), flush=True)
+        print(text, file=OutputStream(sys.stdout), flush=True)
 
 
 class WorkerReporter(Reporter):
@@ -187,50 +185,10 @@ def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | N
         return progress
     if progress == "none":
         return NullReporter()
-    display: Any = DisplayStream(stream or sys.stdout)
+    display: Any = OutputStream(stream or sys.stdout)
     if display.isatty():
         return BarReporter(Console(file=display), total_steps)
     return LineReporter(display, total_steps)
-
-
-class DisplayStream(io.TextIOBase):
-    """Passes text to a stream and ignores failed writes: a full disk or a closed terminal must not end a run."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        """
-        Args:
-          stream: None if the process has no such stream, for example after `jppo train ... >&-`.
-        """
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._call("write", text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._call("flush")
-
-    def _call(self, method: str, *args: str) -> None:
-        if self._stream is not None:
-            try:
-                getattr(self._stream, method)(*args)
-            except (OSError, ValueError):  # ValueError: the stream is closed
-                silence(self._stream)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
-
-
-def silence(stream: TextIO) -> None:
-    """Redirects a stream that cannot be written to /dev/null, so that neither training nor the exit of Python fails."""
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
 
 
 def format_status(
