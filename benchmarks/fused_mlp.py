@@ -29,7 +29,7 @@ Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and th
 
 
 class FusedActorCritic:
-    """Computes the same function as `jppo.ppo.networks.ActorCritic` with separate torsos of two tanh layers."""
+    """Computes the same function as `jppo.networks.actor_critic.ActorCritic` with two torsos of two tanh layers."""
 
     def __init__(self, network: ActorCritic) -> None:
         sizes = network.hidden_sizes
