@@ -41,7 +41,7 @@ class RunConfig:
     log_every: int | None = None
     """Number of updates whose means form one line of metrics.jsonl and one entry of the metrics. Default: 1."""
     force: bool = False
-    """Start a run even if it needs more memory than is free according to the compiler."""
+    """Start a run even if it needs more memory than is free according to an estimate."""
     eval_every: int | None = None
     """Number of updates between two evaluations of the policy on whole episodes. Default: 0, no evaluation."""
     eval_episodes: int | None = None

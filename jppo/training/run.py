@@ -278,7 +278,7 @@ def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | Non
         return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
-    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor)
+    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor, prepared.run.force)
 
 
 def _save_result(
