@@ -48,14 +48,9 @@ def check_memory(compiled: Any, num_devices: int, sizes: str, evaluation: int = 
     _check_free(bytes_needed(compiled) + evaluation, bytes_free(num_devices), f"memory per device{share}", sizes)
 
 
-def check_host_memory(rollout: int, copies: int, sizes: str) -> None:
-    """Raises ValueError if copies of a rollout of this many bytes do not fit in the memory of this machine.
-
-    Args:
-      sizes: see `check_memory`.
-    """
-    what = f"memory for {copies} copies of a rollout" if copies > 1 else "memory for a rollout"
-    _check_free(rollout * copies, _USABLE_SHARE * host_bytes_free(), what, sizes)
+def check_host_memory(needed: int, sizes: str) -> None:
+    """Raises ValueError if rollouts of this many bytes do not fit in the machine's memory. `sizes`: as above."""
+    _check_free(needed, _USABLE_SHARE * host_bytes_free(), "memory for rollouts", sizes)
 
 
 def _check_free(needed: float, free: float, what: str, sizes: str) -> None:

@@ -64,10 +64,7 @@ class RayLoop:
 
         Args:
           config: with num_actors and envs_per_actor filled in.
-          force: start even if the rollout does not fit in the free memory.
-
-        Raises:
-          ValueError: the rollout needs more memory than is free.
+          force: start even if rollouts do not fit in the free memory; otherwise, this raises ValueError.
         """
         start, key = time.perf_counter(), jax.random.key(seed)
         self._agent, self._log, self._config = agent, log, config
@@ -86,7 +83,7 @@ class RayLoop:
         if not force:
             sizes = f"num_envs = {agent.config.num_envs:,} or num_steps = {agent.config.num_steps:,}"
             copies = 2 if jax.default_backend() == "cpu" else 1  # that of the actors and that of the learner
-            check_host_memory(rollout_bytes(spec, agent.config.num_envs // jax.process_count()), copies, sizes)
+            check_host_memory(copies * rollout_bytes(spec, agent.config.num_envs // jax.process_count()), sizes)
         self._actors = _make_actors(spec, config, log.reporter.message)
         self._counts = self._actors.counts() | self._counts_before  # of all processes, since the start of the run
         try:
