@@ -10,7 +10,12 @@ from jppo.config.schedules import Schedule, from_json
 from jppo.runs.run_dir import read_config
 
 _NO_SETTINGS = {"config", "hyperparams", "actors", "seed", "versions", "video"}
-_EVALUATION = {"eval_every", "eval_episodes", "eval_sampled"}  # no settings unless evaluations can end the run
+_EVALUATION = {
+    "eval_every",
+    "eval_episodes",
+    "eval_sampled",
+    "eval_max_steps",
+}  # no settings unless evaluations can end the run
 
 
 class RunGroup(NamedTuple):
