@@ -13,7 +13,7 @@ from host_probes import Continuous, Counting, Failing, Listing, Parts
 
 import jppo
 from jppo.actors import action_selection
-from jppo.actors.env_runner import EnvRunner, RunnerSpec, blank_fragment
+from jppo.actors.env_runner import EnvRunner, RunnerSpec, blank_fragment, rollout_bytes
 from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ActionSpec, ObsSpec
 from jppo.networks.actor_critic import ActorCritic, make_network
@@ -263,6 +263,10 @@ def test_the_blank_fragment_has_the_shapes_of_a_real_one(source):
     assert jax.tree.structure(real[:2]) == jax.tree.structure(blank[:2])
     shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), part[:2]) for part in (real, blank)]
     assert shapes[0] == shapes[1]
+    assert rollout_bytes(spec, N) == sum(leaf.nbytes for leaf in jax.tree.leaves(real.rollout))
+    wider = spec._replace(keep_next_obs=True)
+    obs_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(real.rollout.obs))
+    assert rollout_bytes(wider, N) == rollout_bytes(spec, N) + obs_bytes
 
 
 def test_errors_of_environments_are_raised_unchanged():

@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from host_probes import Guessing
 
 import jppo
 from jppo.cli.main import parse_command
+from jppo.devices.jit import jit, lower
 from jppo.envs import make_env
 from jppo.envs.masks import has_mask
 from jppo.envs.resets import make_restart
+from jppo.runs.render import checked_image
 
 GOAL = 3.0
 
@@ -249,5 +252,81 @@ def test_an_episodic_env_is_drawn_by_its_function_for_at_most_2000_steps(tmp_pat
     assert parse_command(["play", "run"]).max_steps == 2000
     with pytest.raises(ValueError, match="has no render function"):
         jppo.play(jppo.with_limit_and_reset(WALK), result.policy)
-    with pytest.raises(ValueError, match=r"^walk: render returned an array of shape \(2,\) and dtype float64"):
-        jppo.play(jppo.with_limit_and_reset(WALK._replace(render=lambda state: np.zeros(2)), limit=2), result.policy)
+
+
+@pytest.mark.parametrize("shape", [(8, 9), (8, 9, 3), (8, 9, 4)])
+def test_pictures_of_render_are_accepted(shape):
+    image = np.zeros(shape, np.uint8)
+    assert checked_image("walk", image) is image
+
+
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [
+        (np.zeros(2), r"an array of shape \(2,\) and dtype float64"),
+        (np.zeros((8, 9, 3), np.float32), r"an array of shape \(8, 9, 3\) and dtype float32"),
+        (np.zeros((8, 9), bool), r"an array of shape \(8, 9\) and dtype bool"),
+        (np.zeros((3, 8, 9), np.uint8), r"an array of shape \(3, 8, 9\) and dtype uint8"),
+        ([np.zeros((8, 9, 3), np.uint8)] * 2, r"an array of shape \(2, 8, 9, 3\)"),
+        (np.zeros((0, 9, 3), np.uint8), r"an array of shape \(0, 9, 3\)"),
+        (None, "a NoneType"),
+        ("text", "an array of shape"),
+    ],
+    ids=lambda value: "",
+)
+def test_other_results_of_render_are_named(image, found):
+    with pytest.raises(ValueError, match=rf"^walk: render returned {found}.*; return an image \[height, width, 3\]"):
+        checked_image("walk", image)
+
+
+class Drawn(Guessing):
+    render_mode = "rgb_array"
+
+    def render(self):
+        return np.zeros((8, 8, 3))
+
+
+@pytest.mark.slow
+def test_pictures_of_both_modes_are_checked():
+    given = {"num_envs": 8, "num_steps": 8, "total_steps": 64, "hidden_sizes": (4,)}
+    device = jppo.with_limit_and_reset(WALK._replace(render=lambda state: None), limit=2)
+    for env, more in ((device, {}), (Drawn, {"num_actors": 0})):
+        with pytest.raises(ValueError, match="render returned"):
+            jppo.play(jppo.train(env, **given, **more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"num_actors": 0}])
+def test_endless_episodes_are_reported(more):
+    env = Endless if more else jppo.with_limit_and_reset(ENDLESS)
+    given = {"num_envs": 2, "num_steps": 8, "hidden_sizes": (4,), "num_minibatches": 1, "num_epochs": 1} | more
+    with pytest.warns(UserWarning, match="an evaluation cut 3 episodes at eval_max_steps = 7;") as caught:
+        result = jppo.train(env, **given, total_steps=32, eval_every=1, eval_episodes=3, eval_max_steps=7)
+    assert len(caught) == 1
+    np.testing.assert_array_equal(result.metrics["eval/unfinished"], [3, 3])
+    np.testing.assert_array_equal(result.metrics["eval/length_mean"], [7, 7])
+    with pytest.warns(UserWarning, match="no episode ended in 10,240 steps"):
+        jppo.train(env, **given | {"num_steps": 1024}, total_steps=10_240)
+
+
+class Endless(Guessing):
+    def step(self, action):
+        return *super().step(action)[:2], False, False, {}
+
+
+def test_large_arrays_in_a_program_are_reported():
+    table = jnp.zeros((2**20, 4))
+    nested = jax.jit(lambda i: table[i])
+
+    def scan(function):
+        return jit(lambda i: jax.lax.scan(lambda i, _: (i + 1, function(i)), i, length=2))
+
+    for function in (nested, lambda i: table[i]):
+        with pytest.warns(UserWarning, match="arrays of 16 MiB that the environment or network closes over"):
+            lower(scan(function), np.int32(0))
+    lower(scan(lambda i: i * 2), np.int32(0))
+
+
+def test_training_without_jit_is_refused():
+    with jax.disable_jit(), pytest.raises(ValueError, match="jppo needs jit; leave out JAX_DISABLE_JIT"):
+        jppo.train("CartPole-v1")

@@ -531,7 +531,7 @@ def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_p
         (
             {"video": True},
             "run.video = True has no effect in jppo.sweep, which supports eval_every, eval_episodes, eval_sampled, "
-            "stop_at_return, callback, callback_every, progress; leave it out",
+            "eval_max_steps, stop_at_return, callback, callback_every, progress; leave it out",
         ),
         ({"checkpoint_seconds": 5.0}, "run.checkpoint_seconds = 5.0 has no effect in jppo.sweep"),
         ({"stop_at_return": 4.0, "selection": PBT}, "pbt needs evaluations for stop_at_return = 4; set eval_every"),

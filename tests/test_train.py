@@ -6,11 +6,14 @@ import os
 import re
 import signal
 import struct
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 from checks import SMALL
+from host_probes import Counting
 from probes import NO_LIMIT, DictCounting, NaNReward, ObsActionReward, Probe
 from tensorboardX.proto.event_pb2 import Event
 
@@ -345,6 +348,31 @@ def test_a_run_that_needs_more_memory_than_is_free_is_refused(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
     result = jppo.train(Probe(), config=CONFIG, total_steps=BATCH, run=jppo.RunConfig(force=True))
     assert result.summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_a_host_rollout_that_needs_more_memory_than_is_free_is_refused(num_actors, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "host_bytes_free", lambda: 1_000.0)
+    message = r"needs .* of memory for rollouts, but only .* free; lower num_envs = 8 or num_steps = 4"
+    with pytest.raises(ValueError, match=message):
+        jppo.train(Counting, config=CONFIG, total_steps=BATCH, num_actors=num_actors, run_dir=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_host_rollout_is_started_anyway_with_force(monkeypatch):
+    monkeypatch.setattr(memory, "host_bytes_free", lambda: 1_000.0)
+    result = jppo.train(Counting, config=CONFIG, num_actors=0, total_steps=BATCH, run=jppo.RunConfig(force=True))
+    assert result.status == "finished"
+
+
+@pytest.mark.slow
+def test_the_limit_of_the_process_counts_as_memory():
+    code = "from jppo.devices.memory import host_bytes_free; print(host_bytes_free())"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -v {2**20}; {sys.executable} -c '{code}'"], check=True, capture_output=True
+    )
+    assert 0 < float(done.stdout) < 2**30
 
 
 @pytest.mark.slow

@@ -171,6 +171,12 @@ def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
     return Fragment(rollout=steps.rollout(**values), stats=stats, seconds={}, streams=streams)
 
 
+def rollout_bytes(spec: RunnerSpec, num_envs: int) -> int:
+    """Returns the size of a rollout of n environments in bytes, without allocating it."""
+    short = blank_fragment(spec._replace(num_steps=spec.sequence_length), 1).rollout
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(short)) * num_envs * spec.num_steps // spec.sequence_length
+
+
 class _Steps:
     """The buffers of one rollout. They are new for each rollout, because the previous ones may still be in use."""
 

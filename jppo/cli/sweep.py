@@ -97,6 +97,8 @@ class Sweep:
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
+    eval_max_steps: int | None = RunConfig.eval_max_steps
+    """Evaluations cut episodes that are longer than this. Default: 10,000."""
     stop_at_return: float | None = RunConfig.stop_at_return
     """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --selection pbt, all runs end (needs --eval-every)."""  # noqa: E501
     run_dirs: bool = False

@@ -46,6 +46,8 @@ class Train(RunArguments):
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
+    eval_max_steps: int | None = RunConfig.eval_max_steps
+    """Evaluations cut episodes that are longer than this. Default: 10,000."""
     stop_at_return: float | None = RunConfig.stop_at_return
     """End the run when the mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes."""  # noqa: E501
     video: bool = False
@@ -97,7 +99,11 @@ class Train(RunArguments):
             "deterministic": settings.run.deterministic,
             "log_every": settings.run.log_every,
             "scale_envs": settings.overrides.get("scale_envs"),
-            **{name: getattr(settings.run, name) for name in SAVED_FIELDS if name != "eval_episodes"},
+            **{
+                name: getattr(settings.run, name)
+                for name in SAVED_FIELDS
+                if name not in ("eval_episodes", "eval_max_steps")
+            },
             "num_devices": previous.get("num_devices"),
         }
         return dataclasses.replace(self, **{name: value for name, value in values.items() if value is not None})

@@ -12,8 +12,9 @@ from jppo.errors import Refused
 
 EVAL_EPISODES = 16  # default
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
+EVAL_MAX_STEPS = 10_000  # the same for evaluations during training
 MAX_FRAMES = 2000  # default maximum length of an episode of a GIF; memory holds all frames, up to 0.25 MB each
-EVALUATION_DETAILS = ("eval_episodes", "eval_sampled")
+EVALUATION_DETAILS = ("eval_episodes", "eval_sampled", "eval_max_steps")
 EVALUATION_FIELDS = ("eval_every", *EVALUATION_DETAILS, "stop_at_return")
 EVENT_FIELDS = (*EVALUATION_FIELDS, "callback", "callback_every")
 SWEEP_FIELDS = (*EVENT_FIELDS, "progress")
@@ -42,13 +43,15 @@ class RunConfig:
     log_every: int | None = None
     """Number of updates whose means form one line of metrics.jsonl and one entry of the metrics. Default: 1."""
     force: bool = False
-    """Start a run even if it needs more memory than is free according to the compiler."""
+    """Start a run even if it needs more memory than is free according to an estimate."""
     eval_every: int | None = None
     """Number of updates between two evaluations of the policy on whole episodes. Default: 0, no evaluation."""
     eval_episodes: int | None = None
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool | None = None
     """Evaluations sample actions instead of taking the most likely ones. Default: False."""
+    eval_max_steps: int | None = None
+    """Evaluations cut episodes that are longer than this. Default: 10,000."""
     stop_at_return: float | None = None
     """End the run when the mean return reaches this value: the mean of an evaluation if eval_every is set, otherwise of
     about the last 100 episodes. Default: no such end."""
@@ -73,6 +76,7 @@ class RunConfig:
         check_int("log_every", 1 if self.log_every is None else self.log_every)
         check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
         check_int("eval_episodes", 1 if self.eval_episodes is None else self.eval_episodes)
+        check_int("eval_max_steps", 1 if self.eval_max_steps is None else self.eval_max_steps)
         value = 0.0 if self.stop_at_return is None else self.stop_at_return
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(to_float(value)):
             raise Refused(f"stop_at_return = {value!r} must be a number")

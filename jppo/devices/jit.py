@@ -4,11 +4,13 @@ import functools
 import hashlib
 import os
 import platform
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.extend import core
 
 CACHE = "JPPO_COMPILATION_CACHE"  # environment variable: a directory, or one of _OFF
 _OFF = ("off", "0", "false", "no", "none")
@@ -19,6 +21,7 @@ _CPU_OPTIONS = {
 }
 _CACHE_BYTES = 2**30
 _SMALL_BYTES = 2**20
+_LARGE_CONSTANTS = 10 * 2**20  # bytes
 _CACHED_SECONDS = 0.2  # programs that compile faster are not cached
 
 
@@ -33,6 +36,28 @@ def jit(fun: Callable, **kwargs: Any) -> Any:
     """
     _enable_cache()
     return jax.jit(fun, compiler_options=_compiler_options(), **kwargs)
+
+
+def lower(program: Any, *args: Any) -> Any:
+    """Lowers a function of `jit`. Warns of large arrays that the environment or network closes over."""
+    traced, constants = program.trace(*args), dict[int, int]()
+    _find_constants(traced.jaxpr, constants)
+    if (size := sum(constants.values())) > _LARGE_CONSTANTS:
+        warnings.warn(
+            f"arrays of {size / 2**20:,.0f} MiB that the environment or network closes over become constants of each "
+            "program, which costs time and memory; set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 before Python starts",
+            stacklevel=2,
+        )
+    return traced.lower()
+
+
+def _find_constants(jaxpr: Any, sizes: dict[int, int]) -> None:
+    """Adds the bytes of the constants of a program, also in nested functions, by the identity of the array."""
+    sizes.update((id(x), getattr(x, "nbytes", 0)) for x in getattr(jaxpr, "consts", ()))
+    for equation in jaxpr.eqns:
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
+                _find_constants(inner, sizes)
 
 
 def _compiler_options() -> dict[str, Any] | None:

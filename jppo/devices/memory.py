@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,21 @@ def check_memory(compiled: Any, num_devices: int, sizes: str, evaluation: int = 
       sizes: what to lower, for example "num_envs = 4096".
       evaluation: memory of the evaluations in bytes, which run at the same time.
     """
-    needed, free = bytes_needed(compiled) + evaluation, bytes_free(num_devices)
+    share = f", {show_bytes(evaluation)} of it for evaluations" if evaluation else ""
+    sizes += " or eval_episodes" if evaluation else ""
+    _check_free(bytes_needed(compiled) + evaluation, bytes_free(num_devices), f"memory per device{share}", sizes)
+
+
+def check_host_memory(needed: int, sizes: str) -> None:
+    """Raises ValueError if rollouts of this many bytes do not fit in the machine's memory. `sizes`: as above."""
+    _check_free(needed, _USABLE_SHARE * host_bytes_free(), "memory for rollouts", sizes)
+
+
+def _check_free(needed: float, free: float, what: str, sizes: str) -> None:
     if needed > free:
-        share = f", {show_bytes(evaluation)} of it for evaluations" if evaluation else ""
         raise Refused(
-            f"the run needs {show_bytes(needed)} of memory per device{share}, but only {show_bytes(free)} are free; "
-            f"lower {sizes}{' or eval_episodes' if evaluation else ''}, or start it anyway with force=True (--force)"
+            f"the run needs {show_bytes(needed)} of {what}, but only {show_bytes(free)} are free; "
+            f"lower {sizes}, or start it anyway with force=True (--force)"
         )
 
 
@@ -80,12 +90,22 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
 
 
 def host_bytes_free() -> float:
-    """Returns the free memory of the machine or, if that is less, of the container in bytes."""
+    """Returns the free memory in bytes: that of the machine, the container or this process (`ulimit -v`), whichever is
+    least."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fields = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").splitlines())
-    return min(int(fields["MemAvailable"].split()[0]) * 1024, _container_bytes_free())
+    return min(int(fields["MemAvailable"].split()[0]) * 1024, _container_bytes_free(), _process_bytes_free())
+
+
+def _process_bytes_free() -> float:
+    """Returns the address space that the limit of this process leaves; infinity without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return limit - pages * resource.getpagesize()
 
 
 def _container_bytes_free() -> float:

@@ -11,7 +11,12 @@ from jppo.errors import Refused
 from jppo.runs.run_dir import read_config
 
 _NO_SETTINGS = {"config", "hyperparams", "actors", "seed", "versions", "video"}
-_EVALUATION = {"eval_every", "eval_episodes", "eval_sampled"}  # no settings unless evaluations can end the run
+_EVALUATION = {
+    "eval_every",
+    "eval_episodes",
+    "eval_sampled",
+    "eval_max_steps",
+}  # no settings unless evaluations can end the run
 
 
 class RunGroup(NamedTuple):

@@ -103,7 +103,9 @@ def play_gif(
     images: list[Image.Image] = []
 
     def add(frame: np.ndarray) -> None:
-        images.append(Image.fromarray(frame).quantize(32))  # 32 colours need a third of the memory
+        images.append(
+            Image.fromarray(checked_image(env.name, frame)).quantize(32)
+        )  # 32 colours need a third of the memory
         progress(f"step {len(images)}")
 
     if isinstance(env, HostEnvironment):
@@ -181,16 +183,18 @@ def _play_on_device(
 def _open_screen(env: Environment) -> contextlib.AbstractContextManager[Draw]:
     if env.render is not None:
         render = env.render
-        return contextlib.nullcontext(lambda state, _: _checked_image(env.name, render(state)))
+        return contextlib.nullcontext(lambda state, _: render(state))
     return _open_classic_control(env) if env.name in CLASSIC_CONTROL else _open_gymnax(env)
 
 
-def _checked_image(name: str, image: Any) -> np.ndarray:
-    """Returns an array [H, W, 3] u8. Raises ValueError for another shape or dtype."""
+def checked_image(name: str, image: Any) -> np.ndarray:
+    """Returns an array [H, W] or [H, W, 3 or 4] u8. Raises ValueError for something else."""
     array = np.asarray(image)
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        found = f"shape {array.shape} and dtype {array.dtype}"
-        raise Refused(f"{name}: render returned an array of {found}; return an image [height, width, 3] of uint8")
+    is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if array.dtype != np.uint8 or not is_picture or not array.size:
+        found = f"an array of shape {array.shape} and dtype {array.dtype}"
+        found = found if array.dtype != object else f"a {type(image).__name__}"
+        raise Refused(f"{name}: render returned {found}; return an image [height, width, 3] of uint8")
     return array
 
 

@@ -190,6 +190,7 @@ def _describe_events(group: ProgramGroup) -> dict[str, Any]:
     if run.eval_every:
         episodes = run.eval_episodes or EVAL_EPISODES
         fields |= {"eval_every": run.eval_every, "eval_episodes": episodes, "eval_sampled": bool(run.eval_sampled)}
+        fields |= {} if run.eval_max_steps is None else {"eval_max_steps": run.eval_max_steps}
     if run.callback is not None:
         fields |= {"callback": group.parts["callback"], "callback_every": run.callback_every}
     return {"events": fields} if group.has_events else {}

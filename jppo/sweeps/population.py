@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.ppo import Hyperparams
 from jppo.config.run import RunConfig
-from jppo.devices.jit import jit
+from jppo.devices.jit import jit, lower
 from jppo.devices.memory import bytes_free, bytes_needed, bytes_needed_beside, show_bytes
 from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
 from jppo.envs.spaces import Array, PyTree
@@ -77,7 +77,7 @@ def compile_population(
     state_shapes = shapes_of(jax.eval_shape(jax.vmap(agent.init), *init_arguments))
     updates = jax.vmap(functools.partial(run_chunk, agent), in_axes=(0, 0, None))
     chunk = jit(shard_over_devices(updates, mesh, (split, split, whole), split), donate_argnums=0)
-    compiled_chunk = chunk.lower(state_shapes, shapes_of(flags), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    compiled_chunk = lower(chunk, state_shapes, shapes_of(flags), jax.ShapeDtypeStruct((), jnp.int32)).compile()
     compiled_init = init.lower(*init_arguments).compile()
     evaluate = None
     if run.eval_every:

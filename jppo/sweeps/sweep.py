@@ -67,9 +67,10 @@ def sweep(
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
         that it already contains are not trained again.
       run: evaluations, the callback, the return at which each run stops, and the progress display: eval_every,
-        eval_episodes, eval_sampled, stop_at_return, callback, callback_every and progress of `jppo.RunConfig`. The
-        callback is called for each run; `event.run` contains its seed and settings. An exception in it ends the sweep.
-        `progress` may also be a function that gets the number of environment steps of all runs and returns a reporter.
+        eval_episodes, eval_sampled, eval_max_steps, stop_at_return, callback, callback_every and progress of
+        `jppo.RunConfig`. The callback is called for each run; `event.run` contains its seed and settings. An exception
+        in it ends the sweep. `progress` may also be a function that gets the number of environment steps of all runs
+        and returns a reporter.
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
         combination of PPOConfig fields is a separate program. Or the fields of `run`, each one value.
 

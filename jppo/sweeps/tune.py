@@ -67,10 +67,10 @@ def trainable(
       resources: CPUs and GPUs that a trial reserves for itself. The trial uses as many of its GPUs as the number of
         environments allows; without GPUs, the CPU.
       checkpoint_updates: number of updates between two checkpoints; 0: only the last update saves one.
-      run: eval_every, eval_episodes, eval_sampled, stop_at_return, callback and callback_every of `jppo.RunConfig`. A
-        report contains the metrics eval/* of the newest evaluation, NaN before the first one, and the newest value of
-        each number that the callback logged. The updates before the callback's first call are reported after it, with
-        NaN. An exception in the callback fails the trial.
+      run: eval_every, eval_episodes, eval_sampled, eval_max_steps, stop_at_return, callback and callback_every of
+        `jppo.RunConfig`. A report contains the metrics eval/* of the newest evaluation, NaN before the first one, and
+        the newest value of each number that the callback logged. The updates before the callback's first call are
+        reported after it, with NaN. An exception in the callback fails the trial.
       **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams`, `ray` and `run`, as for `jppo.train`.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jppo.actors.numpy_params import check_categories
 from jppo.config.ppo import Hyperparams
-from jppo.devices.jit import jit
+from jppo.devices.jit import jit, lower
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.devices.signals import end_process_at
@@ -185,7 +185,7 @@ def compile_chunk(agent: Anakin, hyperparams: Hyperparams, flags: Any = None) ->
     """
     flags = jax.ShapeDtypeStruct((), bool, sharding=agent.sharding.train) if flags is None else flags
     chunk = jit(functools.partial(run_chunk, agent), donate_argnums=0)
-    return chunk.lower(state_shapes(agent, hyperparams), flags, np.int32(0)).compile()
+    return lower(chunk, state_shapes(agent, hyperparams), flags, np.int32(0)).compile()
 
 
 def make_flags(agent: Anakin, target: float | None, recent: RecentEpisodes) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jppo.config.run import EVAL_EPISODES, RunConfig
+from jppo.config.run import EVAL_EPISODES, EVAL_MAX_STEPS, RunConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_needed_beside
 from jppo.devices.mesh import AXIS, allgather_ints, raise_on_all_processes, shard_over_devices
@@ -18,7 +18,7 @@ from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import Metrics, PolicyState, derive_key
 from jppo.runs.episodes import check_legal_actions, make_host_player, make_player
 
-METRICS = ("return_mean", "return_std", "length_mean")
+METRICS = ("return_mean", "return_std", "length_mean", "unfinished")
 
 
 class EvaluationResult(NamedTuple):
@@ -48,16 +48,17 @@ def make_evaluation(agent: Anakin, run: RunConfig) -> Callable[..., tuple[Metric
     """
     num_episodes, mesh = run.eval_episodes or EVAL_EPISODES, agent.sharding.mesh
     split, whole = PartitionSpec(AXIS), PartitionSpec()
-    player = make_player(agent.env, agent.policy, bool(run.eval_sampled))
+    player = make_player(agent.env, agent.policy, bool(run.eval_sampled), run.eval_max_steps or EVAL_MAX_STEPS)
     play = shard_over_devices(player, mesh, (whole, split), split)
     multiple = mesh.size * agent.env.num_agents
     num_keys = -(-num_episodes // multiple) * multiple
 
     def evaluate(state: PolicyState, key: Array, update: Array) -> tuple[Metrics, PolicyState, Array]:
         keys = jax.random.split(jax.random.fold_in(key, update), num_keys)
-        returns, lengths, _, stuck = play(state, keys)
+        returns, lengths, finished, stuck = play(state, keys)
         returns, lengths = returns[:num_episodes], lengths[:num_episodes].astype(jnp.float32)
-        metrics = dict(zip(METRICS, (returns.mean(), returns.std(), lengths.mean()), strict=True))
+        unfinished = (~finished[:num_episodes]).sum().astype(jnp.float32)
+        metrics = dict(zip(METRICS, (returns.mean(), returns.std(), lengths.mean(), unfinished), strict=True))
         return metrics, jax.tree.map(jnp.copy, state), stuck  # training reuses the memory of the state
 
     return evaluate
@@ -93,7 +94,7 @@ class DeviceEvaluator:
 
 def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
     """Returns an evaluation in this process. A stop request or an exception in one process ends it in all."""
-    num_episodes = run.eval_episodes or EVAL_EPISODES
+    num_episodes, max_steps = run.eval_episodes or EVAL_EPISODES, run.eval_max_steps or EVAL_MAX_STEPS
     play = make_host_player(agent.env, agent.policy, bool(run.eval_sampled))
 
     def evaluate(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> EvaluationResult | None:
@@ -103,7 +104,8 @@ def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
 
         policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
         with raise_on_all_processes(), contextlib.suppress(_StopRequest):
-            summary = play(policy, num_episodes, episode_seed(seed, update), before_step=check_stop).summary()
+            episodes = play(policy, num_episodes, episode_seed(seed, update), max_steps, before_step=check_stop)
+            summary = episodes.summary()
             result = EvaluationResult({name: summary[name] for name in METRICS}, policy)
         return None if allgather_ints([result is None]).any() else result
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jppo.config.run import RunConfig
+from jppo.config.run import EVAL_MAX_STEPS, RunConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
@@ -12,6 +12,7 @@ from jppo.runs.run_dir import BestPolicy
 from jppo.training.callback import CallbackEvent, RunInfo, call
 from jppo.training.evaluator import EvaluationResult, Evaluator, PendingEvaluation
 from jppo.training.logger import LoopResult
+from jppo.training.progress import warn_with
 
 _CONTINUE, _STOPPED, _FAILED = 0, 1, 2  # codes that the processes exchange after an evaluation or a callback
 SOLVED = LoopResult("solved")
@@ -67,6 +68,7 @@ class Monitor:
         if ended_before is not None and ended_before["identity"] == identity:
             self.ended = LoopResult(ended_before["status"], reason=ended_before["reason"])
         self.last_eval: float | None = None
+        self._max_steps, self._told_cut = run.eval_max_steps or EVAL_MAX_STEPS, False
 
     def updates_until_event(self, update: int) -> int:
         """Returns how many updates after `update` the next call of `finish` is due; 2**31 if there is none."""
@@ -143,6 +145,12 @@ class Monitor:
         metrics = {f"eval/{name}": float(value) for name, value in result.metrics.items()}
         result.check()
         mean = self.last_eval = metrics["eval/return_mean"]
+        if (cut := int(metrics["eval/unfinished"])) and not self._told_cut:
+            self._told_cut = True
+            text = (
+                f"an evaluation cut {cut} episodes at eval_max_steps = {self._max_steps:,}; their returns are partial"
+            )
+            warn_with(self._log.reporter)(text)
         self._log.reporter.evaluated(self._log.steps, mean)
         self._offer(mean, result.policy_state)
         return metrics

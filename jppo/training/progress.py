@@ -1,8 +1,11 @@
 """Reporters show the progress of a run to the user."""
 
+import functools
 import math
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,6 +51,13 @@ class Reporter:
 
 class NullReporter(Reporter):
     """Shows nothing. Warnings of the run become Python warnings."""
+
+
+def warn_with(reporter: Reporter) -> Callable[[str], None]:
+    """Returns a function that shows a warning: with the reporter, or warnings.warn if that shows nothing."""
+    if type(reporter) is NullReporter:
+        return functools.partial(warnings.warn, stacklevel=2)
+    return lambda text: reporter.message(f"WARNING: {text}")
 
 
 class PrintReporter(Reporter):

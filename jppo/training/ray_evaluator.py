@@ -10,7 +10,7 @@ import ray
 
 from jppo.actors.actor import ActorError, ActorProcess, make_actor_error, start_actor
 from jppo.config.ray import RayConfig
-from jppo.config.run import EVAL_EPISODES, RunConfig
+from jppo.config.run import EVAL_EPISODES, EVAL_MAX_STEPS, RunConfig
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.spaces import PyTree
 from jppo.errors import ActorsFailed, describe_error
@@ -28,14 +28,14 @@ class EvaluationProcess(ActorProcess):
     _play: Any = None
 
     def evaluate(
-        self, player: PlayerArgs, policy_state: PolicyState, num_episodes: int, seed: int
+        self, player: PlayerArgs, policy_state: PolicyState, num_episodes: int, seed: int, max_steps: int
     ) -> dict[str, float] | ActorError:
         """Returns the metrics of an evaluation, or the error."""
         try:
             if self._play is None:  # compiled once
                 env, network, action_spec, sampled = player
                 self._play = make_host_player(env, make_policy(network, env.obs_spec, action_spec), sampled)
-            summary = self._play(policy_state, num_episodes, seed).summary()
+            summary = self._play(policy_state, num_episodes, seed, max_steps).summary()
         except Exception as error:
             return make_actor_error(error, traceback.format_exc())
         return {name: summary[name] for name in METRICS}
@@ -48,6 +48,7 @@ class RayEvaluator:
         policy = agent.policy
         self._player: PlayerArgs = (agent.env, policy.network, policy.action_spec, bool(run.eval_sampled))
         self._num_episodes, self._seed = run.eval_episodes or EVAL_EPISODES, seed
+        self._max_steps = run.eval_max_steps or EVAL_MAX_STEPS
         # reserves nothing, because the actors of the run may have reserved everything
         self._config = dataclasses.replace(config, actor_cpus=0.0, actor_gpus=0.0)
         self._handle: Any = None
@@ -60,7 +61,8 @@ class RayEvaluator:
             self._player_ref = ray.put(self._player)
         policy_state = jax.device_get(policy_state)
         seed = episode_seed(self._seed, update)
-        pending = self._handle.evaluate.remote(self._player_ref, policy_state, self._num_episodes, seed)
+        arguments = policy_state, self._num_episodes, seed, self._max_steps
+        pending = self._handle.evaluate.remote(self._player_ref, *arguments)
 
         def poll(timeout: float) -> EvaluationResult | None:
             if not ray.wait([pending], timeout=timeout)[0]:

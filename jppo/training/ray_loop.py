@@ -10,11 +10,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jppo.actors.env_runner import RunnerSpec, blank_fragment
+from jppo.actors.env_runner import RunnerSpec, blank_fragment, rollout_bytes
 from jppo.actors.local import LocalRunner
 from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import Hyperparams
 from jppo.config.ray import RayConfig
+from jppo.devices.memory import check_host_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState, TrainState, evaluate_schedules
@@ -56,11 +57,13 @@ class RayLoop:
         config: RayConfig,
         checkpoints: Checkpoints | None = None,
         monitor: Monitor | None = None,
+        force: bool = False,
     ) -> None:
         """Starts the actors and compiles the update meanwhile.
 
         Args:
           config: with num_actors and envs_per_actor filled in.
+          force: start even if rollouts do not fit in the free memory; otherwise, this raises ValueError.
         """
         start, key = time.perf_counter(), jax.random.key(seed)
         self._agent, self._log, self._config = agent, log, config
@@ -76,6 +79,10 @@ class RayLoop:
         spec = agent.runner_spec(key, log.updates)
         if checkpoints is not None and checkpoints.start is not None:
             spec = self._restore(checkpoints.start, spec)
+        if not force:
+            sizes = f"num_envs = {agent.config.num_envs:,} or num_steps = {agent.config.num_steps:,}"
+            copies = 2 if jax.default_backend() == "cpu" else 1  # that of the actors and that of the learner
+            check_host_memory(copies * rollout_bytes(spec, agent.config.num_envs // jax.process_count()), sizes)
         self._actors = _make_actors(spec, config, log.reporter.message)
         self._counts = self._actors.counts() | self._counts_before  # of all processes, since the start of the run
         try:

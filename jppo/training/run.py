@@ -2,12 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import signal
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +32,7 @@ from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
-from jppo.training.progress import NullReporter, Reporter, WorkerReporter, make_reporter
+from jppo.training.progress import Reporter, WorkerReporter, make_reporter, warn_with
 from jppo.training.result import Result
 from jppo.training.return_target import count_needed_episodes
 from jppo.training.settings import (
@@ -53,6 +50,7 @@ if TYPE_CHECKING:
 
 _LARGE_IMAGE = 10_000  # numbers in an observation
 _END_SETTINGS = ("total_steps", "stop_at_return", "seed", "hyperparams")  # a run that ended continues with other ones
+_MANY_STEPS = 10_000  # in fewer steps, episodes may be too long to end
 
 
 def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) -> Result:
@@ -89,11 +87,11 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
         if has_video:
             from jppo.training.video import can_write_video, write_video  # drawing needs host modules
 
-            has_video = can_write_video(prepared.agent.env, _warn_with(reporter))
+            has_video = can_write_video(prepared.agent.env, warn_with(reporter))
         with explain_out_of_memory(f"lower {sizes}"):
             result = _train(prepared, resumes, hooks, reporter)
     if has_video and result.run_dir is not None and result.summary["status"] != "interrupted":
-        write_video(result.agent.env, result.policy, result.run_dir, reporter.message, _warn_with(reporter))
+        write_video(result.agent.env, result.policy, result.run_dir, reporter.message, warn_with(reporter))
     return result
 
 
@@ -112,7 +110,7 @@ def _finished_result(
     is_whole &= "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
     if summary.get("status") not in ("finished", "stopped", "solved") or not is_whole:
         return None
-    checkpoint = latest_checkpoint(run_dir, _warn_with(reporter))
+    checkpoint = latest_checkpoint(run_dir, warn_with(reporter))
     same = all(previous.get(name) == prepared.config_json.get(name) for name in ("total_steps", "stop_at_return"))
     ended_early = same and summary["status"] != "finished"
     last = summary["updates"] if ended_early else agent.num_updates
@@ -146,7 +144,7 @@ def _open_writer(prepared: PreparedRun, resumes: bool, reporter: Reporter) -> Ru
     run = prepared.run
     if run.run_dir is None or jax.process_index():
         return None
-    return RunWriter(Path(run.run_dir), prepared.config_json, run.wandb, resumes, _warn_with(reporter))
+    return RunWriter(Path(run.run_dir), prepared.config_json, run.wandb, resumes, warn_with(reporter))
 
 
 def _open_checkpoints(prepared: PreparedRun, resumes: bool, log: Logger, hooks: RunHooks | None) -> Checkpoints | None:
@@ -158,7 +156,7 @@ def _open_checkpoints(prepared: PreparedRun, resumes: bool, log: Logger, hooks: 
     if run.run_dir is None:
         return None
     run_dir = Path(run.run_dir)
-    arguments = run_dir, run.checkpoint_seconds, run.max_checkpoints, _warn_with(log.reporter)
+    arguments = run_dir, run.checkpoint_seconds, run.max_checkpoints, warn_with(log.reporter)
     if hooks is None:
         checkpoints = Checkpoints(*arguments)
     else:
@@ -169,13 +167,6 @@ def _open_checkpoints(prepared: PreparedRun, resumes: bool, log: Logger, hooks: 
     elif resumes:
         log.info(f"{run_dir} has no checkpoint; starting from the beginning")
     return checkpoints
-
-
-def _warn_with(reporter: Reporter) -> Callable[[str], None]:
-    """Returns a function that shows a warning: with the reporter, or warnings.warn if that shows nothing."""
-    if type(reporter) is NullReporter:
-        return functools.partial(warnings.warn, stacklevel=2)
-    return lambda text: reporter.message(f"WARNING: {text}")
 
 
 def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporter: Reporter) -> Result:
@@ -201,6 +192,8 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
             ended = loop.run(stop_requested)
             if not log.updates and ended.status in ("interrupted", "failed"):
                 raise ended.error or KeyboardInterrupt
+            if log.steps >= _MANY_STEPS and not log.recent.total:
+                warn_with(reporter)(f"no episode ended in {log.steps:,} steps; give the environment a time limit")
             result = _save_result(loop, prepared, log, ended, checkpoints)
     except BaseException:
         with contextlib.ExitStack() as stack:  # closes in reverse order; a second Ctrl-C skips nothing
@@ -282,7 +275,7 @@ def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | Non
         return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
-    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor)
+    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor, prepared.run.force)
 
 
 def _save_result(

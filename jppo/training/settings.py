@@ -83,6 +83,8 @@ def prepare_run(settings: RunSettings) -> PreparedRun:
     Raises:
       ValueError: an argument is invalid.
     """
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise Refused("jppo needs jit; leave out JAX_DISABLE_JIT or jax.disable_jit() and use jax.debug.print")
     backend = choose_backend(settings.env, settings.backend)
     env = _make_env(settings.env, backend)
     preset_name = choose_preset(settings.preset, env.name)
