@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import os
 import pickle
 import shutil
@@ -17,11 +16,12 @@ from typing import Any
 
 import ray
 
-from jppo.config.ray import RayConfig, num_cores
+from jppo.config.ray import RayConfig
 from jppo.devices.signals import defer_signals
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
+_LOCAL_CPUS = 10_000  # for Ray on this machine, where runs in several threads may have any number of actors
 _FOLDER_BYTES = 40  # longest path of Ray's folder: paths of sockets have at most 103 bytes, on Linux 107
 _GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each process's CUDA context
 
@@ -54,7 +54,7 @@ def connect(config: RayConfig) -> bool:
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115 Ray needs one, and keeps it
         _connection.users, _connection.address = 1, address
         try:
-            _init(address, config)
+            _init(address)
         except BaseException as error:
             _stop()
             if isinstance(error, SystemExit):  # raised by Ray on SIGTERM while it starts
@@ -66,13 +66,12 @@ def connect(config: RayConfig) -> bool:
     return True
 
 
-def _init(address: str, config: RayConfig) -> None:
+def _init(address: str) -> None:
     """Calls ray.init."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     is_local = address == "local"
     if is_local:
-        needed = (config.num_actors or 0) * config.actor_cpus + 1  # one for the learner
-        options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
+        options |= {"num_cpus": _LOCAL_CPUS, "include_dashboard": False}
         options["_system_config"] = {
             "max_direct_call_object_size": _MESSAGE_BYTES,
             "prestart_worker_first_driver": False,  # starting idle workers takes time, and actors cannot use them
@@ -81,9 +80,8 @@ def _init(address: str, config: RayConfig) -> None:
             _connection.folder = options["_temp_dir"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     else:
         check_reachable(address)
-        if ":" in address and "://" not in address:  # without a valid token, Ray would retry for 20 s
-            raylet: Any = ray._raylet
-            raylet.GcsClient(address=address)
+        if ":" in address and "://" not in address:
+            _check_token(address)
     if not address.startswith("ray://"):
         options["job_config"] = job_config = ray.job_config.JobConfig()
         job_config._py_driver_sys_path = _WorkerPath()
@@ -93,6 +91,16 @@ def _init(address: str, config: RayConfig) -> None:
         # Ray forks only to exec, which is safe with JAX's threads.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         ray.init(address, **options)
+
+
+def _check_token(address: str) -> None:
+    """Raises an error if the cluster at host:port needs another token. Ray itself would retry for 20 s."""
+    with contextlib.suppress(ImportError):  # Ray 2.51 has no tokens
+        from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # a client without a token would end the process
+        raylet: Any = ray._raylet
+        raylet.GcsClient(address=address)
 
 
 def _explain(error: Exception, address: str, name: str) -> str:
