@@ -4,6 +4,7 @@ import concurrent.futures
 import functools
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -15,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -433,7 +435,7 @@ class PretendRay:
     def available_resources(self):
         return {"CPU": self.free}
 
-    def find_failure(self, at_once):
+    def find_failure(self, at_once, closing):
         return self.stopped
 
     def put(self, value):
@@ -442,7 +444,7 @@ class PretendRay:
     def remote(self, cls):
         return types.SimpleNamespace(options=lambda **options: types.SimpleNamespace(remote=self.actor))
 
-    def actor(self, import_path):
+    def actor(self, import_path, registrations):
         methods = {name: types.SimpleNamespace(remote=functools.partial(self.call, name)) for name in self.behaviour}
         return types.SimpleNamespace(**methods)
 
@@ -632,7 +634,7 @@ def test_time_limits_exclude_the_time_for_which_the_driver_was_stopped(pretend):
 
 def test_a_daemon_that_stops_ends_the_run_and_the_connection(pretend, monkeypatch):
     fine, disconnected = (1.0, fragment(1.0)), []
-    monkeypatch.setattr(actors, "disconnect", lambda: disconnected.append(True))
+    monkeypatch.setattr(actors, "disconnect", disconnected.append)
     fleet, pretended, said = pretend(fine, fine)
     rollout(fleet, pretended)
     pretended.stopped = "the raylet stopped"
@@ -645,10 +647,10 @@ def test_a_daemon_that_stops_ends_the_run_and_the_connection(pretend, monkeypatc
 
 def test_a_dead_actor_is_not_restarted_without_daemons(pretend, monkeypatch):
     fine = (1.0, fragment(1.0))
-    monkeypatch.setattr(actors, "disconnect", lambda: None)
+    monkeypatch.setattr(actors, "disconnect", lambda failed: None)
     fleet, pretended, said = pretend(fine, fine, (0.5, DIED), (0.5, DIED))
     rollout(fleet, pretended)
-    pretended.find_failure = lambda at_once: "the raylet stopped" if at_once else None
+    pretended.find_failure = lambda at_once, closing: "the raylet stopped" if at_once else None
     with pytest.raises(ActorsFailed, match=r"^the raylet stopped$"):
         rollout(fleet, pretended)
     assert said == []
@@ -686,6 +688,101 @@ def test_the_daemon_monitor_checks_ports(monkeypatch):
     raylet.close()
     for monitor in (own, joined):
         assert re.search(r"raylet \(127.0.0.1:\d+\) stopped, .* /tmp/ray/session_1/logs$", monitor.find_failure(True))
+
+
+def test_the_daemon_monitor_reports_silent_daemons(monkeypatch):
+    problems = {"raylet:1": "", "head:2": ""}
+    context = types.SimpleNamespace(
+        gcs_address="head:2", get_node_id=lambda: 7, get_temp_dir=lambda: "/tmp", get_session_name=lambda: "session"
+    )
+    pretended = types.SimpleNamespace(
+        get_runtime_context=lambda: context,
+        nodes=lambda: [{"NodeID": 7, "NodeManagerAddress": "raylet", "NodeManagerPort": 1}],
+        util=types.SimpleNamespace(client=types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: False))),
+    )
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(daemon_monitor, "ray", pretended)
+    monkeypatch.setattr(daemon_monitor, "time", clock)
+    monkeypatch.setattr(daemon_monitor, "_find_problem", lambda address, speaks, timeout: problems[address])
+    for silent, name in (("raylet:1", "raylet"), ("head:2", "gcs_server")):
+        clock.now = 0.0
+        monitor = daemon_monitor.DaemonMonitor(True)
+        problems[silent] = "does not respond"
+        clock.now = 10.0
+        assert monitor.find_failure() is None, "a busy daemon may be silent for a while"
+        assert f"{name} ({silent}) does not respond, " in monitor.find_failure(closing=True)
+        clock.now = 16.0
+        assert f"{name} ({silent}) does not respond, " in monitor.find_failure()
+        problems[silent] = ""
+        assert monitor.find_failure(closing=True) is None
+
+
+def test_a_daemon_that_accepts_connections_but_says_nothing_is_silent():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        assert daemon_monitor._find_problem(address, True, 0.1) == "does not respond"
+        assert daemon_monitor._find_problem(address, False, 0.1) == ""
+    assert daemon_monitor._find_problem(address, True, 0.1) == "stopped"
+
+
+class Registered(Healthy):
+    """A class that tests register with Gymnasium."""
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Gymnasium's registry, whose changes end with the test."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+    return gymnasium.registry
+
+
+def test_registered_environments_are_sent_to_other_processes(registry):
+    class Local(Healthy):
+        pass
+
+    gymnasium.register("Own/Local-v0", Local, max_episode_steps=7, kwargs={"notes": None})
+    gymnasium.register("Own/Named-v0", f"{__name__}:Registered")
+    gymnasium.register("Own/Locked-v0", lambda lock=threading.Lock(): Healthy())
+    gymnasium.register("Own/Kept-v0", Local)
+    sent = ray_cluster.pickle_registrations()
+    for name in [name for name in registry if name.startswith("Own/")]:
+        del registry[name]
+    gymnasium.register("Own/Kept-v0", Registered)
+    ray_cluster.restore_registrations([b"not a pickle", *sent])
+    assert {name for name in registry if name.startswith("Own/")} == {"Own/Local-v0", "Own/Named-v0", "Own/Kept-v0"}
+    assert registry["Own/Kept-v0"].entry_point is Registered, "the other process has its own"
+    assert registry["Own/Local-v0"].max_episode_steps == 7
+    assert not {name for name in map(pickle.loads, sent) if name.id.startswith(("ALE/", "CartPole"))}
+
+
+@pytest.mark.slow
+def test_actors_know_environments_that_only_this_process_has_registered(local_ray, registry, tmp_path):
+    gymnasium.register("Own/Local-v0", lambda: Healthy(tmp_path), max_episode_steps=CONFIG.num_steps)
+    assert_full_batches(train("Own/Local-v0", tmp_path))
+    assert_full_batches(train(lambda: gymnasium.make("Own/Local-v0"), tmp_path))
+    gymnasium.register("Own/Locked-v0", lambda lock=threading.Lock(): Healthy(tmp_path))
+    with pytest.raises(ValueError, match=r"^Own/Locked-v0, or the network, cannot be sent to another process \(cannot"):
+        train("Own/Locked-v0", tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"num_actors": 0}, {"num_actors": 0, "eval_every": 3}], ids=str)
+def test_an_environment_whose_close_raises_does_not_lose_the_run(tmp_path, options):
+    class Stubborn(Healthy):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            return super().step(action)
+
+        def close(self):
+            if self.steps > 1:  # not the instance that `make_host_env` checks
+                raise OSError("no answer")
+
+    given = {"config": CONFIG, "total_steps": 6 * CONFIG.batch_size, "run_dir": tmp_path / "run"} | options
+    with pytest.warns(RuntimeWarning, match=r"Stubborn: close\(\) raised OSError: no answer$"):
+        result = jppo.train(functools.partial(Stubborn, tmp_path), backend="ray", **given)
+    assert (result.status, (tmp_path / "run/summary.json").is_file()) == ("finished", True)
 
 
 def test_actors_without_resources_wait_and_report_it(local_ray, tmp_path, monkeypatch):

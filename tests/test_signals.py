@@ -217,7 +217,7 @@ def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):
     seen, calls = [], []
 
     def init(address, **options):
-        calls.append((address, options["num_cpus"]))
+        calls.append(address)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # like Ray
         os.kill(os.getpid(), signal.SIGINT)
         assert seen == []
@@ -225,14 +225,14 @@ def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):
     worker = types.SimpleNamespace()
     private = types.SimpleNamespace(worker=worker)
     pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, _private=private)
-    pretended.job_config = ray.job_config
+    pretended.job_config, pretended._common = ray.job_config, ray._common
     monkeypatch.setattr(ray_cluster, "ray", pretended)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in numbers}
     mine = signal.getsignal(signal.SIGTERM)
     try:
-        assert ray_cluster.connect(RayConfig(num_actors=9, actor_cpus=0.9))
+        assert ray_cluster.connect(RayConfig(num_actors=9))
         assert signal.getsignal(signal.SIGTERM) is mine
         assert seen == [signal.SIGINT]
         pretended.init = lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM) or sys.exit(15)
@@ -241,7 +241,110 @@ def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert calls == [("local", max(os.cpu_count(), 10))], "one CPU for the learner and 8.1 for actors"
+        ray_cluster.disconnect()
+    assert calls == ["local"]
+
+
+def test_runs_in_several_threads_share_the_connection(monkeypatch):
+    state = types.SimpleNamespace(connected=False, shutdowns=0, killed=0)
+
+    def init(address, **options):
+        state.connected = True
+
+    def shutdown():
+        state.shutdowns += state.connected
+        state.connected = False
+
+    def kill(**options):
+        state.killed += 1
+
+    node = types.SimpleNamespace(head=True, kill_all_processes=kill)
+    worker = types.SimpleNamespace(_global_node=node)
+    pretended = types.SimpleNamespace(is_initialized=lambda: state.connected, init=init, shutdown=shutdown)
+    pretended._private, pretended._common = types.SimpleNamespace(worker=worker), ray._common
+    pretended.job_config = ray.job_config
+    monkeypatch.setattr(ray_cluster, "ray", pretended)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = RayConfig(num_actors=2)
+    assert ray_cluster.connect(config)
+    assert ray_cluster.connect(config)
+    ray_cluster.disconnect()
+    assert state.connected, "the other run needs it"
+    ray_cluster.disconnect()
+    assert (state.connected, state.shutdowns, state.killed) == (False, 1, 0)
+    assert ray_cluster.connect(config)
+    assert ray_cluster.connect(config)
+    ray_cluster.disconnect(failed=True)
+    assert (state.connected, state.shutdowns, state.killed) == (False, 2, 1)
+    state.connected = True  # by the user
+    assert not ray_cluster.connect(config)
+    with pytest.raises(ValueError, match="would be another cluster"):
+        ray_cluster.connect(RayConfig(num_actors=2, address="other:1"))
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "name", "message"),
+    [
+        (OSError("disk full"), "local", "RAY_ADDRESS", r"^Ray cannot start on this machine: disk full$"),
+        (OSError("refused"), "a:1", "RAY_ADDRESS", r"at RAY_ADDRESS = 'a:1' \(refused\);.* or unset RAY_ADDRESS for a"),
+        (
+            OSError("refused"),
+            "a:1",
+            "address",
+            r"at address = 'a:1' \(refused\);.* or leave address out for a local one$",
+        ),
+        (
+            type("AuthenticationError", (Exception,), {})("InvalidAuthToken: ..."),
+            "a:1",
+            "address",
+            r"^the Ray cluster at address = 'a:1' needs a token .*; set RAY_AUTH_MODE=token and copy",
+        ),
+    ],
+)
+def test_failures_of_a_connection_name_their_remedy(error, address, name, message):
+    assert re.search(message, ray_cluster._explain(error, address, name))
+
+
+PROGRAM = """
+import gymnasium, jppo, psutil
+
+def note_addresses(event):
+    listening = [c for p in psutil.Process().children(True) for c in p.net_connections("tcp") if c.status == "LISTEN"]
+    addresses.update(c.laddr.ip.removeprefix("::ffff:") for c in listening)
+
+addresses = set()
+sizes = {"num_actors": 1, "num_envs": 2, "num_steps": 16, "total_steps": 64}
+result = jppo.train(lambda: gymnasium.make("CartPole-v1"), **sizes, callback=note_addresses)
+print(result.status, *addresses)
+"""
+
+
+@pytest.mark.slow
+def test_ray_starts_on_this_machine_only_in_a_long_folder_and_without_stderr(tmp_path):
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    argv = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, PROGRAM]
+    before = {*Path("/tmp").glob("ray-*")}
+    done = subprocess.run(
+        argv, timeout=PATIENCE, check=False, env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "finished 127.0.0.1\n")
+    assert {*Path("/tmp").glob("ray-*")} <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
+def test_ctrl_c_ends_a_run_whose_daemon_is_frozen(command, daemon):
+    command.await_(lambda: " steps/s " in command.out.read_text())
+    everything = command.started()
+    (pid,) = (process.pid for process in everything if Path(process.command.split()[0]).name == daemon)
+    os.kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    command.signal(signal.SIGINT)
+    assert command.process.wait(PATIENCE) == 130, command.err.read_text()
+    assert time.monotonic() - begin < 30.0, "Ray itself waits for 40 s and more"
+    assert not left_of(without_agents(everything), 15.0)
+    assert json.loads((command.directory / "run/summary.json").read_text())["status"] == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -252,8 +355,10 @@ def test_a_missing_cluster_is_reported_at_once(tmp_path, monkeypatch, address, r
     config = jppo.PPOConfig(num_envs=4, num_steps=8)
     monkeypatch.setenv("RAY_ADDRESS", address)
     before, begin = {process.pid for process in running()}, time.monotonic()
-    message = rf"^there is no Ray cluster to join at address = '{re.escape(address)}' \(.*{reason}.*\); start one with"
-    for options in ({"ray": jppo.RayConfig(address=address)}, {}):
+    for name, options in (("address", {"ray": jppo.RayConfig(address=address)}), ("RAY_ADDRESS", {})):
+        message = (
+            rf"^there is no Ray cluster to join at {name} = '{re.escape(address)}' \(.*{reason}.*\); start one with"
+        )
         with pytest.raises(ValueError, match=message):
             jppo.train(lambda: Healthy(tmp_path), backend="ray", num_actors=1, config=config, total_steps=1, **options)
     assert time.monotonic() - begin < 60.0, "Ray itself would try for two minutes"

@@ -12,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.actors.ray_cluster import pickle_registrations, restore_registrations
 from jppo.config.ray import RayConfig
 from jppo.envs.contract import BrokenContractError
 from jppo.errors import describe_error, first_line, strip_colours
@@ -42,12 +43,13 @@ class ActorProcess:
 
     _runner: EnvRunner | None = None
 
-    def __init__(self, import_path: list[str]) -> None:
-        """Adds the directories of `import_path` to the end of this process's path."""
+    def __init__(self, import_path: list[str], registrations: list[bytes]) -> None:
+        """Adds the directories of `import_path` to the end of this process's path, and restores `registrations`."""
         sys.path.extend(directory for directory in import_path if directory not in sys.path)
         # The policy's calls are too short for another thread: 29 us instead of 108 (docs/performance.md).
         # This must precede the start of JAX's backend, which unpickling an argument of `begin` may cause.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+        restore_registrations(registrations)
 
     def place(self) -> str:
         """Returns the id of the node that this process runs on."""
@@ -92,7 +94,7 @@ def start_actor(config: RayConfig, several_processes: bool, process: type[ActorP
         "runtime_env": {"env_vars": _ONE_THREAD | platform | {"XLA_FLAGS": f"{flags} {_XLA_FLAGS}".strip()}},
     }
     import_path = [os.path.abspath(directory) for directory in sys.path]
-    return ray.remote(process).options(**options).remote(import_path)
+    return ray.remote(process).options(**options).remote(import_path, pickle_registrations())
 
 
 def _strategy(several_processes: bool) -> Any:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import ray
@@ -83,7 +84,7 @@ class ActorPool:
             self._monitor = DaemonMonitor(self._own_cluster)
             check_resources(config, message)
             if self._own_cluster and share > num_cores():
-                message(f"num_actors = {share} exceeds {num_cores()} CPU cores; use one actor per core")
+                message(f"num_actors = {share} exceeds {num_cores()} CPU cores, which helps only if environments wait")
             self._spec = _put(spec)
             for number in range(process * share, (process + 1) * share):
                 self._slots.append(_Slot(number=number, env_index=number * envs + np.arange(envs, dtype=np.int32)))
@@ -137,14 +138,19 @@ class ActorPool:
             slot.result = None
         return fragments
 
-    def check_daemons(self, at_once: bool = False) -> bool:
+    def check_daemons(self, at_once: bool = False, closing: bool = False) -> bool:
         """Returns False if one of Ray's daemons stopped. Then `ready` and `poll` raise ActorsFailed.
 
         Disconnects from Ray in this case, because Ray would end this process. Returned fragments remain valid.
+
+        Args:
+          at_once: check now, because the next call to Ray would block without daemons.
+          closing: check now, and do not wait for a daemon that is slow.
         """
-        if self._failure is None and (failure := self._monitor.find_failure(at_once)) is not None:
-            self._failure = failure
-            disconnect()
+        at_once |= not ray.is_initialized()  # another run has found that a daemon stopped
+        if self._failure is None and (failure := self._monitor.find_failure(at_once, closing)) is not None:
+            self._failure, self._owns_ray = failure, False
+            disconnect(failed=True)
         return self._failure is None
 
     def require_daemons(self, at_once: bool = False) -> None:
@@ -159,7 +165,7 @@ class ActorPool:
     def close(self) -> None:
         """Closes the environments, the actors and, if this made it, the connection to Ray."""
         with defer_signals():
-            if self._slots and ray.is_initialized() and self.check_daemons(at_once=True):
+            if self._slots and ray.is_initialized() and self.check_daemons(closing=True):
                 if closing := [slot.handle.close.remote() for slot in self._slots if slot.started]:
                     ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
                 for slot in self._slots:
@@ -295,6 +301,8 @@ class _Slot:
 def _put(spec: RunnerSpec) -> Any:
     """Stores the spec in Ray. Raises ValueError if it cannot be pickled."""
     try:
+        if spec is not None and isinstance(spec.env.source, str) and spec.env.source in gymnasium.registry:
+            ray.cloudpickle.dumps(gymnasium.registry[spec.env.source])  # what `pickle_registrations` sends
         return ray.put(spec)
     except (TypeError, pickle.PicklingError) as error:
         raise Refused(

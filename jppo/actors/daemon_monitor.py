@@ -1,19 +1,22 @@
-"""Detects that a daemon of Ray stopped."""
+"""Detects that a daemon of Ray stopped or does not respond."""
 
+import socket
 import time
 
 import ray
 
-from jppo.actors.ray_cluster import check_reachable
-
 _CHECK_SECONDS = 2.0  # between two checks
 _HEAD_RESTART_SECONDS = 30.0  # a cluster manager may restart the head; Ray ends this process after 60 s without it
+_SILENT_SECONDS = 15.0  # a busy daemon may take as long to respond
+_POLL_SECONDS, _CLOSE_SECONDS = 1.0, 2.0  # limits for a response during training, and at its end
+_STOPPED, _SILENT = "stopped", "does not respond"
 
 
 class DaemonMonitor:
-    """Checks that Ray's daemons listen to their ports: the head of the cluster, and the raylet of this machine.
+    """Checks that Ray's daemons respond at their ports: the head of the cluster, and the raylet of this machine.
 
-    Without one of them, Ray ends this process after 14 to 60 s, unless it is disconnected before.
+    Without one of them, Ray ends this process after 14 to 60 s, unless it is disconnected before. If one is frozen,
+    Ray's functions wait for it.
     """
 
     def __init__(self, own_cluster: bool) -> None:
@@ -22,40 +25,57 @@ class DaemonMonitor:
         Args:
           own_cluster: jppo started the cluster, so nobody restarts its head.
         """
-        self._head_seconds = 0.0 if own_cluster else _HEAD_RESTART_SECONDS
-        self._next_check, self._head_seen, self.head_answers = 0.0, time.monotonic(), True
-        self._head = self._raylet = ""
+        self._patience = {"raylet": 0.0, "gcs_server": 0.0 if own_cluster else _HEAD_RESTART_SECONDS}
+        self._next_check, self.head_answers = 0.0, True
+        self._addresses = dict[str, str]()
         if not ray.util.client.ray.is_connected():  # a client depends on neither of them
             context = ray.get_runtime_context()
             self._logs = f"{context.get_temp_dir()}/{context.get_session_name()}/logs"
             own = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-            self._head = context.gcs_address
-            self._raylet = f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}"
+            raylet = f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}"
+            self._addresses = {"raylet": raylet, "gcs_server": context.gcs_address}
+        self._seen = dict.fromkeys(self._addresses, time.monotonic())
+        addresses = self._addresses.items()  # with TLS, daemons do not speak first
+        self._speaks = {name: not _find_problem(address, True, _CLOSE_SECONDS) for name, address in addresses}
 
-    def find_failure(self, at_once: bool = False) -> str | None:
-        """Returns an error message if a daemon stopped. Checks at most every two seconds, unless `at_once` is set."""
-        now = time.monotonic()
-        if not self._head or (now < self._next_check and not at_once):
+    def find_failure(self, at_once: bool = False, closing: bool = False) -> str | None:
+        """Returns an error message if a daemon stopped or does not respond.
+
+        Checks at most every two seconds, unless one of the arguments is set, see `ActorPool.check_daemons`.
+        """
+        now, failure = time.monotonic(), None
+        if now < self._next_check and not (at_once or closing):
             return None
         self._next_check = now + _CHECK_SECONDS
-        self.head_answers = _is_listening(self._head)
-        if self.head_answers:
-            self._head_seen = now
-        if not _is_listening(self._raylet):
-            stopped = f"raylet ({self._raylet})"
-        elif now - self._head_seen > self._head_seconds:
-            stopped = f"gcs_server ({self._head})"
-        else:
-            return None
-        return (
-            f"Ray's process {stopped} stopped, and actors cannot work without it; train again with the same run_dir to "
-            f"resume the run. Ray's logs are in {self._logs}"
-        )
+        timeout = _CLOSE_SECONDS if closing else _SILENT_SECONDS if at_once else _POLL_SECONDS
+        for name, address in self._addresses.items():
+            problem = _find_problem(address, self._speaks[name], timeout)
+            if name == "gcs_server":
+                self.head_answers = not problem
+            if not problem:
+                self._seen[name] = now
+                continue
+            patience = self._patience[name] if problem == _STOPPED else 0.0 if closing else _SILENT_SECONDS
+            if failure is None and time.monotonic() - self._seen[name] >= patience:
+                failure = (
+                    f"Ray's process {name} ({address}) {problem}, and actors cannot work without it; train again with "
+                    f"the same run_dir to resume the run. Ray's logs are in {self._logs}"
+                )
+        return failure
 
 
-def _is_listening(address: str) -> bool:
+def _find_problem(address: str, speaks: bool, timeout: float) -> str:
+    """Returns what is wrong with the daemon at host:port, or "".
+
+    Args:
+      speaks: whether it sends the first bytes of a connection, as a gRPC server does. The system accepts connections
+        for a frozen process.
+    """
+    host, _, port = address.rpartition(":")
     try:
-        check_reachable(address)
+        with socket.create_connection((host.strip("[]"), int(port)), timeout) as connection:
+            return "" if not speaks or connection.recv(1) else _STOPPED
+    except TimeoutError:
+        return _SILENT
     except OSError:
-        return False
-    return True
+        return _STOPPED

@@ -42,7 +42,7 @@ class LocalRunner:
         except Exception as error:
             raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
 
-    def check_daemons(self, at_once: bool = False) -> bool:
+    def check_daemons(self, at_once: bool = False, closing: bool = False) -> bool:
         """Returns True, because this runner needs no daemons. See ActorPool.check_daemons."""
         return True
 

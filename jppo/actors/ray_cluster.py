@@ -2,23 +2,32 @@
 
 import contextlib
 import functools
-import math
 import os
+import pickle
+import shutil
 import socket
 import sys
+import tempfile
+import threading
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
 
-from jppo.config.ray import RayConfig, num_cores
+from jppo.config.ray import RayConfig
 from jppo.devices.signals import defer_signals
 from jppo.errors import Refused
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
+_LOCAL_CPUS = 10_000  # for Ray on this machine, where runs in several threads may have any number of actors
+_FOLDER_BYTES = 40  # longest path of Ray's folder: paths of sockets have at most 103 bytes, on Linux 107
 _GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each process's CUDA context
+
+_lock = threading.Lock()  # of the connection that jppo made
+_connection = types.SimpleNamespace(users=0, address=None, folder=None)  # number of runs; folder: of its own in /tmp
 
 
 def cluster_address(config: RayConfig) -> str:
@@ -27,48 +36,85 @@ def cluster_address(config: RayConfig) -> str:
 
 
 def connect(config: RayConfig) -> bool:
-    """Connects to Ray unless it is connected already. Returns whether this made the connection.
+    """Connects to Ray unless it is connected already. Runs in several threads share a connection that jppo made.
+
+    Returns:
+      whether the connection is jppo's, so that the caller must call `disconnect`.
 
     Raises:
-      ValueError: there is no cluster at the address, or Ray is connected to another one.
+      ValueError: Ray cannot start, there is no cluster at the address, or Ray is connected to another one.
     """
-    if ray.is_initialized():
-        if config.address not in (None, "auto"):
-            raise Refused(f"Ray is connected already; address = {config.address!r} would be another cluster")
-        return False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     address = cluster_address(config)
-    if address == "local":
-        needed = (config.num_actors or 0) * config.actor_cpus + 1  # one for the learner
-        options |= {"num_cpus": max(num_cores(), math.ceil(needed)), "include_dashboard": False}
+    with _lock:
+        if ray.is_initialized():
+            if config.address not in (None, "auto", _connection.address):
+                raise Refused(f"Ray is connected already; address = {config.address!r} would be another cluster")
+            _connection.users += _connection.users > 0
+            return _connection.users > 0
+        if sys.stderr is None or sys.stderr.closed:
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115 Ray needs one, and keeps it
+        _connection.users, _connection.address = 1, address
+        try:
+            _init(address)
+        except BaseException as error:
+            _stop()
+            if isinstance(error, SystemExit):  # raised by Ray on SIGTERM while it starts
+                raise KeyboardInterrupt from error
+            if not isinstance(error, Exception):
+                raise
+            raise Refused(_explain(error, address, "address" if config.address else "RAY_ADDRESS")) from error
+    _set_echo(False)
+    return True
+
+
+def _init(address: str) -> None:
+    """Calls ray.init."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    is_local = address == "local"
+    if is_local:
+        options |= {"num_cpus": _LOCAL_CPUS, "include_dashboard": False}
         options["_system_config"] = {
             "max_direct_call_object_size": _MESSAGE_BYTES,
             "prestart_worker_first_driver": False,  # starting idle workers takes time, and actors cannot use them
         }
+        if len(os.fsencode(ray._common.utils.get_default_ray_temp_dir())) > _FOLDER_BYTES:
+            _connection.folder = options["_temp_dir"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    else:
+        check_reachable(address)
+        if ":" in address and "://" not in address:
+            _check_token(address)
     if not address.startswith("ray://"):
         options["job_config"] = job_config = ray.job_config.JobConfig()
         job_config._py_driver_sys_path = _WorkerPath()
-    try:
-        check_reachable(address)
-        # The daemons of a partly started Ray survive for a minute.
-        with defer_signals(interruptible=address != "local"), _separate_groups(), warnings.catch_warnings():
-            # Ray forks only to exec, which is safe with JAX's threads.
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            ray.init(address, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        disconnect()
-        token = "; it requires a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
-        raise Refused(
-            f"there is no Ray cluster to join at address = {address!r} ({error}{token}); start one with `ray start "
-            "--head`, or leave address out for a local one"
-        ) from error
-    except BaseException as error:
-        disconnect()
-        if isinstance(error, SystemExit):  # raised by Ray on SIGTERM while it starts
-            raise KeyboardInterrupt from error
-        raise
-    _set_echo(False)
-    return True
+    # The daemons of a partly started Ray survive for a minute.
+    local_defaults = _local_defaults() if is_local else contextlib.nullcontext()
+    with defer_signals(interruptible=not is_local), local_defaults, warnings.catch_warnings():
+        # Ray forks only to exec, which is safe with JAX's threads.
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        ray.init(address, **options)
+
+
+def _check_token(address: str) -> None:
+    """Raises an error if the cluster at host:port needs another token. Ray itself would retry for 20 s."""
+    with contextlib.suppress(ImportError):  # Ray 2.51 has no tokens
+        from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # a client without a token would end the process
+        raylet: Any = ray._raylet
+        raylet.GcsClient(address=address)
+
+
+def _explain(error: Exception, address: str, name: str) -> str:
+    """Returns the message for a failed connection. `name` is the setting that the address comes from."""
+    if address == "local":
+        return f"Ray cannot start on this machine: {error}"
+    where = f"{name} = {address!r}"
+    if type(error).__name__ == "AuthenticationError" or "InvalidAuthToken" in str(error.__cause__):
+        remedy = "set RAY_AUTH_MODE=token and copy the cluster's token to ~/.ray/auth_token"
+        return f"the Ray cluster at {where} needs a token that this process does not have; {remedy}"
+    remedy = "leave address out" if name == "address" else "unset RAY_ADDRESS"
+    remedy = f"start one with `ray start --head`, or {remedy} for a local one"
+    return f"there is no Ray cluster to join at {where} ({error}); {remedy}"
 
 
 class _WorkerPath(list):
@@ -80,30 +126,50 @@ class _WorkerPath(list):
         super().extend(directory for directory in directories if directory == first)
 
 
-def disconnect() -> None:
-    """Disconnects from Ray. Stops Ray if `connect` started it."""
-    with defer_signals():  # the daemons of a partly stopped Ray survive for a minute
+def disconnect(failed: bool = False) -> None:
+    """Disconnects from Ray if no other run uses the connection. Stops Ray if `connect` started it.
+
+    Args:
+      failed: a daemon of Ray stopped or does not respond, so the connection is useless to all runs.
+    """
+    with defer_signals(), _lock:  # the daemons of a partly stopped Ray survive for a minute
+        _connection.users = 0 if failed else _connection.users - 1
+        if _connection.users <= 0:
+            _stop(failed)
+
+
+def _stop(failed: bool = False) -> None:
+    node = getattr(ray._private.worker, "_global_node", None)
+    with defer_signals():
+        if failed and node is not None and node.head:  # Ray would wait for its daemons for up to two minutes
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
         ray.shutdown()
+    if _connection.folder and not failed:  # otherwise it has the logs
+        shutil.rmtree(_connection.folder, ignore_errors=True)
+    _connection.users, _connection.address, _connection.folder = 0, None, None
     _set_echo(True)
 
 
 @contextlib.contextmanager
-def _separate_groups() -> Iterator[None]:
-    """Puts Ray's daemons into their own process groups.
+def _local_defaults() -> Iterator[None]:
+    """Changes Ray's defaults for a Ray on this machine only, as far as its private modules have them.
 
-    `timeout` and job schedulers send SIGTERM to the group of this process. It would stop the daemons, and their end
-    stops this process before it saves the run. On other systems than Linux, Ray ends its daemons by their group.
+    Its daemons get their own process groups. `timeout` and job schedulers send SIGTERM to the group of this process. It
+    would stop the daemons, and their end stops this process before it saves the run. On other systems than Linux, Ray
+    ends its daemons by their group. They listen to 127.0.0.1 only. After `uv run`, actors see the files of this machine
+    instead of a copy of the project's folder.
     """
-    services: Any = getattr(ray._private, "services", None)  # a private module that Ray may change
-    if not sys.platform.startswith("linux") or not hasattr(services, "ConsolePopen"):
+    services: Any = getattr(ray._private, "services", None)
+    constants: Any = getattr(ray._private, "ray_constants", None)
+    changes: list[Any] = [(constants, "ENABLE_RAY_CLUSTER", False), (constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False)]
+    if sys.platform.startswith("linux") and hasattr(services, "ConsolePopen"):
+        changes.append((services, "ConsolePopen", functools.partial(services.ConsolePopen, process_group=0)))
+    with contextlib.ExitStack() as stack:
+        for module, name, value in changes:
+            if hasattr(module, name):
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
         yield
-        return
-    start = services.ConsolePopen
-    services.ConsolePopen = functools.partial(start, process_group=0)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = start
 
 
 def _set_echo(echo: bool) -> None:
@@ -143,6 +209,29 @@ def explain_missing_resources(config: RayConfig) -> str | None:
     each = " and ".join(f"{need:g} {name}s" for name, need in needs.items())
     left = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
     return f"waiting for resources: each needs {each}, and {left} are free (see `ray status`)"
+
+
+def pickle_registrations() -> list[bytes]:
+    """Returns the environments that packages and the user's code have registered with Gymnasium, each pickled.
+
+    Other processes may not import what registered them. This leaves out those that cannot be pickled.
+    """
+    pickled = []
+    for spec in getattr(sys.modules.get("gymnasium"), "registry", {}).values():
+        if not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")):
+            with contextlib.suppress(Exception):  # of any class
+                pickled.append(ray.cloudpickle.dumps(spec))
+    return pickled
+
+
+def restore_registrations(pickled: list[bytes]) -> None:
+    """Registers environments of `pickle_registrations`, unless this process has them or lacks their modules."""
+    import gymnasium
+
+    for one in pickled:
+        with contextlib.suppress(Exception):  # of any module
+            spec = pickle.loads(one)
+            gymnasium.registry.setdefault(spec.id, spec)
 
 
 def limit_process(resources: dict[str, float]) -> None:

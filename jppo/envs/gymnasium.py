@@ -1,6 +1,7 @@
 """Adapter for Gymnasium: environments on the host, stepped n at a time."""
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jppo.envs.mask_wrapper import METHOD
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
-from jppo.errors import Refused, forbid_exit
+from jppo.errors import Refused, describe_error, forbid_exit
 
 
 class HostStep(NamedTuple):
@@ -107,8 +108,11 @@ class HostEnvs:
 
     @forbid_exit
     def close(self) -> None:
-        """Closes all environments."""
-        self._vector.close()
+        """Closes all environments. Warns if that fails, because the caller has its results."""
+        try:
+            self._vector.close()
+        except Exception as error:
+            warnings.warn(f"{self._name}: close() raised {describe_error(error)}", RuntimeWarning, stacklevel=2)
 
 
 @forbid_exit

@@ -10,7 +10,7 @@ import numpy as np
 import ray as ray_core
 from ray import tune
 
-from jppo.actors.ray_cluster import limit_process
+from jppo.actors.ray_cluster import limit_process, pickle_registrations, restore_registrations
 from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_events, take_network, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
@@ -107,9 +107,11 @@ def trainable(
         run=run,
     )
     pickled = _pickle(settings)  # unpickling may import gymnax, which starts JAX
+    registrations = pickle_registrations()
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
+        restore_registrations(registrations)
         train_trial(ray_core.cloudpickle.loads(pickled), space, checkpoint_updates)
 
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)

@@ -124,7 +124,7 @@ class RayLoop:
     def close(self) -> None:
         """Closes the actors."""
         try:
-            if self._actors.check_daemons(at_once=True):  # without them, Ray would block
+            if self._actors.check_daemons(closing=True):  # without them, Ray would block
                 self.monitor.close()
         finally:
             self._actors.close()
