@@ -267,6 +267,7 @@ def test_the_blank_fragment_has_the_shapes_of_a_real_one(source):
     wider = spec._replace(keep_next_obs=True)
     obs_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(real.rollout.obs))
     assert rollout_bytes(wider, N) == rollout_bytes(spec, N) + obs_bytes
+    assert not any(map(np.any, jax.tree.leaves(blank)))
 
 
 def test_errors_of_environments_are_raised_unchanged():
