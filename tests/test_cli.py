@@ -21,6 +21,7 @@ import probes
 import pytest
 from lenient import lenient
 from PIL import Image
+from run_files import write_run
 from saved import save_run
 
 import jppo
@@ -373,6 +374,8 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--network", "rnn"], "--network"),
         (["train", "CartPole-v1", "--network", "cnn"], 'jppo: --network "cnn" needs an image'),
         (["train", "CartPole-v1", "--gamma", "2"], "jppo: --gamma 2 is outside [0, 1]"),
+        (["train", "CartPole-v1", "--ent-coef", "-1"], "jppo: --ent-coef -1 is outside [0, inf)"),
+        (["sweep", "CartPole-v1", "--ent-coef", "0", "-0.1:0.1"], "--ent-coef linear(-0.1, 0.1) has a value outside"),
         (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: --learning-rate nan is not a number"),
         (["train", "CartPole-v1", "--gamma", "2:1"], "jppo: --gamma linear(2, 1) has a value outside its range: 2 is"),
         (
@@ -901,6 +904,18 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
         jppo.load_policy(run, trust_env=True)
     with pytest.raises(RuntimeError, match="the environment called"):
         jppo.load_policy(run, env="sys:exit")
+
+
+@pytest.mark.parametrize("option", ["--resume", "--run-dir"])
+def test_a_run_with_parts_of_python_is_resumed_in_python(tmp_path, option):
+    for settings, words in (
+        ({"callback_every": 4}, "own callback; resume it in Python: jppo.train(..., run_dir='RUN', callback=...)"),
+        ({"network": "custom", "loss": "custom"}, "own network and loss; resume it in Python: jppo.train(..., run_dir"),
+    ):
+        path = write_run(tmp_path / words[4:12], [1.0], **settings)
+        code, _, err = call("train", "CartPole-v1", option, str(path))
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert words in err.replace(str(path), "RUN")
 
 
 @pytest.mark.slow

@@ -237,7 +237,7 @@ def complete_obs(obs_spec: Any, seen: Collection[str], obs: Any) -> Any:
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
     """Returns observations [B, *obs] in the dtypes of their specs, and whether the input was one observation without B.
 
-    A leaf may be a list. Raises ValueError if the structure or a shape differs from the specs.
+    A leaf may be a list. Raises ValueError if the structure or a shape differs from the specs, and for NaN.
     """
     specs, structure = jax.tree.flatten(obs_spec)
     leaves = _to_arrays(obs_spec, obs)
@@ -247,6 +247,8 @@ def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
         if leaf.shape[1:] != spec.shape or not leaf.ndim:
             shape = leaf.shape[1:] if single else leaf.shape
             raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+    if any(leaf.dtype.kind == "f" and np.isnan(leaf).any() for leaf in leaves):
+        raise ValueError("the observation contains NaN; check the environment or the sensor")
     if len(sizes := {len(leaf) for leaf in leaves}) > 1:
         raise ValueError(
             f"the observations are arrays with {sorted(sizes)} rows; each must have the same number of rows"
