@@ -335,6 +335,19 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "returns jppo.make_env(ENV, ...) for --backend device, and pass its",
         ),
         (["train", "CartPole-v1", "--workers", "2"], "unknown option --workers; did you mean --num-actors?"),
+        (
+            ["train", "CartPole-v1", "--batch-size", "64"],
+            "jppo: unknown option --batch-size; --num-minibatches = --num-envs * --num-steps / batch_size; `jppo train",
+        ),
+        (["train", "CartPole-v1", "--policy-kwargs=x"], "-kwargs; --hidden-sizes, activation and network describe"),
+        (["train", "CartPole-v1", "--verbose", "1"], '--verbose; progress="auto" shows the progress; the command line'),
+        (["sweep", "CartPole-v1", "--device", "cuda"], "--device; JAX uses a GPU if its GPU build is installed;"),
+        (["train", "CartPole-v1", "--tensorboard-log", "x"], "a run with --run-dir writes TensorBoard events there;"),
+        (["train", "CartPole-v1", "--n-steps", "8"], "unknown option --n-steps; did you mean --num-steps?"),
+        (["eval", "run", "--n-eval-episodes", "8"], "--n-eval-episodes; did you mean --num-episodes?"),
+        (["eval", "run", "--n-steps", "8"], "--n-steps; jppo.train calls it num_steps; `jppo eval --help`"),
+        (["learn", "CartPole-v1"], "unknown command 'learn'; jppo.train(env, total_steps=...) trains"),
+        (["predict", "run"], "unknown command 'predict'; policy.act(obs) returns actions"),
         (["bench", "CartPole-v1", "--n-envs", "2"], "--n-envs; did you mean --num-envs? `jppo bench --help` lists"),
         (
             ["sweep", "CartPole-v1", "--frobnicate"],
@@ -400,7 +413,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         ),
         (
             ["train", "CartPole-v1", "--gpu"],
-            "selects the CPU, and --num-devices the number of devices; `jppo train --help",
+            "selects the CPU; `jppo train --help",
         ),
         (["envs", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo envs --help`"),
         (["doctor", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo doctor --help`"),

@@ -8,6 +8,7 @@ import numpy as np
 
 from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
+from jppo.config.words import refuse_attribute
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK
@@ -130,6 +131,9 @@ class TrainedPolicy(DisplayedResult):
 
         run, policy = (self, None) if env is None else (env, self)
         return jppo.play(run, policy, seed=seed, sampled=sampled, max_steps=max_steps)
+
+
+TrainedPolicy.__getattr__ = refuse_attribute  # type: ignore[attr-defined]  # in the class, it would hide typos from mypy
 
 
 def _restore(network: Any, obs_spec: PyTree, action_spec: PyTree, state: PolicyState) -> TrainedPolicy:
