@@ -14,6 +14,7 @@ import ray
 
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.signals import defer_signals
+from jppo.errors import Refused
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
@@ -33,7 +34,7 @@ def connect(config: RayConfig) -> bool:
     """
     if ray.is_initialized():
         if config.address not in (None, "auto"):
-            raise ValueError(f"Ray is connected already; address = {config.address!r} would be another cluster")
+            raise Refused(f"Ray is connected already; address = {config.address!r} would be another cluster")
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     address = cluster_address(config)
@@ -57,7 +58,7 @@ def connect(config: RayConfig) -> bool:
     except (OSError, RuntimeError, ValueError) as error:
         disconnect()
         token = "; it requires a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in str(error.__cause__) else ""
-        raise ValueError(
+        raise Refused(
             f"there is no Ray cluster to join at address = {address!r} ({error}{token}); start one with `ray start "
             "--head`, or leave address out for a local one"
         ) from error
@@ -122,7 +123,7 @@ def check_resources(config: RayConfig, message: Callable[[str], None]) -> None:
     has = ray.cluster_resources()
     actors = config.num_actors or 0
     if config.actor_gpus and has.get("GPU", 0.0) < config.actor_gpus * actors:
-        raise ValueError(
+        raise Refused(
             f"{actors} actors of actor_gpus = {config.actor_gpus:g} need {config.actor_gpus * actors:g} GPUs; Ray has "
             f"{has.get('GPU', 0.0):g}"
         )

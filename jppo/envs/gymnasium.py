@@ -20,7 +20,7 @@ from jppo.envs.mask_wrapper import METHOD
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
-from jppo.errors import forbid_exit
+from jppo.errors import Refused, forbid_exit
 
 
 class HostStep(NamedTuple):
@@ -62,7 +62,7 @@ class HostEnvs:
         self._name, self._seeds = env.name, seeds
         self._vector = make_vector(env.source, seeds, "rgb_array" if render else None, env.adds_mask)
         if render and self._vector.render_mode != "rgb_array":
-            raise ValueError(
+            raise Refused(
                 f"{env.name} cannot be drawn: its render_mode is {self._vector.render_mode!r}; a function of yours can "
                 'take render_mode and make the environment with it ("rgb_array")'
             )
@@ -103,7 +103,7 @@ class HostEnvs:
         except Exception as error:  # from any graphics library
             is_mujoco = "mujoco" in f"{type(error).__module__} {error}".lower()
             hint = " (MUJOCO_GL=egl or osmesa may help)" if is_mujoco else ""
-            raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
+            raise Refused(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
     @forbid_exit
     def close(self) -> None:
@@ -137,7 +137,7 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         call = (
             f"{type(getattr(env, 'unwrapped', env)).__name__}(...)" if spec is None else f"gymnasium.make({spec.id!r})"
         )
-        raise ValueError(
+        raise Refused(
             f"{name} is {what}; pass a function that makes a new gymnasium environment, because a run needs "
             f"num_envs of them: lambda: {call}"
         )
@@ -150,7 +150,7 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
         if not jax.tree.leaves(obs_spec):
-            raise ValueError(f"{name}: observation space {obs_space} has no arrays, so the network would see nothing")
+            raise Refused(f"{name}: observation space {obs_space} has no arrays, so the network would see nothing")
         check_mask_spec(obs_spec, action_spec)
         if not isinstance(vector, SyncVectorEnv):
             _check_obs(name, vector)
@@ -218,7 +218,7 @@ def _check_obs(name: str, vector: Any) -> None:
     try:
         observations.see(obs, (vector.num_envs,))
     except (MisfitError, TypeError) as error:  # TypeError: arrays of objects or strings
-        raise ValueError(f"{name}: the observation of reset does not fit observation_space: {error}") from None
+        raise Refused(f"{name}: the observation of reset does not fit observation_space: {error}") from None
 
 
 def _resetter(

@@ -14,7 +14,7 @@ import numpy as np
 from jppo.envs.agent_rows import is_parallel_env
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.masks import Masks
-from jppo.envs.checks.report import Check, passed, raised_by_jppo, report_exceptions, report_refusals, skipped
+from jppo.envs.checks.report import Check, passed, report_exceptions, report_refusals, skipped
 from jppo.envs.checks.trajectory import (
     COUNTERS,
     Starts,
@@ -33,6 +33,7 @@ from jppo.envs.gymnasium_vector import make_source
 from jppo.envs.mask_wrapper import MaskWrapper
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
 
 NAMES: tuple[str, ...] = (
     *("runs", "contract", "spaces", "actions", "masks", "finite", "determinism", "seeds", "starts", "time_limit"),
@@ -56,7 +57,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     """
     if is_instance(env):
         if hasattr(env, "num_envs"):
-            raise ValueError("env is a vector environment; pass a function of num_envs that makes it")
+            raise Refused("env is a vector environment; pass a function of num_envs that makes it")
         yield from _check_envs(lambda: _without_close(env), steps, seed, [env])
         return
     first = _make(env, seed)
@@ -77,9 +78,9 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
 def _make(source: Any, seed: int) -> Any:
     try:
         env = make_source(source, [seed])
-    except (Exception, SystemExit) as error:  # an environment may raise any exception
-        if isinstance(error, ValueError) and raised_by_jppo(error):  # unknown name or missing package
-            raise
+    except Refused:  # unknown name or missing package
+        raise
+    except (Exception, SystemExit):  # an environment may raise any exception
         with report_exceptions("runs", "making the environment"):
             raise
     if not is_instance(env) or not hasattr(env, "close"):
