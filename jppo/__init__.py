@@ -140,7 +140,8 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"jppo.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'jppo' has no attribute {name!r}")
+        hint = importlib.import_module("jppo.config.words").explain(name)
+        raise AttributeError(f"module 'jppo' has no attribute {name!r}{hint and '; '}{hint}")
     module = importlib.import_module(_HOMES[name])
     return module if name in _PUBLIC_MODULES else getattr(module, name)
 

@@ -23,6 +23,7 @@ import probes
 import pytest
 from lenient import lenient
 from PIL import Image
+from run_files import write_run
 from saved import save_run
 
 import jppo
@@ -337,6 +338,19 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
             "returns jppo.make_env(ENV, ...) for --backend device, and pass its",
         ),
         (["train", "CartPole-v1", "--workers", "2"], "unknown option --workers; did you mean --num-actors?"),
+        (
+            ["train", "CartPole-v1", "--batch-size", "64"],
+            "jppo: unknown option --batch-size; --num-minibatches = --num-envs * --num-steps / batch_size; `jppo train",
+        ),
+        (["train", "CartPole-v1", "--policy-kwargs=x"], "-kwargs; --hidden-sizes, activation and network describe"),
+        (["train", "CartPole-v1", "--verbose", "1"], '--verbose; progress="auto" shows the progress; the command line'),
+        (["sweep", "CartPole-v1", "--device", "cuda"], "--device; JAX uses a GPU if its GPU build is installed;"),
+        (["train", "CartPole-v1", "--tensorboard-log", "x"], "a run with --run-dir writes TensorBoard events there;"),
+        (["train", "CartPole-v1", "--n-steps", "8"], "unknown option --n-steps; did you mean --num-steps?"),
+        (["eval", "run", "--n-eval-episodes", "8"], "--n-eval-episodes; did you mean --num-episodes?"),
+        (["eval", "run", "--n-steps", "8"], "--n-steps; jppo.train calls it num_steps; `jppo eval --help`"),
+        (["learn", "CartPole-v1"], "unknown command 'learn'; jppo.train(env, total_steps=...) trains"),
+        (["predict", "run"], "unknown command 'predict'; policy.act(obs) returns actions"),
         (["bench", "CartPole-v1", "--n-envs", "2"], "--n-envs; did you mean --num-envs? `jppo bench --help` lists"),
         (
             ["sweep", "CartPole-v1", "--frobnicate"],
@@ -376,6 +390,8 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         (["train", "CartPole-v1", "--network", "rnn"], "--network"),
         (["train", "CartPole-v1", "--network", "cnn"], 'jppo: --network "cnn" needs an image'),
         (["train", "CartPole-v1", "--gamma", "2"], "jppo: --gamma 2 is outside [0, 1]"),
+        (["train", "CartPole-v1", "--ent-coef", "-1"], "jppo: --ent-coef -1 is outside [0, inf)"),
+        (["sweep", "CartPole-v1", "--ent-coef", "0", "-0.1:0.1"], "--ent-coef linear(-0.1, 0.1) has a value outside"),
         (["train", "CartPole-v1", "--learning-rate", "nan"], "jppo: --learning-rate nan is not a number"),
         (["train", "CartPole-v1", "--gamma", "2:1"], "jppo: --gamma linear(2, 1) has a value outside its range: 2 is"),
         (
@@ -400,7 +416,7 @@ def test_the_default_run_directory_has_environment_time_and_seed(train_arguments
         ),
         (
             ["train", "CartPole-v1", "--gpu"],
-            "selects the CPU, and --num-devices the number of devices; `jppo train --help",
+            "selects the CPU; `jppo train --help",
         ),
         (["envs", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo envs --help`"),
         (["doctor", "--gpu"], "JAX_PLATFORMS=cpu selects the CPU; `jppo doctor --help`"),
@@ -989,6 +1005,18 @@ def test_a_module_that_only_config_json_names_is_not_imported(trained):
         jppo.load_policy(run, trust_env=True)
     with pytest.raises(RuntimeError, match="the environment called"):
         jppo.load_policy(run, env="sys:exit")
+
+
+@pytest.mark.parametrize("option", ["--resume", "--run-dir"])
+def test_a_run_with_parts_of_python_is_resumed_in_python(tmp_path, option):
+    for settings, words in (
+        ({"callback_every": 4}, "own callback; resume it in Python: jppo.train(..., run_dir='RUN', callback=...)"),
+        ({"network": "custom", "loss": "custom"}, "own network and loss; resume it in Python: jppo.train(..., run_dir"),
+    ):
+        path = write_run(tmp_path / words[4:12], [1.0], **settings)
+        code, _, err = call("train", "CartPole-v1", option, str(path))
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert words in err.replace(str(path), "RUN")
 
 
 @pytest.mark.slow

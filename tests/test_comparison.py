@@ -206,6 +206,18 @@ def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_p
     assert not {"total_steps", "envs_per_actor", "{"} & set(text.replace("│", " ").split())
 
 
+def test_compare_fits_80_columns(tmp_path):
+    schedule = {"linear": [0.00025, 0.0]}
+    long = {"total_steps": 123_456_789, "actors": {"num_actors": 16, "address": "ray://gpu-node-17.example.org:10001"}}
+    a = write_group(tmp_path / "a", [123456.5] * 6)
+    b = write_group(tmp_path / "b", [-98765.4] * 6, **long, **with_hyperparams(learning_rate=schedule, gamma=0.12345))
+    for paths in ([*a, *b], [*a[:2], *b[:1]], [*a, *a, *b]):
+        code, lines, _ = call("compare", *paths)
+        assert code == 0
+        assert max(map(len, lines)) <= 80, max(lines, key=len)
+        assert lines[-1].strip()
+
+
 def test_evaluations_are_settings_only_if_they_can_end_the_run(tmp_path):
     for stop, settings in {"no": {"stop_at_return": None}, "yes": {"stop_at_return": 90.0}}.items():
         paths = write_group(tmp_path / stop / "a", [1.0], eval_every=5, **settings)

@@ -170,7 +170,7 @@ def test_every_combination_is_valid_or_refused_with_a_field_name(fields):
 
 def test_the_defaults_and_the_limits_of_the_ranges_are_valid():
     check_hyperparams(Hyperparams())
-    check_hyperparams(Hyperparams(gamma=1, gae_lambda=0.0, learning_rate=0, ent_coef=-0.1, max_grad_norm=math.inf))
+    check_hyperparams(Hyperparams(gamma=1, gae_lambda=0.0, learning_rate=0, ent_coef=0, max_grad_norm=math.inf))
     check_hyperparams(Hyperparams(learning_rate=np.float32(1e-3), gamma=jnp.asarray(0.9)))
 
 

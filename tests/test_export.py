@@ -275,6 +275,19 @@ def test_an_actor_needs_only_the_parts_that_it_sees(tmp_path):
             acting.act(deployed | {"z": np.zeros((5, 3))})
 
 
+def test_observations_with_nan_are_refused(tmp_path):
+    trained, batch = untrained(*CASES["asymmetric"]), observations(PRIVILEGED, 5)
+    loaded = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz"))
+    program = jppo.load_exported(jppo.export_policy(trained, tmp_path / "policy.stablehlo"))
+    broken = batch | {"z": np.where(np.arange(5)[:, None] == 3, np.nan, batch["z"])}
+    for acting in (trained, loaded, program):
+        for wrong in (broken, jax.tree.map(lambda leaf: leaf[3], broken)):
+            with pytest.raises(ValueError, match=r"^the observation contains NaN; check the environment"):
+                acting.act(wrong)
+    with pytest.raises(ValueError, match=r"^the observation contains NaN"):
+        trained.value(broken)
+
+
 @cpu_only
 def test_states_that_do_not_fit_are_refused(simple, exported, tmp_path):
     obs, recurrent = observations(FOUR, 2), untrained({"recurrent": "gru", "recurrent_size": 5}, FOUR, THREE)

@@ -2,13 +2,20 @@
 
 import dataclasses
 import inspect
+import pickle
+import pydoc
 import re
+import typing
 
 import pytest
 from lenient import lenient_env
 
 import jppo
-from jppo.config.overrides import check_overrides, resolve_settings, take_ray, take_run
+from jppo.config import keywords
+from jppo.config.overrides import SCALE_ENVS, resolve_settings, take_ray, take_run
+from jppo.config.run import EVENT_FIELDS, SWEEP_FIELDS
+from jppo.config.schedules import Schedule
+from jppo.config.words import WORDS, explain
 from jppo.sweeps.tune_trial import apply_space
 from jppo.training.settings import RunSettings
 
@@ -93,7 +100,15 @@ def test_unknown_arguments_raise_with_the_right_name(function):
     [
         ("actor_cpu", r"did you mean actor_cpus\?$"),
         ("eval_evry", r"did you mean eval_every\?$"),
-        ("batch_size", r"a batch has num_envs\*num_steps samples: set one of these$"),
+        ("batch_size", r"no argument 'batch_size'; num_minibatches = num_envs\*num_steps/batch_size$"),
+        ("train_batch_size", r"an update takes num_envs\*num_steps samples: set one of these$"),
+        ("policy_kwargs", r"; hidden_sizes, activation and network describe the network$"),
+        ("policy", r"; hidden_sizes, activation and network describe the network$"),
+        ("device", r"; JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU$"),
+        ("verbose", r'; progress="auto" shows the progress'),
+        ("tensorboard_log", r"; a run with run_dir writes TensorBoard events there$"),
+        ("n_steps", r"; did you mean num_steps\?$"),
+        ("n_eval_episodes", r"; did you mean eval_episodes\?$"),
         ("frobnicate", r"has no argument 'frobnicate'; see help\(train\)$"),
         (
             "pool",
@@ -138,12 +153,91 @@ def test_directories_must_be_paths():
         jppo.sweep("CartPole-v1", sweep_dir=3)
 
 
-def test_every_field_of_the_records_is_an_argument_of_train():
-    records = (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig, jppo.RunConfig)
-    names = [field.name for record in records for field in dataclasses.fields(record)]
-    names += [name for name in inspect.signature(jppo.train).parameters if name not in ("network", "overrides")]
-    assert len(names) == len(set(names))
-    check_overrides(jppo.train, dict.fromkeys(names))
+ALGORITHM = [field for kind in (jppo.PPOConfig, jppo.Hyperparams) for field in dataclasses.fields(kind)]
+ACTORS, RUN = dataclasses.fields(jppo.RayConfig), dataclasses.fields(jppo.RunConfig)
+FIELDS = {field.name: field for field in (*ALGORITHM, *ACTORS, *RUN) if field.name != "network"}
+WIDER = {  # types of keywords that accept more than their field, or less than Any
+    **dict.fromkeys(("hidden_sizes",), tuple[int, ...] | list[int]),
+    **dict.fromkeys(("actor_obs", "critic_obs"), tuple[str, ...] | list[str]),
+    **{field.name: float | Schedule for field in dataclasses.fields(jppo.Hyperparams)},
+}
+
+
+def keywords_of(record, events, several=False):
+    """Returns the expected annotations of a TypedDict, from the fields of the dataclasses."""
+    kinds = {SCALE_ENVS: int} | {f.name: WIDER.get(f.name, f.type) for f in record if f.name in FIELDS}
+    if several:
+        kinds = {name: keywords.Many[kind] for name, kind in kinds.items()}
+    return kinds | {name: FIELDS[name].type for name in events}
+
+
+@pytest.mark.parametrize(
+    ("function", "kinds"),
+    [
+        (jppo.train, keywords_of([*ALGORITHM, *ACTORS, *RUN], ())),
+        (jppo.bench, keywords_of([*ALGORITHM, *ACTORS], ())),
+        (jppo.plan, keywords_of(ALGORITHM, ())),
+        (jppo.sweep, keywords_of(ALGORITHM, SWEEP_FIELDS, several=True)),
+        (jppo.tune.trainable, keywords_of([*ALGORITHM, *ACTORS], EVENT_FIELDS)),
+        (jppo.tune.population, keywords_of(ALGORITHM, EVENT_FIELDS, several=True)),
+    ],
+)
+def test_typed_keywords_are_the_fields_of_the_dataclasses(function, kinds):
+    *_, last = inspect.signature(inspect.unwrap(function)).parameters.values()
+    (declared,) = typing.get_args(last.annotation)
+    assert typing.get_type_hints(declared) == kinds
+
+
+def test_the_signature_lists_every_setting_with_its_default():
+    parameters = inspect.signature(jppo.train).parameters
+    assert set(FIELDS) < set(parameters)
+    assert all(one.kind is not one.VAR_KEYWORD for one in parameters.values())
+    for field in (*ACTORS, *RUN):
+        assert parameters[field.name].default == field.default
+    assert "num_envs: int = <preset>" in pydoc.plain(pydoc.render_doc(jppo.train))
+    with pytest.raises(TypeError, match=r"^train\(\) has no argument 'x'; see help\(train\)$"):
+        jppo.train("CartPole-v1", x=1)
+
+
+def test_words_of_other_libraries_lead_to_names_that_exist():
+    public = set(inspect.signature(jppo.train).parameters) | {"num_episodes", "selection"}
+    for word, answer in WORDS.items():
+        assert word not in FIELDS or word == "deterministic", "a field of jppo needs no translation"
+        if " " not in answer:
+            assert set(answer.split("|")) <= public | {"max_steps_in_episode"}, word
+            assert explain(word, public).startswith("did you mean") or word == "max_episode_steps"
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_no_word_of_another_library_is_guessed_by_spelling(word):
+    """In train, evaluate and as attributes: the answer of the table, and not the name with similar letters."""
+    for function in (jppo.train, jppo.evaluate):
+        if word not in inspect.signature(function).parameters:
+            with pytest.raises(TypeError) as error:
+                function("CartPole-v1", **{word: 1})
+            names = list(inspect.signature(function).parameters)
+            assert str(error.value).endswith(f"; {explain(word, names)}") or "option of an environment" in str(
+                error.value
+            )
+    with pytest.raises(AttributeError) as attribute:
+        getattr(jppo, word)
+    assert str(attribute.value) == f"module 'jppo' has no attribute {word!r}; {explain(word)}"
+
+
+def test_attributes_of_results_and_policies_have_hints(tmp_path):
+    class Bare(jppo.TrainedPolicy):
+        def __init__(self):
+            """Has no network."""
+
+    result = jppo.Result({}, Bare(), {}, None, None, None)
+    for owner, kind in ((result, "Result"), (result.policy, "Bare")):
+        with pytest.raises(
+            AttributeError, match=rf"^{kind} has no attribute 'predict'; policy\.act\(obs\) returns act"
+        ):
+            owner.predict  # noqa: B018
+        with pytest.raises(AttributeError, match=rf"^{kind} has no attribute 'sumary'$"):
+            owner.sumary  # noqa: B018
+    assert pickle.loads(pickle.dumps(result._replace(policy=None))) == result._replace(policy=None)
 
 
 def test_overrides_replace_single_values_of_run_and_ray():

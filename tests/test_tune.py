@@ -77,7 +77,7 @@ def test_config_of_a_trial_names_scale_envs_only_if_it_multiplies_both_sizes():
     [
         (
             {"batch_size": 64},
-            r"the search space has an unknown setting 'batch_size'; a batch has num_envs\*num_steps samples: set one",
+            r"the search space has an unknown setting 'batch_size'; num_minibatches = num_envs\*num_steps/batch_size",
         ),
         ({"lr": 1e-3}, "did you mean learning_rate"),
         ({"num_minibatch": 1}, "did you mean num_minibatches"),

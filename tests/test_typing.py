@@ -35,7 +35,16 @@ def test_typed_program_uses_every_public_name():
 @pytest.mark.slow
 def test_program_of_a_user_passes_a_strict_type_checker(tmp_path):
     program = tmp_path / "program.py"  # outside the project, whose settings of mypy are less strict
-    wrong = "\njppo.train('CartPole-v1', total_steps='many')\ntrain_policy().policy.action\n"
+    wrong = """
+jppo.train('CartPole-v1', total_steps='many')
+train_policy().policy.action
+jppo.train('CartPole-v1', num_envs='many')
+jppo.train('CartPole-v1', learning_rate='fast', max_checkpoints=1.5, recurrent='rnn')
+jppo.train('CartPole-v1', num_env=4)
+jppo.sweep('CartPole-v1', gamma=[0.9, 'x'], run_dir='x')
+jppo.bench('CartPole-v1', eval_every=4)
+jppo.tune.trainable('CartPole-v1', num_actors='two')
+"""
     program.write_text((ROOT / "tests/typed_program.py").read_text() + wrong)
     command = [
         sys.executable,
@@ -50,4 +59,14 @@ def test_program_of_a_user_passes_a_strict_type_checker(tmp_path):
     env = os.environ | {"MYPYPATH": str(ROOT)}
     checked = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300)
     errors = re.findall(r"error: .* \[([\w-]+)\]$", checked.stdout, re.MULTILINE)
-    assert errors == ["arg-type", "attr-defined"], checked.stdout
+    expected = [
+        "arg-type",
+        "attr-defined",
+        "arg-type",
+        *["arg-type"] * 3,
+        "call-arg",
+        "call-arg",
+        "list-item",
+        "call-arg",
+    ]
+    assert errors == [*expected, "arg-type"], checked.stdout

@@ -136,7 +136,9 @@ def train_networks() -> None:
     networks: list[jppo.Network] = [Linear()]
     recurrent: jppo.RecurrentNetwork = Counter()
     for network in networks:
-        jppo.train("CartPole-v1", total_steps=STEPS, config=SMALL, network=network, loss=curiosity())
+        jppo.train("CartPole-v1", total_steps=STEPS, num_envs=8, hidden_sizes=[8], network=network, loss=curiosity())
+        schedule = jppo.schedules.linear(1e-3, 0)
+        jppo.train("CartPole-v1", total_steps=STEPS, config=SMALL, learning_rate=schedule, gamma=1, eval_every=2)
     config = SMALL.replace(sequence_length=8)
     agent: jppo.Anakin = jppo.make_anakin("CartPole-v1", config, total_steps=STEPS, network=recurrent)
     state = agent.init(jax.random.key(0), HYPERPARAMS)

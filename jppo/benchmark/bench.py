@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -15,7 +15,8 @@ from jppo.benchmark.memory import memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
 from jppo.benchmark.timing import device_programs, time_programs
 from jppo.config.checks import to_float
-from jppo.config.overrides import check_overrides, take_ray
+from jppo.config.keywords import ActorKeywords
+from jppo.config.overrides import explain_keywords, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
@@ -36,6 +37,7 @@ _MIN_UPDATES = 3  # of a run with actors, after the warm-up
 _ALONE = {"environment": "actors/env_seconds", "policy": "actors/policy_seconds", "update": "time/update"}
 
 
+@explain_keywords
 def bench(
     env: Any,
     *,
@@ -52,7 +54,7 @@ def bench(
     ray: RayConfig | Mapping[str, Any] | None = None,
     seconds: float = 2.0,
     message: Callable[[str], None] = lambda text: None,
-    **overrides: Any,
+    **overrides: Unpack[ActorKeywords],
 ) -> BenchResult:
     """Measures the speed and the memory of a run and the time of its parts. Saves nothing.
 
@@ -67,8 +69,7 @@ def bench(
       ValueError: an invalid argument, a run that diverges, or not enough memory.
       ActorsFailed: an actor failed too often in a row.
     """
-    check_overrides(bench, overrides)
-    ray, overrides = take_ray(ray, overrides)
+    ray, others = take_ray(ray, overrides)
     if not 0.0 < to_float(seconds) < math.inf:
         raise Refused(f"seconds = {seconds!r} must be a number greater than 0")
     if jax.process_count() > 1:
@@ -79,7 +80,7 @@ def bench(
         seed=seed,
         config=config,
         hyperparams=hyperparams,
-        overrides=overrides,
+        overrides=others,
         preset=preset,
         network=network,
         optimizer=optimizer,

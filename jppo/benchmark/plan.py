@@ -3,12 +3,13 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 
 from jppo.benchmark.memory import largest_num_envs, memory_by_purpose
-from jppo.config.overrides import check_overrides, take_network
+from jppo.config.keywords import AlgorithmKeywords
+from jppo.config.overrides import explain_keywords, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.envs.backends import require_device
@@ -50,6 +51,7 @@ class PlanResult(DisplayedResult):
         return {name: getattr(self, name) for name in names} | {"memory_needed": show_bytes(self.memory_needed)}
 
 
+@explain_keywords
 def plan(
     env: Any,
     *,
@@ -61,7 +63,7 @@ def plan(
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
     num_devices: int | None = None,
-    **overrides: Any,
+    **overrides: Unpack[AlgorithmKeywords],
 ) -> PlanResult:
     """Compiles a run on the device without training, and a few larger ones to find the largest num_envs that fits.
 
@@ -74,15 +76,14 @@ def plan(
     Raises:
       ValueError: an invalid argument, a Gymnasium environment, or a run that does not fit in memory.
     """
-    check_overrides(plan, overrides)
     require_device(env, "plan", "pass an environment of that kind")
-    network, overrides = take_network(network, overrides)
+    network, others = take_network(network, overrides)
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "loss": loss, "advantages": advantages}
     settings = RunSettings(
         env=env,
         config=config,
         hyperparams=hyperparams,
-        overrides=overrides,
+        overrides=others,
         preset=preset,
         num_devices=num_devices,
         **parts,

@@ -22,6 +22,7 @@ from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, choose_preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS
+from jppo.config.words import explain
 from jppo.errors import Refused, strip_colours
 
 EXIT_USAGE, EXIT_FAILED = 2, 3
@@ -42,10 +43,6 @@ _PRESET_HELP = (
 )
 _ENV_NAMES = ("env", "env_id", "env_name")
 _HINTS = {  # options of other programs
-    **dict.fromkeys(
-        ("gpu", "gpus", "cuda", "device", "platform"),
-        "JAX uses a GPU if its GPU build is installed; JAX_PLATFORMS=cpu selects the CPU",
-    ),
     **dict.fromkeys(
         ("anneal_learning_rate", "no_anneal_learning_rate"),
         "write --learning-rate 2.5e-4:0 for a linear decrease to 0, and a number for a constant learning rate",
@@ -82,8 +79,7 @@ def _suggest_option(option: str, name: str, command: Any, known: list[str]) -> s
             made += " or gymnasium.make(ENV, ...) for --backend ray"
         return f"write a function that returns {made}, and pass its module:name and the backend; "
     if option in _HINTS:
-        is_device = "num_devices" in known and _HINTS[option] == _HINTS["gpu"]
-        return f"{_HINTS[option]}{', and --num-devices the number of devices' if is_device else ''}; "
+        return f"{_HINTS[option]}; "
     if option in _ENV_NAMES and "env" not in known:
         if arguments & {"env", "envs"}:
             return f"the environment is an argument without an option: jppo {name} CartPole-v1; "
@@ -93,7 +89,8 @@ def _suggest_option(option: str, name: str, command: Any, known: list[str]) -> s
         is_argument = arguments & {"run_dir", "run_dirs"}
         return f"the run directory is an argument without an option: jppo {name} RUN_DIR; " if is_argument else ""
     similar = "sweep_dir" if option == "run_dir" else find_similar(option, known)
-    return f"did you mean {show_option(similar)}? " if similar else ""
+    hint = explain(option).replace("*", " * ").replace("/", " / ")  # a formula, as `name_options` needs it
+    return f"did you mean {show_option(similar)}? " if similar else hint and f"{hint}; "
 
 
 def first_error(printed: str, name: str) -> str:
@@ -126,7 +123,7 @@ def name_options(text: str, command: Any) -> str:
     text = re.sub(r"(?<![\w./'-])([a-z]+_[a-z]+)\*(?=[a-z]+_[a-z]+)", r"\1 * ", text)  # --num-envs * --num-steps
     for name in _option_names(command):
         field = rf"(?<![\w./'-]){name.replace('_', '[_.]')}(?![\w./'(=])"  # pbt.every is --pbt-every
-        text = re.sub(rf"(?<!\* ){field} = |^{field} (?=needs )", f"{show_option(name)} ", text)
+        text = re.sub(rf"(?<!\* ){field} = (?!--|[a-z]+_[a-z]+ \*)|^{field} (?=needs )", f"{show_option(name)} ", text)
         text = re.sub(field, show_option(name), text) if "_" in name else text
     return text
 

@@ -82,9 +82,15 @@ class Train(RunArguments):
         """Returns the command with the default values of a previous run."""
         from jppo.runs.load import needs_env
         from jppo.runs.run_dir import read_config
-        from jppo.training.settings import RunSettings, fill_from_previous_run
+        from jppo.training.settings import OWN_PARTS, RunSettings, fill_from_previous_run
 
         previous = read_config(run_dir)
+        if own := [name for name in (*OWN_PARTS, "callback_every") if name in previous]:
+            names = [name.removesuffix("_every") for name in own]
+            raise Refused(
+                f"{run_dir} was trained with your own {' and '.join(names)}; resume it in Python: jppo.train(..., "
+                f"run_dir={str(run_dir)!r}, {'=..., '.join(names)}=...)"
+            )
         settings = RunSettings(env=None, preset=preset, run=RunConfig(run_dir=run_dir))
         settings = fill_from_previous_run(settings, previous)
         values: dict[str, Any] = {

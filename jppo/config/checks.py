@@ -10,35 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from jppo.config.families import family_of, host_family_of
+from jppo.config.words import WORDS, translate
 from jppo.errors import Refused
-
-_ALIASES = {  # names in other libraries, and words for a parameter's values
-    "lr": "learning_rate",
-    "steps": "total_steps",
-    "timesteps": "total_steps",
-    "total_timesteps": "total_steps",
-    "n_envs": "num_envs",
-    "n_steps": "num_steps",
-    "rollout_length": "num_steps",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    "n_minibatches": "num_minibatches",
-    "clip_range": "clip_eps",
-    "clip_coef": "clip_eps",
-    "clip_range_vf": "vf_clip_eps",
-    "entropy_coef": "ent_coef",
-    "value_coef": "vf_coef",
-    "lam": "gae_lambda",
-    "net_arch": "hidden_sizes",
-    "workers": "num_actors",
-    "num_workers": "num_actors",
-    "verbose": "progress",
-    "halving": "selection",
-    "successive_halving": "selection",
-    "pbt": "selection",
-    "max_episode_steps": "max_steps_in_episode",
-}
-
 
 MAX_INT32 = 2**31 - 1
 
@@ -118,12 +91,9 @@ def nearest_divisors(n: int, wanted: int) -> str:
 
 
 def find_similar(name: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice that has another name in `_ALIASES`, or the most similar choice, or None."""
-    names = list(choices)
-    plain = name.replace("-", "_")
-    if _ALIASES.get(plain) in names:
-        return _ALIASES[plain]
-    return next(iter(closest_names(name, names)), None)
+    """Returns the choice for a word of another library; for other words, the most similar choice; or None."""
+    names, plain = list(choices), name.replace("-", "_")
+    return translate(plain, names) if plain in WORDS else next(iter(closest_names(name, names)), None)
 
 
 def closest_names(name: str, names: Iterable[str]) -> list[str]:
@@ -141,7 +111,9 @@ def did_you_mean(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     """Returns a hint for an unknown name: the most similar choice; if none is similar, `otherwise` or all choices."""
     names = list(choices)
     similar = find_similar(name, names)
-    return f"did you mean {similar}?" if similar else otherwise or f"choose from {', '.join(names)}"
+    sentence = WORDS.get(name, "") if " " in WORDS.get(name, "") else ""
+    hint = f"did you mean {similar}?" if similar else sentence
+    return hint or otherwise or f"choose from {', '.join(names)}"
 
 
 def escape_controls(text: str) -> str:

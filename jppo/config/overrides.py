@@ -1,7 +1,9 @@
 """Settings passed by name: fields of PPOConfig, Hyperparams, RayConfig and RunConfig that replace single values."""
 
 import dataclasses
+import functools
 import inspect
+import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -10,6 +12,7 @@ from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
 from jppo.config.run import EVENT_FIELDS, SWEEP_FIELDS, RunConfig
+from jppo.config.words import explain
 from jppo.errors import Refused
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
@@ -17,8 +20,6 @@ SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a fiel
 CONFIG_NAMES = (*(field.name for field in dataclasses.fields(PPOConfig)), SCALE_ENVS)
 ENV_OPTIONS = ("max_steps_in_episode", "max_episode_steps", "pool", "scenario", "layout", "ruleset")  # of `make_env`
 _HINTS = {
-    "batch_size": "a batch has num_envs*num_steps samples: set one of these",
-    "minibatch_size": "a minibatch has num_envs*num_steps/num_minibatches samples: set num_minibatches",
     **{
         name: "it is an option of an environment; pass jppo.make_env(name, ...) as env"
         + ", or a function that returns gymnasium.make(name, ...)" * name.startswith("max_")
@@ -36,6 +37,8 @@ _HINTS |= dict.fromkeys(
     (field.name for field in dataclasses.fields(RayConfig)),
     "it is a field of jppo.RayConfig, for jppo.train, jppo.bench and jppo.tune.trainable only",
 )
+F = TypeVar("F", bound=Callable[..., Any])
+_HINTS["deterministic"] = explain("deterministic")  # a field of RunConfig, and another setting in other libraries
 R = TypeVar("R")
 
 
@@ -156,23 +159,44 @@ def take_events(
     return record, others
 
 
-def check_overrides(function: Callable[..., Any], overrides: Mapping[str, Any]) -> None:
-    """Raises TypeError with a hint if a keyword argument of a function is unknown.
+def explain_keywords(function: F) -> F:
+    """Decorates a public function. An unknown keyword raises TypeError with a hint.
 
-    Args:
-      function: a function whose last parameter collects fields of PPOConfig and Hyperparams, and those of RunConfig and
-        RayConfig if it has the parameters `run` and `ray`.
-      overrides: the collected arguments.
+    The signature lists the keys of `**overrides: Unpack[...]`, for help() and for completion in notebooks.
     """
-    arguments = [name for name, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
-    names = [*arguments, *CONFIG_NAMES, *HYPERPARAM_NAMES]
-    for argument, kind in (("run", RunConfig), ("ray", RayConfig)):
-        if argument in arguments:
-            names += [field.name for field in dataclasses.fields(kind)]
-    for name in overrides:
-        if name not in names:
-            hint = suggest_setting(name, names) or f"; see help({function.__name__})"
-            raise TypeError(f"{function.__name__}() has no argument {name!r}{hint}")
+    *parameters, last = inspect.signature(function).parameters.values()
+    own = [*parameters, last] if last.kind is not last.VAR_KEYWORD else parameters
+    names = [parameter.name for parameter in own]
+    if own is parameters:
+        (keywords,) = typing.get_args(last.annotation)
+        defaults = vars(RunConfig()) | vars(RayConfig())
+        for name, kind in keywords.__annotations__.items():
+            default = defaults.get(name, _OF_PRESET)
+            own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+            names.append(name)
+        if "run" in names:  # `take_events` explains those that have no effect
+            names += [field.name for field in dataclasses.fields(RunConfig)]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                hint = suggest_setting(name, names) or f"; see help({function.__name__})"
+                raise TypeError(f"{function.__name__}() has no argument {name!r}{hint}")
+        return function(*args, **kwargs)
+
+    checked.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return checked  # type: ignore[return-value]
+
+
+class _OfPreset:
+    """The default of a setting of the algorithm in a signature."""
+
+    def __repr__(self) -> str:
+        return "<preset>"
+
+
+_OF_PRESET = _OfPreset()
 
 
 def suggest_setting(name: str, names: Iterable[str]) -> str:
@@ -183,6 +207,8 @@ def suggest_setting(name: str, names: Iterable[str]) -> str:
     for argument, kinds in {"config": CONFIG_NAMES, "hyperparams": HYPERPARAM_NAMES}.items():
         if name in kinds and name not in names:
             return f"; it is a field of {argument}"
+    if hint := explain(name, names):
+        return f"; {hint}"
     similar = find_similar(name, names)
     return f"; did you mean {similar}?" if similar else ""
 

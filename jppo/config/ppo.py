@@ -251,7 +251,7 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "clip_eps": (0.0, math.inf, False),
     "vf_clip_eps": (0.0, math.inf, False),
     "vf_coef": (0.0, math.inf, True),
-    "ent_coef": (-math.inf, math.inf, False),
+    "ent_coef": (0.0, math.inf, True),
     "max_grad_norm": (0.0, math.inf, False),
     "target_kl": (0.0, math.inf, False),
     "adam_eps": (0.0, math.inf, False),

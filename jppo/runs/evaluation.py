@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jppo.config.checks import check_int, check_seed
+from jppo.config.overrides import explain_keywords
 from jppo.config.run import MAX_STEPS
 from jppo.devices.jit import jit
 from jppo.envs.backends import choose_backend
@@ -22,6 +23,7 @@ from jppo.runs.policy import TrainedPolicy
 _MAX_EPISODES = 1_000_000
 
 
+@explain_keywords
 def evaluate(
     env_or_run: Any,
     policy: Any = None,

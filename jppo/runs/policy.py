@@ -9,6 +9,7 @@ import numpy as np
 from jppo.actors.numpy_params import cast_leaves
 from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
+from jppo.config.words import refuse_attribute
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
@@ -132,6 +133,9 @@ class TrainedPolicy(DisplayedResult):
         return jppo.play(run, policy, seed=seed, sampled=sampled, max_steps=max_steps)
 
 
+TrainedPolicy.__getattr__ = refuse_attribute  # type: ignore[attr-defined]  # in the class, it would hide typos from mypy
+
+
 def _restore(network: Any, obs_spec: PyTree, action_spec: PyTree, state: PolicyState) -> TrainedPolicy:
     """Returns the copy of a policy."""
     return TrainedPolicy(make_policy(network, obs_spec, action_spec), jax.device_put(state))
@@ -242,7 +246,7 @@ def _blank(spec: ObsSpec, lead: tuple[int, ...]) -> np.ndarray:
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
     """Returns observations [B, *obs] in the dtypes of their specs, and whether the input was one observation without B.
 
-    A leaf may be a list. Raises ValueError if the structure or a shape differs from the specs.
+    A leaf may be a list. Raises ValueError if the structure or a shape differs from the specs, and for NaN.
     """
     specs, structure = jax.tree.flatten(obs_spec)
     leaves = _to_arrays(obs_spec, obs)
@@ -252,6 +256,8 @@ def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
         if leaf.shape[1:] != spec.shape or not leaf.ndim:
             shape = leaf.shape[1:] if single else leaf.shape
             raise Refused(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+    if any(leaf.dtype.kind == "f" and np.isnan(leaf).any() for leaf in leaves):
+        raise Refused("the observation contains NaN; check the environment or the sensor")
     if len(sizes := {len(leaf) for leaf in leaves}) > 1:
         raise Refused(f"the observations are arrays with {sorted(sizes)} rows; each must have the same number of rows")
     return jax.tree.unflatten(structure, leaves), single

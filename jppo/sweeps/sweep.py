@@ -3,10 +3,11 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jppo.config.checks import check_function, check_int, check_path
-from jppo.config.overrides import check_overrides, take_events, take_network
+from jppo.config.keywords import SweepKeywords
+from jppo.config.overrides import explain_keywords, take_events, take_network
 from jppo.config.pbt import PBTConfig, read_selection
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import RunConfig
@@ -27,6 +28,7 @@ from jppo.training.progress import Reporter, check_progress, make_reporter, shor
 from jppo.training.settings import RunSettings
 
 
+@explain_keywords
 def sweep(
     env: Any,
     *,
@@ -44,7 +46,7 @@ def sweep(
     num_devices: int | None = None,
     sweep_dir: str | Path | None = None,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    **settings: Any,
+    **settings: Unpack[SweepKeywords],
 ) -> SweepResult:
     """Trains every combination of settings with every seed on the device.
 
@@ -83,14 +85,13 @@ def sweep(
       Exception: of the callback. Its attribute `result` is the result so far.
       TypeError: an unknown argument.
     """
-    check_overrides(sweep, settings)
     check_path("sweep_dir", sweep_dir)
     if sweep_dir is not None:  # an environment may change the working directory
         sweep_dir = Path(sweep_dir).absolute()
-    run, settings = take_events(run, settings, "jppo.sweep")
+    run, others = take_events(run, settings, "jppo.sweep")
     _check_progress(run.progress)
-    network, settings = take_network(network, settings)
-    values = check_settings(settings)
+    network, others = take_network(network, others)
+    values = check_settings(others)
     groups = make_groups(
         RunSettings(
             env=env,

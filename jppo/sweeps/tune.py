@@ -3,7 +3,7 @@
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -12,7 +12,8 @@ from ray import tune
 
 from jppo.actors.ray_cluster import limit_process, pickle_registrations, restore_registrations
 from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_events, take_network, take_ray
+from jppo.config.keywords import PopulationKeywords, TrialKeywords
+from jppo.config.overrides import CONFIG_NAMES, as_record, explain_keywords, take_events, take_network, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import choose_preset
 from jppo.config.ray import RayConfig, Resources
@@ -32,6 +33,7 @@ from jppo.training.progress import PrintReporter
 from jppo.training.settings import RunSettings
 
 
+@explain_keywords
 def trainable(
     env: Any,
     *,
@@ -49,7 +51,7 @@ def trainable(
     resources: Resources | Mapping[str, Any] = Resources(),
     checkpoint_updates: int = 100,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    **overrides: Any,
+    **overrides: Unpack[TrialKeywords],
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is one run.
 
@@ -77,9 +79,8 @@ def trainable(
       ValueError: an argument is invalid. Errors that only a trial can find, such as an unknown environment, fail the
         trial.
     """
-    check_overrides(trainable, overrides)
-    run, overrides = take_events(run, overrides, "jppo.tune.trainable")
-    ray, overrides = take_ray(ray, overrides)
+    run, others = take_events(run, overrides, "jppo.tune.trainable")
+    ray, others = take_ray(ray, others)
     resources = as_record("resources", resources, Resources)
     config = None if config is None else as_record("config", config, PPOConfig)
     hyperparams = None if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
@@ -96,7 +97,7 @@ def trainable(
         seed=check_seed(seed),
         config=config,
         hyperparams=hyperparams,
-        overrides=overrides,
+        overrides=others,
         preset=preset,
         network=network,
         optimizer=optimizer,
@@ -122,6 +123,7 @@ def trainable(
     return tune.with_resources(trial, tune.PlacementGroupFactory(bundles))
 
 
+@explain_keywords
 def population(
     env: Any,
     *,
@@ -136,7 +138,7 @@ def population(
     advantages: Advantages | None = None,
     resources: Resources | Mapping[str, Any] = Resources(),
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    **settings: Any,
+    **settings: Unpack[PopulationKeywords],
 ) -> Callable[[dict[str, Any]], None]:
     """Returns a trainable for `ray.tune.Tuner`; each trial is a population of runs in one compiled program.
 
@@ -154,11 +156,10 @@ def population(
     Raises:
       ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
     """
-    check_overrides(population, settings)
-    run, settings = take_events(run, settings, "jppo.tune.population")
-    network, settings = take_network(network, settings)
+    run, others = take_events(run, settings, "jppo.tune.population")
+    network, others = take_network(network, others)
     resources = as_record("resources", resources, Resources)
-    for name, values in check_settings(settings).items():
+    for name, values in check_settings(others).items():
         if name in CONFIG_NAMES and len(values) > 1:
             raise Refused(f"{name} needs one program per value, and a trial is one program: use the search space")
     run_settings = RunSettings(
@@ -173,12 +174,12 @@ def population(
         advantages=advantages,
         run=run,
     )
-    pickled = _pickle((run_settings, check_seeds(seeds), settings))
+    pickled = _pickle((run_settings, check_seeds(seeds), others))
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
-        run_settings, seeds, settings = ray_core.cloudpickle.loads(pickled)
-        values = check_settings(settings | space)
+        run_settings, seeds, others = ray_core.cloudpickle.loads(pickled)
+        values = check_settings(others | space)
         groups = make_groups(run_settings, seeds=seeds, values=values, num_devices=len(jax.local_devices()))
         if len(groups) > 1:
             raise Refused(

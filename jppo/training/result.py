@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jppo.config.words import refuse_attribute
 from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import TrainState
 from jppo.runs.curves import RETURN, GroupMetrics
@@ -60,3 +61,6 @@ class Result(NamedTuple):
     def _displayed(self) -> dict[str, Any]:
         names = ("env", "status", "steps", "updates", "return_mean", "run_dir")
         return {name: self.summary[name] for name in names}
+
+
+Result.__getattr__ = refuse_attribute  # type: ignore[attr-defined]  # in the class, it would hide typos from mypy

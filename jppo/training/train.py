@@ -1,9 +1,10 @@
 """`train`, the main function of the library."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
-from jppo.config.overrides import check_overrides, take_ray, take_run
+from jppo.config.keywords import TrainKeywords
+from jppo.config.overrides import explain_keywords, take_ray, take_run
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
@@ -15,6 +16,7 @@ from jppo.training.run import train_with_settings
 from jppo.training.settings import RunSettings
 
 
+@explain_keywords
 def train(
     env: Any,
     *,
@@ -31,7 +33,7 @@ def train(
     num_devices: int | None = None,
     ray: RayConfig | Mapping[str, Any] | None = None,
     run: RunConfig | Mapping[str, Any] = RunConfig(),
-    **overrides: Any,
+    **overrides: Unpack[TrainKeywords],
 ) -> Result:
     """Trains PPO on the device, or with Ray actors that step Gymnasium environments on CPUs.
 
@@ -75,16 +77,15 @@ def train(
       TrainingDiverged: a loss, gradient or parameter became NaN or infinite. The result so far is saved.
       ActorsFailed: an actor failed too often in a row. The result so far is saved.
     """
-    check_overrides(train, overrides)
-    run, overrides = take_run(run, overrides)
-    ray, overrides = take_ray(ray, overrides)
+    run, others = take_run(run, overrides)
+    ray, others = take_ray(ray, others)
     settings = RunSettings(
         env=env,
         total_steps=total_steps,
         seed=seed,
         config=config,
         hyperparams=hyperparams,
-        overrides=overrides,
+        overrides=others,
         preset=preset,
         network=network,
         optimizer=optimizer,

@@ -208,6 +208,8 @@ class NumpyPolicy:
             leaves[i] = leaves[i][None] if single else leaves[i]
             if leaves[i].shape[1:] != wanted or not leaves[i].ndim or len(leaves[i]) != len(leaves[found[0]]):
                 raise ValueError(f"an observation has shape {shape}; the policy takes {wanted} or a batch of it")
+            if self._specs[i].dtype.kind == "f" and np.isnan(leaves[i]).any():
+                raise ValueError("the observation contains NaN; check the environment or the sensor")
         return leaves, single
 
     def _features(self, leaves: list[np.ndarray], torso: str) -> list[np.ndarray]:
