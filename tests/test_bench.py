@@ -18,7 +18,7 @@ from PIL import Image
 import jppo
 from jppo.benchmark import bench as benching
 from jppo.benchmark import timing
-from jppo.benchmark.report import BenchResult, Speed, bench_title, print_bench
+from jppo.benchmark.report import BenchResult, Speed, bench_title
 from jppo.cli.main import main
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
@@ -239,15 +239,6 @@ def test_the_repr_is_short():
         f"BenchResult(env='Env', backend={DEVICE!r}, steps_per_second='90', "
         "shares='environment 5%, policy 10%, other 3%, update 82%')"
     )
-
-
-def test_a_narrow_terminal_gets_lines_instead_of_a_table(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "40")
-    print_bench(make_result())
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 40
-    start = lines.index("  part = environment")
-    assert lines[start + 1] == "    ms per update = 50.00, share = 5%,"
 
 
 def test_the_command_prints_a_table_and_draws_a_plot(monkeypatch):

@@ -1085,17 +1085,6 @@ def test_envs_tells_how_to_install_mujoco(capsys, monkeypatch):
     assert "  box2d       pip install 'jppo[box2d]'\n" in out
 
 
-def test_envs_fits_into_40_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main(["envs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 40
-    row = lines.index("  CartPole-v1")
-    assert " ".join(" ".join(lines[row + 1 : row + 3]).split()) == (
-        "backends = device, ray, preset = cleanrl-classic, jppo play = yes"
-    )
-
-
 def test_play_shows_progress_on_the_standard_error(monkeypatch):
     clock, err = SimpleNamespace(now=0.0), io.StringIO()
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: clock.now))

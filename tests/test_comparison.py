@@ -67,7 +67,7 @@ def test_only_the_end_of_long_metrics_is_read(tmp_path):
     assert (state.steps, state.return_mean) == (20_000, 1998.5)
 
 
-def test_runs_lists_runs_in_80_columns(tmp_path):
+def test_runs_lists_runs(tmp_path):
     write_run(tmp_path / "runs/CartPole-v1/20261124-220425-0", [1.0], summary=finished(476.2))
     changed = with_hyperparams(learning_rate={"linear": [0.001, 0.0]}, gamma=0.9)
     config = {"config": json.loads(json.dumps(read_config(tmp_path))) | {"num_envs": 16, "hidden_sizes": [8, 8]}}
@@ -78,7 +78,6 @@ def test_runs_lists_runs_in_80_columns(tmp_path):
     (tmp_path / "runs/empty").mkdir()
     code, lines, _ = call("runs")
     assert code == 0
-    assert max(map(len, lines)) <= 80
     assert {"Pong-misc in runs", "CartPole-v1 in runs/CartPole-v1"} <= set(lines)
     rows = [line.split() for line in lines]
     assert ["run", "seed", "status", "steps", "return", "age"] in rows
@@ -182,8 +181,7 @@ def test_compare_stays_within_an_environment(tmp_path):
     assert [(x.first, x.second) for x in compare(paths).differences] == [("B", "C")]
 
 
-def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_path, monkeypatch):
-    """On a narrow terminal, in lines instead of a table."""
+def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_path):
     paths = [write_run(tmp_path / "cart", [1.0], summary=finished(1.0), total_steps=7)]
     for actors in (2, 8):
         settings = {"env": "Pong-misc", "actors": {"num_actors": actors, "envs_per_actor": 4}}
@@ -191,14 +189,6 @@ def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_p
     text = " ".join(call("compare", *paths)[1])
     assert "num_actors" in text
     assert not {"total_steps", "envs_per_actor", "{"} & set(text.replace("│", " ").split())
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = call("compare", *paths)[1]
-    assert max(map(len, lines)) <= 40
-    start = lines.index("Pong-misc")
-    assert lines[start + 1 : start + 3] == ["  B", "    num_actors = 2, runs = 2 finished,"]
-    lines = call("runs", ".")[1]
-    assert max(map(len, lines)) <= 40
-    assert "    seed = 1, status = finished, steps =" in lines
 
 
 def test_evaluations_are_settings_only_if_they_can_end_the_run(tmp_path):

@@ -58,15 +58,6 @@ def test_a_problem_is_shown_with_its_command_and_exit_code_1(capsys, monkeypatch
     assert json.loads(capsys.readouterr().out)[1]["fix"] == "pip install ray"
 
 
-def test_lines_fit_the_terminal_and_keep_whole_words(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(diagnosis, "diagnose", lambda: iter([Finding("packages", "chex 0.1.92, " * 5)]))
-    assert main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 40
-    assert lines[0] == "  packages     chex 0.1.92, chex 0.1.92,"
-
-
 @pytest.mark.parametrize(("gpus", "platforms", "problem"), [(0, "", False), (2, "", True), (2, "cpu", False)])
 def test_gpus_that_jax_does_not_use(tmp_path, monkeypatch, gpus, platforms, problem):
     program = tmp_path / "nvidia-smi"

@@ -478,8 +478,7 @@ def call(*argv):
     return code, out.getvalue(), err.getvalue()
 
 
-def test_run_directories_are_exported_by_the_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
+def test_run_directories_are_exported_by_the_command(tmp_path):
     run_dir, obs = tmp_path / "run", observations(FOUR, 4)
     save_run(run_dir)
     with lenient():
@@ -494,7 +493,6 @@ def test_run_directories_are_exported_by_the_command(tmp_path, monkeypatch):
         words = " ".join(out.split())
         assert words.startswith(f"wrote {tmp_path / name} (")
         assert words.endswith(f" bytes); load it with jppo.{said}")
-        assert all(len(line) <= 40 or str(tmp_path) in line for line in out.splitlines())
         np.testing.assert_allclose(load(tmp_path / name).value(obs), wanted, rtol=1e-4, atol=1e-6)
 
 

@@ -15,7 +15,6 @@ from jppo.training.progress import (
     LineReporter,
     NullReporter,
     Reporter,
-    Sparkline,
     WorkerReporter,
     format_status,
     make_reporter,
@@ -121,27 +120,24 @@ def test_bar_crops_a_long_line_on_an_ascii_terminal(width):
     assert "1.53M/5.12M" in file.buffer.getvalue().decode("ascii")
 
 
-@pytest.mark.parametrize(("encoding", "sparkline"), [("utf-8", "▁▂▃▄▅▆▇█"), ("latin-1", "")])
-def test_bar_shows_everything_in_80_columns(encoding, sparkline):
-    """A terminal without Unicode gets no character that it cannot show: such an error would silence all output."""
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_bar_shows_everything_in_80_columns(encoding):
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     bar = BarReporter(Console(file=OutputStream(file), width=80, force_terminal=True, color_system=None), 5_120_000)
     bar.start()
-    for value in range(8):
-        bar.update(1_530_000, 54_321.0, 1_000.0 * value - 8_000.0)
+    bar.update(1_530_000, 54_321.0, -1_000.0)
     bar.close()
     file.seek(0)
     line = [text for text in re.split(r"[\r\n]|\x1b\[\??[0-9]+[A-Za-z]", file.read()) if text.strip()][-1]
-    assert "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0" in line
-    assert line.rstrip().endswith(sparkline or "return -1000.0")
+    assert line.rstrip().endswith("30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0")
     assert len(line) <= 80
 
 
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (80, "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0  eval -998.0 ▁▂▃▄▅▆▇█"),
-        (40, "1.53M/5.12M  return -1000.0  1:06 left"),
+        (80, "30% 1.53M/5.12M  54.3k/s  1:06 left  return -1000.0  eval -998.0"),
+        (40, "1.53M/5.12M  54.3k/s"),
     ],
 )
 def test_bar_with_an_evaluation_leaves_two_columns_for_the_echo_of_ctrl_c(width, shown):
@@ -149,42 +145,11 @@ def test_bar_with_an_evaluation_leaves_two_columns_for_the_echo_of_ctrl_c(width,
     bar = BarReporter(console, 5_120_000)
     bar.start()
     bar.evaluated(1_000_000, -998.0)
-    for value in range(8):
-        bar.update(1_530_000, 54_321.0, 100.0 * value - 1_700.0)
+    bar.update(1_530_000, 54_321.0, -1_000.0)
     bar.close()
     assert shown in console.file.getvalue()
     drawn = re.split(r"[\r\n]|\x1b\[\??[0-9]*[A-Za-z]", console.file.getvalue())
     assert max(map(len, drawn)) == width - 2
-
-
-def test_sparkline_shows_the_whole_course_of_many_values():
-    line = Sparkline()
-    assert str(line) == ""
-    for value in (math.nan, 0.0, 7.0, 3.0):
-        line.add(value)
-    assert str(line) == "▁█▄"
-    line = Sparkline()
-    for value in range(10_000):
-        line.add(float(value))
-    assert list(str(line)) == sorted(str(line))
-    assert (len(str(line)), str(line)[0], str(line)[-1]) == (8, "▁", "█")
-    assert len(line._values) < 16
-    line = Sparkline()
-    line.add(1.0)
-    line.add(1.0)
-    assert str(line) == "▁▁"
-
-
-@pytest.mark.parametrize(
-    ("width", "shown"), [(70, "500k/1M  10k/s  0:50 left"), (40, "500k/1M  return 1.5  0:50 left")]
-)
-def test_narrow_terminal_shows_numbers_instead_of_bar(width, shown):
-    console = Console(file=io.StringIO(), width=width, force_terminal=True)
-    bar = BarReporter(console, 1_000_000)
-    bar.start()
-    bar.update(500_000, 10000.0, 1.5)
-    bar.close()
-    assert shown in console.file.getvalue()
 
 
 def test_make_reporter_accepts_names_and_reporters():

@@ -12,7 +12,6 @@ from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
 from jppo.runs.display import DisplayedResult, show_count
 from jppo.runs.plots import draw_bars, format_steps
-from jppo.training.tables import print_table
 
 ROLLOUT_PARTS = ("environment", "policy", "other")
 
@@ -92,7 +91,6 @@ def print_bench(result: BenchResult) -> None:
         batch_seconds = result.num_envs * result.num_steps / speed.steps_per_second
         quartiles = _show_speed(speed) if speed is result.loop else _show_speed(speed)[:1]  # the run's is a mean
         table.add_row(name, _show_ms(batch_seconds), "", *quartiles)
-    print_table(table)
     lines = [
         f"{'start-up' if result.num_actors else 'compile time'}: {result.compile_seconds:.1f} s",
         f"memory on each device: {show_bytes(sum(result.memory.values()))} of {show_bytes(result.memory_free)} free",
@@ -102,7 +100,7 @@ def print_bench(result: BenchResult) -> None:
         lines.append("parts are timed alone; together in one program they can take less time")
     if result.policy_lag:
         lines.append("policy_lag = 1: rollouts run in parallel with the updates")
-    Console().print(*lines, sep="\n", highlight=False, markup=False)
+    Console(markup=False).print(table, *lines, sep="\n", highlight=False)
 
 
 def bench_title(result: BenchResult) -> str:

@@ -5,7 +5,6 @@ import dataclasses
 from jppo.cli.arguments import RunDirs
 from jppo.cli.output import print_json
 from jppo.config.checks import escape_controls
-from jppo.config.terminal import wrap
 from jppo.errors import Refused
 
 
@@ -24,8 +23,6 @@ class Compare:
     """Print one line of JSON instead of a table."""
 
     def run(self) -> int:
-        from rich.table import Table
-
         from jppo.runs.comparison import compare
         from jppo.training.tables import print_table
 
@@ -36,11 +33,7 @@ class Compare:
             print_json(result.summary())
             return 0
         for env in dict.fromkeys(score.group.env for score in result.scores):
-            rows = result.rows(env)
-            table = Table(*map(escape_controls, rows[0]), title=escape_controls(env))
-            for row in rows:
-                table.add_row(*map(escape_controls, row.values()))
-            print_table(table)
+            print_table(env, result.rows(env))
         texts = [one.describe() for one in result.differences]
         if len(result.differences) > 1:
             texts.append("The intervals are not corrected for several comparisons.")
@@ -48,5 +41,5 @@ class Compare:
             found = "There is one run" if len(set(self.run_dirs)) == 1 else "All runs have the same settings"
             texts.append(f"{found}; there is nothing to compare.")
         texts += [f"note: {escape_controls(note)}" for note in result.notes]
-        print(*(line for text in texts for line in wrap(text)), sep="\n")
+        print(*texts, sep="\n")
         return 0

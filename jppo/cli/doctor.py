@@ -4,8 +4,6 @@ import dataclasses
 import json
 from typing import ClassVar
 
-from jppo.config.terminal import wrap
-
 
 @dataclasses.dataclass(frozen=True)
 class Doctor:
@@ -28,13 +26,12 @@ class Doctor:
         for finding in diagnose():
             findings.append(finding)
             if not self.json:
-                start = f"{'!' if finding.problem else ' '} {finding.name:<13}"
-                print(*wrap(finding.text, len(start), start=start), sep="\n", flush=True)
+                print(f"{'!' if finding.problem else ' '} {finding.name:<13}{finding.text}", flush=True)
         problems = [finding for finding in findings if finding.problem]
         if self.json:
             print(json.dumps([finding._asdict() for finding in findings]))
         else:
             for finding in problems:
-                print("", *wrap(finding.problem), f"  {finding.fix}", sep="\n")
+                print("", finding.problem, f"  {finding.fix}", sep="\n")
             print(f"\n{len(problems)} problem{'s' * (len(problems) != 1)}")
         return 1 if problems else 0

@@ -1,7 +1,6 @@
 """`jppo envs`."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import tyro
 
 from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.config.presets import preset_for
-from jppo.config.terminal import columns, row_lines, wrap
 from jppo.errors import Refused
 
 
@@ -40,11 +38,10 @@ class Envs:
             problem = f"no installed environment has {self.pattern!r} in its name"
             raise Refused(f"{problem}; `jppo envs` lists all{others}")
         title = ("environment", "backends", "preset", "jppo play")
-        print(*_table([title, *rows]), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
+        print(*_table([title, *rows]), "device: environments in JAX; ray: Gymnasium environments", sep="\n")
         if missing and not text:
             heading = "families not installed (docs/environments.md, docs/host_environments.md):"
-            lines = [wrap(install_command(family), 4, start=f"  {family:<12}") for family in missing]
-            print("", *wrap(heading), *itertools.chain(*lines), sep="\n")
+            print("", heading, *(f"  {family:<12}{install_command(family)}" for family in missing), sep="\n")
         return 0
 
 
@@ -74,9 +71,6 @@ def _rows(family: str) -> Iterator[tuple[str, ...]]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns the lines of a table; a few lines per row on a terminal with fewer than 80 columns."""
+    """Returns the lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if columns() < 80:
-        (_, *titles), *others = rows
-        return [line for name, *cells in others for line in row_lines(name, dict(zip(titles, cells, strict=True)))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -5,7 +5,6 @@ import dataclasses
 from jppo.cli.arguments import TrainedRun
 from jppo.cli.output import print_json
 from jppo.config.run import MAX_STEPS
-from jppo.config.terminal import wrap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,5 +48,5 @@ class Eval(TrainedRun):
         ]
         if summary["unfinished"]:
             texts.append(f"{summary['unfinished']} episodes did not end within --max-steps {self.max_steps}")
-        print(*(line for text in texts for line in wrap(text)), sep="\n")
+        print(*texts, sep="\n")
         return 0

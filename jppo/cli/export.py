@@ -7,7 +7,6 @@ from typing import Annotated
 import tyro
 
 from jppo.cli.arguments import TrainedRun
-from jppo.config.terminal import wrap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,5 +22,5 @@ class Export(TrainedRun):
         check_output_path(self.output)
         path = export_policy(self.load().policy, self.output)
         loader = "jppo.numpy_policy.load" if path.suffix.lower() == ".npz" else "jppo.load_exported"
-        print(*wrap(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}"), sep="\n")
+        print(f"wrote {path} ({path.stat().st_size:,} bytes); load it with {loader}")
         return 0

@@ -9,7 +9,6 @@ import tyro
 
 from jppo.cli.output import print_json
 from jppo.config.checks import escape_controls
-from jppo.config.terminal import columns, row_lines, wrap
 
 _COLUMNS = ("run", "seed", "status", "steps", "return", "age")
 
@@ -42,7 +41,7 @@ class Runs:
         for (folder, env), states in folders.items():
             _print_lines(f"{env} in {folder}", *_table(states), "")
         if damaged:
-            _print_lines("damaged:", *(line for error in damaged for line in wrap(str(error), 2)), "")
+            _print_lines("damaged:", *(f"  {error}" for error in damaged), "")
         print(f"{len(runs)} run{'s' * (len(runs) != 1)}" if found else f"there is no run in {self.folder}")
         return 0
 
@@ -53,10 +52,7 @@ def _print_lines(*lines: str) -> None:
 
 
 def _table(states: list[Any]) -> list[str]:
-    """Returns the lines of the table of runs; below each run the settings that differ from the preset.
-
-    Each run has a few lines if the terminal is too narrow for the table.
-    """
+    """Returns the lines of the table of runs; below each run the settings that differ from the preset."""
     from jppo.runs.groups import format_value
     from jppo.runs.listing import format_age
     from jppo.runs.plots import format_steps
@@ -73,13 +69,10 @@ def _table(states: list[Any]) -> list[str]:
         for state in states
     ]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    is_narrow = sum(widths) + 2 * len(widths) > columns()
-    lines = [] if is_narrow else [_align(_COLUMNS, widths)]
+    lines = [_align(_COLUMNS, widths)]
     for row, state in zip(rows, states, strict=True):
-        cells = dict(zip(_COLUMNS[1:], row[1:], strict=True))
-        lines += row_lines(row[0], cells) if is_narrow else [_align(row, widths)]
         changes = ", ".join(f"{name} = {format_value(value)}" for name, value in state.changes.items())
-        lines += wrap(changes, 6)
+        lines += [_align(row, widths), *([f"      {changes}"] if changes else [])]
     return lines
 
 

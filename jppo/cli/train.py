@@ -11,7 +11,6 @@ from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, PreParse, RunArguments
 from jppo.cli.output import print_json
 from jppo.config.checks import names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
-from jppo.config.terminal import wrap
 from jppo.errors import Refused
 
 
@@ -124,8 +123,7 @@ class Train(RunArguments):
             result = error.result
         summary = result.summary
         if not self.quiet:
-            lines = (line for text in summary_lines(summary) for line in wrap(text))
-            print(*lines, sep="\n", file=stream, flush=True)
+            print(*summary_lines(summary), sep="\n", file=stream, flush=True)
             if result.run_dir is not None and not self.json:
                 commands = self._next_commands(short_path(result.run_dir), summary, _can_play(result.agent.env))
                 if commands:

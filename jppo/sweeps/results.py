@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
-from rich.table import Table
 
-from jppo.config.terminal import wrap
 from jppo.errors import Refused
 from jppo.runs.display import html_table, show_count
 from jppo.runs.files import check_own_files
@@ -264,15 +262,12 @@ def print_settings(result: SweepResult, stream: TextIO) -> None:
         make_row = _run_row if result.is_population else _setting_row
         evaluated = any(run.eval_return_mean is not None for setting in settings for run in setting.runs)
         rows = [make_row(setting, result.swept, evaluated) for setting in settings[:_MAX_SETTINGS_SHOWN]]
-        table = Table(*rows[0], title=title)
-        for row in rows:
-            table.add_row(*row.values())
-        print_table(table, stream)
+        print_table(title, rows, stream)
     if result.not_started:
         print(f"{show_count(result.not_started, 'run')} did not start", file=stream)
     if result.sweep_dir is not None and result.runs:
         files = ", ".join(path.name for path in sorted(result.sweep_dir.iterdir()) if path.suffix in (".csv", ".png"))
-        print(*wrap(f"saved in {short_path(result.sweep_dir)}: {files}"), sep="\n", file=stream)
+        print(f"saved in {short_path(result.sweep_dir)}: {files}", file=stream)
 
 
 def _setting_row(setting: SettingResult, swept: Sequence[str], evaluated: bool) -> dict[str, str]:

@@ -17,11 +17,7 @@ from jppo.runs.plots import format_steps
 
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
 _REDRAW_SECONDS = 0.5
-_BAR_COLUMNS = 80  # a terminal with fewer columns shows no bar, so that the numbers have room
-_STATUS_COLUMNS = 60  # a terminal with fewer columns shows only steps, return and the remaining time
 _INTERRUPT = "^C"  # a terminal shows this behind the line; on the next line, it would leave the old progress visible
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_SPARKLINE = 8  # characters
 
 
 class Reporter:
@@ -73,13 +69,9 @@ class BarReporter(Reporter):
     def __init__(self, console: Console, total_steps: int) -> None:
         # By default, rich ends a long line with an ellipsis, which not every encoding has.
         crop = Column(no_wrap=True, overflow="crop")
-        status = TextColumn("{task.fields[status]}", table_column=crop)
-        columns: list[ProgressColumn] = [status]
-        if console.width >= _BAR_COLUMNS:  # the bar takes the columns that the status does not need
-            columns = [BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%", table_column=crop), status]
-        self._progress = _Line(console, *columns)
+        texts = (TextColumn(text, table_column=crop) for text in ("{task.percentage:>3.0f}%", "{task.fields[status]}"))
+        self._progress = _Line(console, BarColumn(bar_width=None), *texts)
         self._total = total_steps
-        self._returns = Sparkline() if console.encoding.startswith("utf") else None
         self._task = self._progress.add_task("training", total=total_steps, status="compiling")
         self._drawn, self._evaluation = 0.0, math.nan
 
@@ -95,11 +87,7 @@ class BarReporter(Reporter):
             self._progress.refresh()
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
-        columns = self._progress.console.width
-        status = format_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation, columns)
-        if self._returns is not None:
-            self._returns.add(recent_return)
-            status += f" {self._returns}" if columns >= _STATUS_COLUMNS else ""
+        status = format_status(env_steps, self._total, steps_per_second, recent_return, self._evaluation, short=True)
         self._progress.update(self._task, completed=min(env_steps, self._total), status=status, refresh=True)
         self._drawn = time.monotonic()
 
@@ -120,34 +108,6 @@ class _Line(Progress):
 
     def get_renderable(self) -> RenderableType:
         return Constrain(super().get_renderable(), self._console.width - len(_INTERRUPT))
-
-
-class Sparkline:
-    """Draws the course of a value as a few block characters. Its memory does not grow with the number of values."""
-
-    def __init__(self) -> None:
-        self._values: list[float] = []
-        self._stride, self._count = 1, 0
-
-    def add(self, value: float) -> None:
-        """Adds a value; NaN is ignored."""
-        if math.isnan(value):
-            return
-        if self._count % self._stride == 0:
-            self._values.append(value)
-        self._count += 1
-        if len(self._values) == 2 * _SPARKLINE:
-            self._values, self._stride = self._values[::2], 2 * self._stride
-
-    def __str__(self) -> str:
-        values = [x for x in self._values if math.isfinite(x)]
-        if len(values) < 2:
-            return ""
-        shown = [values[i * (len(values) - 1) // (_SPARKLINE - 1)] for i in range(_SPARKLINE)]
-        shown = values if len(values) < _SPARKLINE else shown
-        low, high = min(shown), max(shown)
-        scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-        return "".join(_BLOCKS[round((value - low) * scale)] for value in shown)
 
 
 class LineReporter(Reporter):
@@ -197,23 +157,21 @@ def format_status(
     steps_per_second: float,
     recent_return: float,
     evaluation: float = math.nan,
-    columns: int | None = None,
+    short: bool = False,
 ) -> str:
     """Returns the steps so far, the speed, the remaining time, the recent return and the last evaluation in a line.
 
     Args:
-      columns: width of a terminal, which gets rounded numbers and, if it is narrow, neither speed nor evaluation.
+      short: round the numbers.
     """
     seconds_left = max(0, total_steps - env_steps) / steps_per_second if steps_per_second else math.inf
     left = f"{_format_duration(seconds_left)} left"
     returns = "no episode yet" if math.isnan(recent_return) else f"return {recent_return:.1f}"
-    if columns is None:
+    if not short:
         steps, speed = f"{env_steps:,}/{total_steps:,} steps", f"{format_steps(steps_per_second)} steps/s"
     else:
         steps = f"{format_steps(env_steps)}/{format_steps(total_steps)}"
         speed = f"{format_steps(steps_per_second)}/s"
-    if columns is not None and columns < _STATUS_COLUMNS:
-        return "  ".join((steps, returns, left))
     evaluated = () if math.isnan(evaluation) else (f"eval {evaluation:.1f}",)
     return "  ".join((steps, speed, left, returns, *evaluated))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.modules import MissingDownloadError
@@ -15,7 +15,6 @@ from jppo.envs.observations import MisfitError
 from jppo.errors import Refused, describe_error
 
 PASS, FAIL, WARN, SKIPPED = "pass", "fail", "warn", "skipped"
-_TABLE_COLUMNS = 70  # a terminal with fewer columns shows lines instead of a table
 _COLOURS = {PASS: "green", FAIL: "bold red", WARN: "yellow", SKIPPED: "dim"}
 
 
@@ -159,22 +158,16 @@ def make_report(names: tuple[str, ...], found: list[Check], **fields: Any) -> Ch
 
 
 def print_report(report: CheckReport, stream: TextIO | None = None) -> None:
-    """Prints a table, or lines on a narrow terminal, and the tracebacks of exceptions below it."""
+    """Prints a table and the tracebacks of exceptions below it."""
     sizes = f"{report.num_envs} x {report.steps:,} steps, seed {report.seed}"
     title = f"{report.env} ({report.backend}), {sizes}"
-    rows = [
-        (check.name, f"[{_COLOURS[check.status]}]{check.status}[/]", _plain(check.seen), _plain(check.advice))
-        for check in report.checks
-    ]
+    table = Table("check", "result", *(Column(name, overflow="fold") for name in ("finding", "remedy")), title=title)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    for check in report.checks:
+        result = f"[{_COLOURS[check.status]}]{check.status}[/]"
+        table.add_row(check.name, result, _plain(check.seen), _plain(check.advice))
     console = Console(file=stream)
-    if console.width < _TABLE_COLUMNS:
-        console.print(title, *(": ".join(filter(None, row)) for row in rows), sep="\n", highlight=False)
-    else:
-        table = Table("check", "result", "finding", "remedy", title=title)
-        table.columns[0].no_wrap = table.columns[1].no_wrap = True
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    console.print(table)
     for check in report.checks:
         if check.traceback:
             console.print(check.traceback, markup=False, highlight=False)
