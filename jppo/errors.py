@@ -1,7 +1,9 @@
 """Exceptions that users may catch, and text from the errors of others."""
 
 import functools
+import os
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -72,14 +74,23 @@ def forbid_exit(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        process = os.getpid()
         try:
             return function(*args, **kwargs)
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise end_of_process("the environment", error) from error
+        finally:
+            end_forked_process(process)
 
     return wrapper  # type: ignore[return-value]
+
+
+def end_forked_process(process: int) -> None:
+    """Ends this process if user code forked it from a process of this number: it would write its parent's run."""
+    if os.getpid() != process:
+        os._exit(sys.exc_info()[0] is not None)
 
 
 def strip_colours(text: str) -> str:

@@ -363,7 +363,7 @@ def test_a_raising_environment_shows_its_traceback(capsys):
 
 
 def test_only_the_results_have_a_colour(monkeypatch):
-    checks = (Check("seeds", PASS, "seeds differ"), Check("finite", FAIL, "NaN [x]", "fix"))
+    checks = (Check("seeds", PASS, "seeds differ"), Check("finite", FAIL, "NaN [x]\x1b]0;", "fix"))
     report = CheckReport(env="E", backend="ray", seed=0, steps=4, num_envs=2, checks=checks)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -371,4 +371,4 @@ def test_only_the_results_have_a_colour(monkeypatch):
     stream = io.StringIO()
     print_report(report, stream)
     assert re.findall(r"\x1b\[(?:\d+;)*3\dm(\w+)", stream.getvalue()) == ["pass", "fail"]
-    assert "NaN [x]" in stream.getvalue()
+    assert r"NaN [x]\x1b]0;" in stream.getvalue()

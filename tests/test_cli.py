@@ -609,6 +609,32 @@ def test_a_warning_is_one_line():
     assert ended.stderr == "jppo: warning: the policy is damaged\n"
 
 
+def test_a_traceback_cannot_change_the_terminal():
+    code = (
+        "import sys; from jppo.cli import envs, main; sys.argv = ['jppo', 'envs'];"
+        r"envs.Envs.run = lambda self: (_ for _ in ()).throw(OSError('\x1b]0;title')); sys.exit(main.main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Traceback (most recent call last):\n")
+    assert "\x1b" not in ended.stderr
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit()", "1 / 0"])
+def test_a_process_that_an_environment_forks_does_not_return_to_jppo(end):
+    code = (
+        "import os, sys; from jppo.errors import forbid_exit\n"
+        "def step():\n"
+        "    child = os.fork()\n"
+        f"    if not child: {end}\n"
+        "    return os.waitpid(child, 0)\n"
+        "forbid_exit(step)()\n"
+        "print('training')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("training\n", "")
+
+
 @pytest.mark.slow
 def test_sweep(tmp_path):
     """Two shapes, two learning rates and two seeds, with run directories. The second call finds all results."""

@@ -16,6 +16,7 @@ from jppo.runs import statistics
 from jppo.runs.comparison import _letters, compare
 from jppo.runs.groups import format_value
 from jppo.runs.listing import find_runs, format_age, read_run
+from jppo.runs.load import read_summary
 from jppo.runs.statistics import difference_interval
 
 
@@ -65,6 +66,20 @@ def test_only_the_end_of_long_metrics_is_read(tmp_path):
         file.write("damaged")
     state = read_run(path)
     assert (state.steps, state.return_mean) == (20_000, 1998.5)
+
+
+@pytest.mark.parametrize("wrong", ["x", [1], {}, True, None], ids=repr)
+@pytest.mark.parametrize("name", ["status", "steps", "updates", "return_mean", "seconds", "steps_per_second"])
+def test_a_summary_with_wrong_types_is_left_out(tmp_path, name, wrong):
+    path = write_run(
+        tmp_path / "runs/a", [1.0], summary=finished(2.0, **{"updates": 1, "seconds": 1.0} | {name: wrong})
+    )
+    allowed = {"status": ["x"], "steps": [True], "updates": [True]}.get(name, [True, None])  # a bool is a number
+    is_valid = any(wrong is value for value in allowed)
+    assert bool(read_summary(path)) == is_valid
+    assert read_run(path).status in ("finished" if is_valid else "killed", "x")
+    for command in (["runs", "runs"], ["compare", path], ["report", path]):
+        assert call(*command)[0] == 0
 
 
 def test_runs_lists_runs(tmp_path):

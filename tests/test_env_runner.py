@@ -263,6 +263,7 @@ def test_the_blank_fragment_has_the_shapes_of_a_real_one(source):
     assert jax.tree.structure(real[:2]) == jax.tree.structure(blank[:2])
     shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), part[:2]) for part in (real, blank)]
     assert shapes[0] == shapes[1]
+    assert not any(map(np.any, jax.tree.leaves(blank)))
 
 
 def test_errors_of_environments_are_raised_unchanged():

@@ -10,6 +10,7 @@ import io
 import pickle
 import re
 import shlex
+import zipfile
 
 import numpy as np
 import optax
@@ -183,6 +184,8 @@ CASES = [
         "jppo train CartPole-v1 --backend ray --num-actors 1 --address localhost:1",
         "there is no Ray cluster to join at --address 'localhost:1'",
     ),
+    ('numpy_policy.load("huge.npz")', "huge.npz is damaged or not a policy"),
+    ("jppo export HUGE out.npz", "HUGE/policy_state.npz does not hold the policy"),
     ('jppo.train("CartPole-v1", ray=jppo.RayConfig(policy_lag=2))', "policy_lag = 2 is not one of 0, 1"),
 ]
 
@@ -193,7 +196,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("hostile")
     with lenient():
         jppo.train("CartPole-v1", config=SMALL(), total_steps=1, run_dir=path / "RUN")
-    for name in ("TORN", "UNFINISHED", "DAMAGED", "FOREIGN"):
+    for name in ("TORN", "UNFINISHED", "DAMAGED", "FOREIGN", "HUGE"):
         (path / name).mkdir()
         for file in ("config.json", "metrics.jsonl"):
             (path / name / file).write_bytes((path / "RUN" / file).read_bytes())
@@ -205,6 +208,12 @@ def folder(tmp_path_factory):
     (path / "FILE").touch()
     (path / "text.npz").write_text("no archive", encoding="utf-8")
     np.savez(path / "other.npz", weights=np.zeros(3))
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**15,)})
+    for file in ("huge.npz", "HUGE/policy_state.npz"):
+        with zipfile.ZipFile(path / file, "w") as archive:
+            for name in ("weights", "description"):
+                archive.writestr(f"{name}.npy", header.getvalue())
     (path / "pickle.npz").write_bytes(pickle.dumps(print))
     return path
 

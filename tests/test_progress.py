@@ -209,6 +209,13 @@ def test_output_escapes_characters_that_its_encoding_lacks():
     assert stream.buffer.getvalue() == b"\\xe4\\udc80\n"
 
 
+def test_messages_cannot_change_the_terminal():
+    stream = io.StringIO()
+    for reporter in (LineReporter(stream, 100), BarReporter(Console(file=stream), 100)):
+        reporter.message("a\x1b]0;title\x07\nb")
+    assert stream.getvalue() == 2 * "a\\x1b]0;title\\x07\nb\n"
+
+
 def test_bar_prints_nothing_before_start():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     BarReporter(console, 100).close()

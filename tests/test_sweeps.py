@@ -1,9 +1,12 @@
 """Tests of jppo.sweep: runs, tables, files, successive halving, errors and interrupts."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
+import io
 import itertools
+import json
 import os
 import signal
 import warnings
@@ -20,13 +23,15 @@ from PIL import Image
 from probes import NO_LIMIT, Moving, NaNReward, ObsActionReward, Probe
 
 import jppo
+from jppo.errors import Refused
 from jppo.ppo.losses import ppo_loss
 from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_metrics
 from jppo.runs.statistics import bootstrap_interval, difference_interval, interquartile_mean
 from jppo.sweeps import sweep as sweeps
 from jppo.sweeps.grid import _represent, check_settings, make_groups, run_fingerprint
-from jppo.sweeps.results import SweepResult
+from jppo.sweeps.results import SweepResult, print_settings
+from jppo.sweeps.store import load_sweep
 from jppo.sweeps.sweep_run import SweepRun
 from jppo.training.progress import NullReporter
 from jppo.training.settings import RunSettings
@@ -263,6 +268,40 @@ def test_content_of_objects_identifies_a_run(make):
 )
 def test_a_tuple_is_one_value_of_a_setting_that_is_a_tuple(name, value, choices):
     assert check_settings({name: value}) == {name: choices}
+
+
+ABOUT = {
+    **{"env": "CartPole-v1", "seed": 0, "config": {"num_envs": 4}, "hyperparams": {"gamma": 0.9}, "updates": 2},
+    **{"episodes": 3, "return_mean": 1.0, "return_std": None, "status": "finished", "best": [1, 2.0, "return_mean"]},
+}
+COLUMNS = {"update": [1, 2], "env_steps": [8, 16], "episode/count": [1, 2], "episode/return_mean": [1.0, 2.0]}
+
+
+def write_sweep(path, about=ABOUT, columns=COLUMNS, **description):
+    """Writes a sweep directory with one run."""
+    (path / "runs").mkdir(exist_ok=True)
+    content = {"runs": ["a"], "settings": {"gamma": [0.9, 0.99]}} | description
+    (path / "sweep.json").write_text(json.dumps(content))
+    columns = {f"metrics/{name}": np.array(column) for name, column in columns.items()}
+    np.savez(path / "runs/a.npz", allow_pickle=False, about=json.dumps(about), **columns)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "x", [1, [2]], {"a": 1}, 1e400], ids=repr)
+@pytest.mark.parametrize("name", [*ABOUT, *COLUMNS, "about", "runs", "sweep.json/settings", "copies"])
+def test_a_sweep_file_with_wrong_types_is_loaded_or_refused(tmp_path, name, wrong):
+    write_sweep(tmp_path)
+    assert load_sweep(tmp_path).runs[0].best == (1, 2.0, "return_mean")
+    if name in COLUMNS:
+        write_sweep(tmp_path, columns=COLUMNS | {name: wrong if isinstance(wrong, str | float) else ["x", "y"]})
+    elif name in ("runs", "sweep.json/settings"):
+        write_sweep(tmp_path, **{name.removeprefix("sweep.json/"): wrong})
+    else:
+        write_sweep(tmp_path, about=wrong if name == "about" else ABOUT | {name: wrong})
+    with contextlib.suppress(Refused):
+        result = load_sweep(tmp_path)
+        result.plot(tmp_path / "a.png")
+        assert result.table
+        print_settings(result, io.StringIO())
 
 
 @pytest.mark.slow

@@ -162,13 +162,14 @@ class EnvRunner:
 
 
 def blank_fragment(spec: RunnerSpec, num_envs: int) -> Fragment:
-    """Returns a fragment with the shapes and dtypes of a real one. Its values are meaningless."""
+    """Returns a fragment of zeros with the shapes and dtypes of a real one."""
     steps = _blank_steps(spec, num_envs, make_policy(spec.network, spec.env.obs_spec, spec.action_spec))
     values = dict.fromkeys(("log_prob", "value", "next_value"), steps.final_value)
     none = jax.tree.map(np.asarray, empty_moments())
     stats = EpisodeStats(returns=none, lengths=none, discounted=none)
     streams = np.empty((num_envs, *spec.key_data.shape), np.uint32)
-    return Fragment(rollout=steps.rollout(**values), stats=stats, seconds={}, streams=streams)
+    blank = Fragment(rollout=steps.rollout(**values), stats=stats, seconds={}, streams=streams)
+    return jax.tree.map(np.zeros_like, blank)  # uninitialized memory may contain NaN, which jax_debug_nans refuses
 
 
 class _Steps:

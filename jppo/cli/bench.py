@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jppo.cli.arguments import EXIT_FAILED, RunArguments
 from jppo.cli.output import print_json
+from jppo.config.checks import escape_controls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,4 +49,4 @@ class Bench(RunArguments):
 
 
 def _print_message(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(escape_controls(text), file=sys.stderr, flush=True)

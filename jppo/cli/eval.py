@@ -4,6 +4,7 @@ import dataclasses
 
 from jppo.cli.arguments import TrainedRun
 from jppo.cli.output import print_json
+from jppo.config.checks import escape_controls
 from jppo.config.run import MAX_STEPS
 
 
@@ -48,5 +49,5 @@ class Eval(TrainedRun):
         ]
         if summary["unfinished"]:
             texts.append(f"{summary['unfinished']} episodes did not end within --max-steps {self.max_steps}")
-        print(*texts, sep="\n")
+        print(*map(escape_controls, texts), sep="\n")
         return 0

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from jppo.cli.arguments import EXIT_CODES, EXIT_FAILED, PreParse, RunArguments
 from jppo.cli.output import print_json
-from jppo.config.checks import names_module
+from jppo.config.checks import escape_controls, names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
 from jppo.errors import Refused
 
@@ -117,13 +117,13 @@ class Train(RunArguments):
         try:
             result = train(**self.arguments(), total_steps=self.total_steps, run=RunConfig(**run))
         except (TrainingDiverged, ActorsFailed) as error:
-            print(f"jppo: {error}", file=sys.stderr)
+            print(escape_controls(f"jppo: {error}"), file=sys.stderr)
             if error.result is None:  # it failed before the first update
                 return EXIT_FAILED
             result = error.result
         summary = result.summary
         if not self.quiet:
-            print(*summary_lines(summary), sep="\n", file=stream, flush=True)
+            print(*map(escape_controls, summary_lines(summary)), sep="\n", file=stream, flush=True)
             if result.run_dir is not None and not self.json:
                 commands = self._next_commands(short_path(result.run_dir), summary, _can_play(result.agent.env))
                 if commands:

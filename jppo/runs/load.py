@@ -18,6 +18,8 @@ from jppo.runs.files import read_json
 from jppo.runs.leaves import LeafMismatch
 from jppo.runs.policy import TrainedPolicy
 
+_NUMBERS = ("seconds", "compile_seconds", "steps_per_second", "return_mean", "return_std", "eval_return_mean")
+
 
 class LoadedRun(NamedTuple):
     """The agent and the trained policy of a run."""
@@ -147,9 +149,11 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Returns summary.json of a finished run; {} if the file is missing or damaged."""
+    """Returns summary.json of a finished run; {} if the file is missing, damaged or has values of other types."""
     try:
         summary = read_json(run_dir / "summary.json")
     except (OSError, ValueError):
         return {}
-    return summary if isinstance(summary, dict) else {}
+    kinds = dict.fromkeys(("steps", "updates", "episodes"), int) | dict.fromkeys(_NUMBERS, int | float | None)
+    fits = isinstance(summary, dict) and all(isinstance(summary.get(x, 0), kind) for x, kind in kinds.items())
+    return summary if fits and isinstance(summary.get("status", ""), str) else {}

@@ -11,6 +11,7 @@ import platform
 import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,10 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "num
 POLICY, BEST = "policy_state.npz", "best_policy.npz"
 _BLOCK = 4096  # rows of metrics per block
 # a damaged archive raises many types
-_NPZ_ERRORS = (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, struct.error)
+NPZ_ERRORS: tuple[type[Exception], ...] = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile),
+    *(struct.error, zlib.error, MemoryError),  # MemoryError: the header claims a huge array
+)
 _SETTINGS = {"env": str, "backend": str, "seed": int, "total_steps": int, "config": dict, "hyperparams": dict}
 
 
@@ -207,7 +211,7 @@ def read_best(run_dir: Path) -> BestPolicy | None:
     try:
         with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             return BestPolicy(int(file["update"]), float(file["score"]), str(file["measure"]))
-    except _NPZ_ERRORS as error:
+    except NPZ_ERRORS as error:
         raise Refused(f"{path} is damaged: {error}") from error
 
 
@@ -233,7 +237,7 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
                 name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in BestPolicy._fields
             }
         return restore_leaves(leaves, like, "", path)
-    except _NPZ_ERRORS as error:
+    except NPZ_ERRORS as error:
         raise Refused(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
 
 

@@ -124,31 +124,37 @@ def load_sweep(path: Path) -> SweepResult:
     """
     try:
         description = read_json(path / _SWEEP)
-        names, settings = list(description["runs"]), dict(description["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        swept = [name for name, choices in description["settings"].items() if len(choices) > 1]
+        runs = [
+            _read_run(file, number, list(description["settings"]))
+            for number, name in enumerate(description["runs"])
+            if (file := path / _RUNS / f"{name}.npz").exists()
+        ]
+    except Refused:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise Refused(f"{path} is not a sweep directory of this version of jppo ({error})") from None
-    runs = []
-    for number, name in enumerate(names):
-        if not (file := path / _RUNS / f"{name}.npz").exists():
-            continue
-        outcome, about = read_outcome(file, None)
-        hyperparams = {name: from_json(value) for name, value in about["hyperparams"].items()}
-        values = {name: tuple(x) if isinstance(x, list) else x for name, x in (about["config"] | hyperparams).items()}
-        run = SweepRun(
-            **vars(outcome),
-            number=number,
-            seed=about["seed"],
-            settings={name: values[name] for name in settings},
-            hyperparams=Hyperparams(**hyperparams),
-            env=about["env"],
-            agent=None,
-            custom_parts=(),
-            name=name,
-        )
-        runs.append(run)
     if not runs:
         raise Refused(f"{path} contains no finished run yet")
-    return SweepResult(runs, [name for name, choices in settings.items() if len(choices) > 1], path)
+    return SweepResult(runs, swept, path)
+
+
+def _read_run(path: Path, number: int, settings: list[str]) -> SweepRun:
+    """Returns a finished run without its policy."""
+    outcome, about = read_outcome(path, None)
+    hyperparams = {name: from_json(value) for name, value in about["hyperparams"].items()}
+    values = {name: tuple(x) if isinstance(x, list) else x for name, x in (about["config"] | hyperparams).items()}
+    return SweepRun(
+        **vars(outcome),
+        number=number,
+        seed=about["seed"],
+        settings={name: values[name] for name in settings},
+        hyperparams=Hyperparams(**hyperparams),
+        env=about["env"],
+        agent=None,
+        custom_parts=(),
+        name=path.stem,
+    )
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:

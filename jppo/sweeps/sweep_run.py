@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from jppo.runs.files import jsonable, open_file, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
-from jppo.runs.run_dir import BestPolicy, run_config
+from jppo.runs.run_dir import NPZ_ERRORS, BestPolicy, run_config
 from jppo.runs.writer import RunWriter
 
 STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
@@ -199,7 +198,11 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
         with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
-            best = None if about.get("best") is None else BestPolicy(*about["best"])
+            _check_types(about, metrics)
+            best = None
+            if about.get("best") is not None:
+                update, score, measure = about["best"]
+                best = BestPolicy(int(update), float(score), str(measure))
             like = (
                 None
                 if agent is None
@@ -210,12 +213,28 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
         summary |= {"error": about.get("error", ""), "stop_reason": about.get("stop_reason", ""), "best": best}
         summary["eval_return_mean"], copies = about.get("eval_return_mean"), about.get("copies")
-        summary["copies"] = None if copies is None else tuple(map(tuple, copies))
+        summary["copies"] = None if copies is None else tuple((int(update), int(run)) for update, run in copies)
         return RunOutcome(
             **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state
         ), about
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except NPZ_ERRORS as error:
         raise Refused(f"{path} is damaged ({error}); delete it to train this run again") from None
+
+
+def _check_types(about: dict[str, Any], metrics: dict[str, np.ndarray]) -> None:
+    """Raises ValueError if the description of a run or its metrics have other types than those that jppo writes."""
+    number = int | float | None
+    kinds: dict[str, Any] = {"env": str, "seed": int, "config": dict, "hyperparams": dict, "updates": int}
+    kinds |= {"episodes": int, "return_mean": number, "return_std": number, "eval_return_mean": number}
+    kinds |= {"status": str, "error": str, "stop_reason": str}
+    for name, kind in kinds.items():
+        if not isinstance(value := about.get(name, "" if kind is str else None), kind):
+            raise Refused(f"{name} is {str(value)[:80]!r}")
+    for name, column in metrics.items():
+        if column.shape != (about["updates"],) or column.dtype.kind not in "iuf":
+            raise Refused(f"{name} is {column.dtype}{list(column.shape)}")
+    if about["updates"] and not {"env_steps", "update", "episode/count", "episode/return_mean"} <= metrics.keys():
+        raise Refused("metrics are missing")
 
 
 def _read_policy(file: Any, name: str, like: PolicyState | None) -> Any:

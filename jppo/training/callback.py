@@ -1,5 +1,6 @@
 """The argument of a user's callback, `jppo.train(callback=...)`."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from jppo.config.ppo import check_hyperparams
 from jppo.envs.spaces import PyTree
-from jppo.errors import Refused
+from jppo.errors import Refused, end_forked_process
 from jppo.runs.leaves import describe_array, is_key
 
 
@@ -109,9 +110,11 @@ def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
     Raises:
       ValueError: the callback returned something, or a value of the new state is invalid.
     """
+    process = os.getpid()
     try:
         returned: Any = callback(event)  # type: ignore[func-returns-value]
     finally:
+        end_forked_process(process)
         event._read_state = None
     if returned is not None:
         raise Refused(

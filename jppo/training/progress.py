@@ -11,6 +11,7 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
+from jppo.config.checks import escape_controls
 from jppo.config.terminal import OutputStream
 from jppo.errors import Refused
 from jppo.runs.plots import format_steps
@@ -50,7 +51,7 @@ class PrintReporter(Reporter):
     """Prints messages."""
 
     def message(self, text: str) -> None:
-        print(text, file=OutputStream(sys.stdout), flush=True)
+        print(escape_controls(text), file=OutputStream(sys.stdout), flush=True)
 
 
 class WorkerReporter(Reporter):
@@ -79,7 +80,7 @@ class BarReporter(Reporter):
         self._progress.start()
 
     def message(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(escape_controls(text), highlight=False, markup=False)
 
     def tick(self) -> None:
         if time.monotonic() - self._drawn >= _REDRAW_SECONDS:
@@ -118,7 +119,7 @@ class LineReporter(Reporter):
         self._evaluation = math.nan
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(escape_controls(text), file=self._stream, flush=True)
 
     def update(self, env_steps: int, steps_per_second: float, recent_return: float) -> None:
         if time.monotonic() - self._last >= _LINE_SECONDS or env_steps >= self._total:

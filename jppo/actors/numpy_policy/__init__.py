@@ -29,6 +29,7 @@ FORMAT, VERSION = "jppo policy", 4
 _READABLE = (1, 2, 3, 4)
 _NORMALIZED_BOUND = 10.0
 _MISSING = np.empty(0)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, LookupError, TypeError, ValueError, EOFError, RuntimeError, MemoryError)
 
 
 def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
@@ -39,7 +40,7 @@ def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
         description = json.loads(str(arrays.pop("description")))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, zlib.error, LookupError, TypeError, ValueError, EOFError, RecursionError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"{path} is damaged or not a policy that jppo exported for NumPy") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"{path} is not a policy that jppo exported for NumPy")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TextIO
 from rich.console import Console
 from rich.table import Column, Table
 
+from jppo.config.checks import escape_controls
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.modules import MissingDownloadError
 from jppo.envs.observations import MisfitError
@@ -170,11 +171,11 @@ def print_report(report: CheckReport, stream: TextIO | None = None) -> None:
     console.print(table)
     for check in report.checks:
         if check.traceback:
-            console.print(check.traceback, markup=False, highlight=False)
+            console.print(escape_controls(check.traceback), markup=False, highlight=False)
     counts = [f"{sum(check.status == status for check in report.checks)} {status}" for status in _COLOURS]
     console.print(", ".join(count for count in counts if not count.startswith("0 ")), highlight=False)
 
 
 def _plain(text: str) -> str:
-    """Escapes the markup of rich."""
-    return text.replace("[", r"\[")
+    """Escapes the markup of rich and control characters."""
+    return escape_controls(text).replace("[", r"\[")
