@@ -167,18 +167,18 @@ def start_line(env, **arguments):
 
 def test_the_start_line_shows_sizes_and_differences_to_the_preset():
     env = lenient_env("CartPole-v1")
-    sizes = "num_envs = 4, num_steps = 128, 1 device, preset cleanrl-classic"
+    sizes = "num_envs = 4, num_steps = 128\n  1 device, preset cleanrl-classic"
     assert start_line(env, total_steps=3000) == f"CartPole-v1: 3,072 steps, {sizes}"  # six whole updates
     line = start_line(env, overrides={"gamma": 0.5})
-    assert line == f"CartPole-v1: 500,224 steps, {sizes} with gamma = 0.5 (preset: 0.99)"
+    assert line == f"CartPole-v1: 500,224 steps, {sizes}\n  with gamma = 0.5 (preset: 0.99)"
     assert start_line(env, config=jppo.PPOConfig()) == (
-        "CartPole-v1: 507,904 steps, num_envs = 64, num_steps = 128, 1 device, preset cleanrl-classic with "
+        "CartPole-v1: 507,904 steps, num_envs = 64, num_steps = 128\n  1 device, preset cleanrl-classic\n  with "
         "num_envs = 64 (preset: 4)"
     )
     ray = jppo.RayConfig(num_actors=2, envs_per_actor=4)
     assert start_line("CartPole-v1", backend="ray", ray=ray) == (
-        "CartPole-v1: 500,736 steps, num_envs = 8, num_steps = 128, 2 actors of 4 environments, 1 device, "
-        "preset cleanrl-classic with num_envs = 8 (preset: 4)"
+        "CartPole-v1: 500,736 steps, num_envs = 8, num_steps = 128\n  2 actors of 4 environments, 1 device, "
+        "preset cleanrl-classic\n  with num_envs = 8 (preset: 4)"
     )
 
 

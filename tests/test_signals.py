@@ -27,7 +27,9 @@ from jppo.training.progress import NullReporter
 PATIENCE = 120.0  # time limit in seconds; a busy machine is slow
 SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]
 LINES = [
-    r"CartPole-v1: [\d,]+ steps, num_envs = 4, num_steps = 32, 2 actors of 2 environments, .*",
+    r"CartPole-v1: [\d,]+ steps, num_envs = 4, num_steps = 32",
+    r"  2 actors of 2 environments, 1 device, preset .*",
+    r"  with num_.*",
     r"metrics\.jsonl will have about .*",
     r"compiled in [\d.]+ s",
     r"2 actors on 1 node ready after [\d.]+ s",

@@ -143,11 +143,11 @@ def _check_periods(settings: RunSettings, num_updates: int) -> None:
 
 
 def describe_start(prepared: PreparedRun) -> str:
-    """Returns the steps and sizes of a run, its preset and the settings that differ from the preset, in one line."""
+    """Returns the steps and sizes of a run, its preset and the settings that differ from it, in two or three lines."""
     agent, ray, preset = prepared.agent, prepared.ray, PRESETS[prepared.preset]
     num_devices = prepared.config_json["num_devices"]
-    steps = f"{agent.num_updates * agent.config.batch_size:,} steps"
-    parts = [steps, f"num_envs = {agent.config.num_envs}", f"num_steps = {agent.config.num_steps}"]
+    sizes = f"num_envs = {agent.config.num_envs}, num_steps = {agent.config.num_steps}"
+    lines, parts = [f"{agent.env.name}: {agent.num_updates * agent.config.batch_size:,} steps, {sizes}"], []
     if prepared.config_json["backend"] == "ray":
         actors = f"{ray.num_actors} actor{'s' * (ray.num_actors != 1)} of {ray.envs_per_actor} environments"
         parts.append(actors if ray.num_actors else "no actors")
@@ -158,7 +158,8 @@ def describe_start(prepared: PreparedRun) -> str:
         for (name, value), before in zip(vars(record).items(), vars(base).values(), strict=True)
         if value != before
     ]
-    return f"{agent.env.name}: {', '.join(parts)}{' with ' * bool(changes)}{', '.join(changes)}"
+    lines += [", ".join(parts), *([f"with {', '.join(changes)}"] if changes else [])]
+    return "\n  ".join(lines)
 
 
 def _make_env(env: Any, backend: str) -> Any:
