@@ -634,7 +634,11 @@ def test_time_limits_exclude_the_time_for_which_the_driver_was_stopped(pretend):
 
 def test_a_daemon_that_stops_ends_the_run_and_the_connection(pretend, monkeypatch):
     fine, disconnected = (1.0, fragment(1.0)), []
-    monkeypatch.setattr(actors, "disconnect", disconnected.append)
+
+    def disconnect(failed):
+        disconnected.append(failed)
+
+    monkeypatch.setattr(actors, "disconnect", disconnect)
     fleet, pretended, said = pretend(fine, fine)
     rollout(fleet, pretended)
     pretended.stopped = "the raylet stopped"

@@ -227,7 +227,7 @@ def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):
     worker = types.SimpleNamespace()
     private = types.SimpleNamespace(worker=worker)
     pretended = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, _private=private)
-    pretended.job_config, pretended._common = ray.job_config, ray._common
+    pretended.job_config = ray.job_config
     monkeypatch.setattr(ray_cluster, "ray", pretended)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -263,7 +263,7 @@ def test_runs_in_several_threads_share_the_connection(monkeypatch):
     node = types.SimpleNamespace(head=True, kill_all_processes=kill)
     worker = types.SimpleNamespace(_global_node=node)
     pretended = types.SimpleNamespace(is_initialized=lambda: state.connected, init=init, shutdown=shutdown)
-    pretended._private, pretended._common = types.SimpleNamespace(worker=worker), ray._common
+    pretended._private = types.SimpleNamespace(worker=worker)
     pretended.job_config = ray.job_config
     monkeypatch.setattr(ray_cluster, "ray", pretended)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -288,7 +288,12 @@ def test_runs_in_several_threads_share_the_connection(monkeypatch):
     ("error", "address", "name", "message"),
     [
         (OSError("disk full"), "local", "RAY_ADDRESS", r"^Ray cannot start on this machine: disk full$"),
-        (OSError("refused"), "a:1", "RAY_ADDRESS", r"at RAY_ADDRESS = 'a:1' \(refused\);.* or unset RAY_ADDRESS for a"),
+        (
+            OSError("refused"),
+            "a:1",
+            "RAY_ADDRESS",
+            r"at RAY_ADDRESS = 'a:1' \(refused\);.* or leave RAY_ADDRESS out for a",
+        ),
         (
             OSError("refused"),
             "a:1",
@@ -332,6 +337,35 @@ def test_ray_starts_on_this_machine_only_in_a_long_folder_and_without_stderr(tmp
     )
     assert (done.returncode, done.stdout) == (0, "finished 127.0.0.1\n")
     assert {*Path("/tmp").glob("ray-*")} <= before
+
+
+THREADS = """
+import threading, time, gymnasium, jppo, ray
+
+def run(updates):
+    result = jppo.train(lambda: gymnasium.make("CartPole-v1"), total_steps=64 * updates, callback=wait, **sizes)
+    ended.append((result.status, result.summary["lost_fragments"]))
+
+def wait(event):
+    while event.update > 1 and not ended:  # the run that has started Ray ends first
+        time.sleep(0.1)
+
+sizes, ended = {"num_actors": 2, "num_envs": 4, "num_steps": 16}, []
+threads = [threading.Thread(target=run, args=[updates]) for updates in (1, 20)]
+for thread in threads:
+    thread.start()
+    time.sleep(1.0)
+for thread in threads:
+    thread.join()
+print(ended, ray.is_initialized())
+"""
+
+
+@pytest.mark.slow
+def test_the_first_of_two_runs_in_threads_leaves_ray_to_the_other():
+    argv = [sys.executable, "-c", THREADS]
+    done = subprocess.run(argv, check=False, timeout=PATIENCE, capture_output=True, text=True)
+    assert done.stdout == f"{[('finished', 0)] * 2} False\n", done.stderr
 
 
 @pytest.mark.slow

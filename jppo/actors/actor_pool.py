@@ -142,10 +142,7 @@ class ActorPool:
         """Returns False if one of Ray's daemons stopped. Then `ready` and `poll` raise ActorsFailed.
 
         Disconnects from Ray in this case, because Ray would end this process. Returned fragments remain valid.
-
-        Args:
-          at_once: check now, because the next call to Ray would block without daemons.
-          closing: check now, and do not wait for a daemon that is slow.
+        `at_once` and `closing` check now; `closing` does not wait for a slow daemon.
         """
         at_once |= not ray.is_initialized()  # another run has found that a daemon stopped
         if self._failure is None and (failure := self._monitor.find_failure(at_once, closing)) is not None:

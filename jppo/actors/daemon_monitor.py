@@ -15,8 +15,8 @@ _STOPPED, _SILENT = "stopped", "does not respond"
 class DaemonMonitor:
     """Checks that Ray's daemons respond at their ports: the head of the cluster, and the raylet of this machine.
 
-    Without one of them, Ray ends this process after 14 to 60 s, unless it is disconnected before. If one is frozen,
-    Ray's functions wait for it.
+    Without one of them, Ray ends this process after 14 to 60 s, unless it is disconnected before. Calls to Ray wait for
+    one that is frozen.
     """
 
     def __init__(self, own_cluster: bool) -> None:
@@ -39,10 +39,8 @@ class DaemonMonitor:
         self._speaks = {name: not _find_problem(address, True, _CLOSE_SECONDS) for name, address in addresses}
 
     def find_failure(self, at_once: bool = False, closing: bool = False) -> str | None:
-        """Returns an error message if a daemon stopped or does not respond.
-
-        Checks at most every two seconds, unless one of the arguments is set, see `ActorPool.check_daemons`.
-        """
+        """Returns an error message if a daemon stopped or is silent. See `ActorPool.check_daemons`; the default is to
+        check every two seconds."""
         now, failure = time.monotonic(), None
         if now < self._next_check and not (at_once or closing):
             return None
@@ -65,12 +63,8 @@ class DaemonMonitor:
 
 
 def _find_problem(address: str, speaks: bool, timeout: float) -> str:
-    """Returns what is wrong with the daemon at host:port, or "".
-
-    Args:
-      speaks: whether it sends the first bytes of a connection, as a gRPC server does. The system accepts connections
-        for a frozen process.
-    """
+    """Returns what is wrong with the daemon at host:port, or "". The system accepts connections for a frozen process,
+    so this waits for the first bytes, which a gRPC server that `speaks` sends."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout) as connection:

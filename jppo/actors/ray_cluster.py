@@ -12,6 +12,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -23,10 +24,11 @@ from jppo.errors import Refused
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
 _LOCAL_CPUS = 10_000  # for Ray on this machine, where runs in several threads may have any number of actors
-_FOLDER_BYTES = 40  # longest path of Ray's folder: paths of sockets have at most 103 bytes, on Linux 107
+_FOLDER_BYTES = 35  # of the path of the temporary folder; those of Ray's sockets have at most 103, on Linux 107
 _GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each process's CUDA context
 
 _lock = threading.Lock()  # of the connection that jppo made
+_starter = ThreadPoolExecutor(1)  # Ray's daemons end with the thread that has started them
 _connection = types.SimpleNamespace(users=0, address=None, folder=None)  # number of runs; folder: of its own in /tmp
 
 
@@ -36,10 +38,7 @@ def cluster_address(config: RayConfig) -> str:
 
 
 def connect(config: RayConfig) -> bool:
-    """Connects to Ray unless it is connected already. Runs in several threads share a connection that jppo made.
-
-    Returns:
-      whether the connection is jppo's, so that the caller must call `disconnect`.
+    """Connects to Ray unless it is connected already. Returns whether the connection is jppo's, which threads share.
 
     Raises:
       ValueError: Ray cannot start, there is no cluster at the address, or Ray is connected to another one.
@@ -55,7 +54,8 @@ def connect(config: RayConfig) -> bool:
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115 Ray needs one, and keeps it
         _connection.users, _connection.address = 1, address
         try:
-            _init(address)
+            is_main = threading.current_thread() is threading.main_thread()
+            _init(address) if is_main else _starter.submit(_init, address).result()
         except BaseException as error:
             _stop()
             if isinstance(error, SystemExit):  # raised by Ray on SIGTERM while it starts
@@ -68,21 +68,18 @@ def connect(config: RayConfig) -> bool:
 
 
 def _init(address: str) -> None:
-    """Calls ray.init."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    is_local = address == "local"
-    if is_local:
+    if is_local := address == "local":
         options |= {"num_cpus": _LOCAL_CPUS, "include_dashboard": False}
         options["_system_config"] = {
             "max_direct_call_object_size": _MESSAGE_BYTES,
             "prestart_worker_first_driver": False,  # starting idle workers takes time, and actors cannot use them
         }
-        if len(os.fsencode(ray._common.utils.get_default_ray_temp_dir())) > _FOLDER_BYTES:
+        if len(os.fsencode(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "")) > _FOLDER_BYTES:
             _connection.folder = options["_temp_dir"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     else:
         check_reachable(address)
-        if ":" in address and "://" not in address:
-            _check_token(address)
+        _check_token(address)
     if not address.startswith("ray://"):
         options["job_config"] = job_config = ray.job_config.JobConfig()
         job_config._py_driver_sys_path = _WorkerPath()
@@ -95,7 +92,9 @@ def _init(address: str) -> None:
 
 
 def _check_token(address: str) -> None:
-    """Raises an error if the cluster at host:port needs another token. Ray itself would retry for 20 s."""
+    """Raises an error if a cluster at host:port needs another token. Ray itself would retry for 20 s."""
+    if ":" not in address or "://" in address:
+        return
     with contextlib.suppress(ImportError):  # Ray 2.51 has no tokens
         from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
@@ -105,15 +104,14 @@ def _check_token(address: str) -> None:
 
 
 def _explain(error: Exception, address: str, name: str) -> str:
-    """Returns the message for a failed connection. `name` is the setting that the address comes from."""
+    """Returns the message for a failed connection. `name` is the setting that has the address."""
     if address == "local":
         return f"Ray cannot start on this machine: {error}"
     where = f"{name} = {address!r}"
     if type(error).__name__ == "AuthenticationError" or "InvalidAuthToken" in str(error.__cause__):
         remedy = "set RAY_AUTH_MODE=token and copy the cluster's token to ~/.ray/auth_token"
         return f"the Ray cluster at {where} needs a token that this process does not have; {remedy}"
-    remedy = "leave address out" if name == "address" else "unset RAY_ADDRESS"
-    remedy = f"start one with `ray start --head`, or {remedy} for a local one"
+    remedy = f"start one with `ray start --head`, or leave {name} out for a local one"
     return f"there is no Ray cluster to join at {where} ({error}); {remedy}"
 
 
@@ -127,11 +125,7 @@ class _WorkerPath(list):
 
 
 def disconnect(failed: bool = False) -> None:
-    """Disconnects from Ray if no other run uses the connection. Stops Ray if `connect` started it.
-
-    Args:
-      failed: a daemon of Ray stopped or does not respond, so the connection is useless to all runs.
-    """
+    """Disconnects from Ray if no other run needs it, or if a daemon `failed`. Stops Ray if `connect` started it."""
     with defer_signals(), _lock:  # the daemons of a partly stopped Ray survive for a minute
         _connection.users = 0 if failed else _connection.users - 1
         if _connection.users <= 0:
@@ -152,23 +146,22 @@ def _stop(failed: bool = False) -> None:
 
 @contextlib.contextmanager
 def _local_defaults() -> Iterator[None]:
-    """Changes Ray's defaults for a Ray on this machine only, as far as its private modules have them.
+    """Puts Ray's daemons into their own process groups, lets them listen to 127.0.0.1 only, and lets actors see this
+    machine's files after `uv run`, instead of a copy of the project. Ray may change these private names.
 
-    Its daemons get their own process groups. `timeout` and job schedulers send SIGTERM to the group of this process. It
-    would stop the daemons, and their end stops this process before it saves the run. On other systems than Linux, Ray
-    ends its daemons by their group. They listen to 127.0.0.1 only. After `uv run`, actors see the files of this machine
-    instead of a copy of the project's folder.
+    `timeout` and job schedulers send SIGTERM to the group of this process. It would stop the daemons, and their end
+    stops this process before it saves the run. On other systems than Linux, Ray ends its daemons by their group.
     """
-    services: Any = getattr(ray._private, "services", None)
-    constants: Any = getattr(ray._private, "ray_constants", None)
-    changes: list[Any] = [(constants, "ENABLE_RAY_CLUSTER", False), (constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False)]
-    if sys.platform.startswith("linux") and hasattr(services, "ConsolePopen"):
-        changes.append((services, "ConsolePopen", functools.partial(services.ConsolePopen, process_group=0)))
+    private: Any = ray._private
+    changes: list[Any] = [("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)]
+    changes.append(("ray_constants", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", lambda before: False))
+    if sys.platform.startswith("linux"):
+        changes.append(("services", "ConsolePopen", lambda before: functools.partial(before, process_group=0)))
     with contextlib.ExitStack() as stack:
-        for module, name, value in changes:
-            if hasattr(module, name):
-                stack.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, value)
+        for module, name, change in changes:
+            if hasattr(owner := getattr(private, module, None), name):
+                stack.callback(setattr, owner, name, before := getattr(owner, name))
+                setattr(owner, name, change(before))
         yield
 
 
@@ -212,10 +205,7 @@ def explain_missing_resources(config: RayConfig) -> str | None:
 
 
 def pickle_registrations() -> list[bytes]:
-    """Returns the environments that packages and the user's code have registered with Gymnasium, each pickled.
-
-    Other processes may not import what registered them. This leaves out those that cannot be pickled.
-    """
+    """Returns Gymnasium's specs of environments that other processes may not know, except those that pickle refuses."""
     pickled = []
     for spec in getattr(sys.modules.get("gymnasium"), "registry", {}).values():
         if not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")):
