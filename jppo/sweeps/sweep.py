@@ -83,9 +83,8 @@ def sweep(
       TypeError: an unknown argument.
     """
     check_overrides(sweep, settings)
-    check_path("sweep_dir", sweep_dir)
     if sweep_dir is not None:  # an environment may change the working directory
-        sweep_dir = Path(sweep_dir).absolute()
+        sweep_dir = check_path("sweep_dir", sweep_dir).absolute()
     run, settings = take_events(run, settings, "jppo.sweep")
     _check_progress(run.progress)
     network, settings = take_network(network, settings)
