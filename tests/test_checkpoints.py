@@ -27,7 +27,7 @@ import jppo
 from jppo.cli.main import main
 from jppo.networks.actor_critic import make_network
 from jppo.runs import checkpoints
-from jppo.runs.checkpoints import FORMAT, Checkpoints, latest_checkpoint, read_checkpoint
+from jppo.runs.checkpoints import FORMAT, Checkpoints, latest_checkpoint
 from jppo.runs.files import jsonable
 from jppo.runs.leaves import copy_leaves
 from jppo.runs.load import load_run
@@ -328,9 +328,8 @@ def largest(path):
         lambda path: (path / "_CHECKPOINT_METADATA").write_text('{"custom'),
         lambda path: (path / "default" / "manifest.ocdbt").write_bytes(b""),
         lambda path: [shutil.rmtree(path), path.mkdir()],
-        lambda path: change_header(path, crc32=dict.fromkeys(read_header(path)["crc32"], 0)),
     ],
-    ids=["flipped", "cut", "lost", "unheaded", "torn header", "no manifest", "empty", "other checksums"],
+    ids=["flipped", "cut", "lost", "unheaded", "torn header", "no manifest", "empty"],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(copied, damage):
     *_, before, last = sorted(int(path.name) for path in (copied / "checkpoints").iterdir())
@@ -349,17 +348,6 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(full, copied):
     assert_same(resume(copied, checkpoint_seconds=0).state, full.state)
     assert_rows(copied, UPDATES)
     assert {path.name for path in (copied / "checkpoints").iterdir()} == {"10", "12", f"{last}.damaged"}
-
-
-def read_header(path):
-    return json.loads((path / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
-
-
-def change_header(path, **fields):
-    file = path / "_CHECKPOINT_METADATA"
-    content = json.loads(file.read_text())
-    content["custom_metadata"] |= fields
-    file.write_text(json.dumps(content))
 
 
 @pytest.mark.slow
@@ -576,21 +564,6 @@ def test_an_error_of_the_background_thread_is_reported(tmp_path):
     assert len(said) == 1
 
 
-def test_a_save_without_room_leaves_orbax_alone(tmp_path, monkeypatch, caplog):
-    said, state = [], {"x": np.zeros(100_000)}
-    saver = Checkpoints(tmp_path, 0.0, 2, said.append)
-    room = shutil.disk_usage(tmp_path)._replace(free=state["x"].nbytes)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
-    start_to_save(saver, 1, 0.5, {}, state)
-    saver.close()
-    assert said == [
-        "the checkpoint of update 1 could not be written (No space left on device); there is no checkpoint. "
-        "Training continues"
-    ]
-    assert not list((tmp_path / "checkpoints").iterdir())
-    assert not caplog.records
-
-
 @pytest.mark.slow
 def test_a_full_disk_does_not_stop_training(full, tmp_path):
     class Shrinking(Stopping):
@@ -663,19 +636,6 @@ def test_a_failed_save_warns_without_a_reporter(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoints, "_start_save", fail)
     with pytest.warns(UserWarning, match=r"the checkpoint of update 1 could not be written .*; there is no checkpoint"):
         jppo.train(Cued(), config=CONFIG, total_steps=BATCH, run_dir=tmp_path / "run")
-
-
-def test_a_checkpoint_deleted_during_reading_is_skipped(copied, monkeypatch):
-    deleted, last = [], latest(copied).update
-
-    def deleting(path):
-        if not deleted:
-            deleted.append(path)
-            shutil.rmtree(path)
-        return read_checkpoint(path)
-
-    monkeypatch.setattr(checkpoints, "read_checkpoint", deleting)
-    assert latest(copied).update < last
 
 
 def test_no_earlier_checkpoint_is_named_if_there_is_none(copied):

@@ -17,6 +17,7 @@ import jppo
 from jppo.config.checks import check_total_steps
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.ray import RayConfig, spread_envs
+from jppo.sweeps.grid import check_seeds
 
 FIELDS = [field.name for field in dataclasses.fields(PPOConfig)]
 NUMBERS = [field.name for field in dataclasses.fields(Hyperparams)]
@@ -30,7 +31,7 @@ def refusal(**fields):
 
 
 @pytest.mark.parametrize("name", COUNTS)
-@pytest.mark.parametrize("value", [0, -3, 2.0, 1.5, "8", None, True, math.nan])
+@pytest.mark.parametrize("value", [0, -3, -2.0, 1.5, math.inf, np.float32(math.inf), "8", None, True, math.nan])
 def test_counts_must_be_positive_integers(name, value):
     assert refusal(**{name: value}) == f"{name} = {value!r} must be a whole number of at least 1"
 
@@ -203,6 +204,32 @@ def test_divisors_and_clip_ranges_must_be_positive(name):
 def test_discounts_are_at_most_one(name):
     with pytest.raises(ValueError, match=rf"^{name} = 1\.01 is outside \[0, 1\]$"):
         check_hyperparams(Hyperparams(**{name: 1.01}))
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.int64])
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        (PPOConfig, (*COUNTS, "recurrent_size", "sequence_length", "staggered_start")),
+        (jppo.RunConfig, ("max_checkpoints", "callback_every", "log_every", "eval_every", "eval_episodes")),
+        (RayConfig, ("num_actors", "envs_per_actor", "max_restarts")),
+        (jppo.PBTConfig, ("every",)),
+    ],
+)
+def test_whole_floats_become_ints(record, names, kind):
+    """Search spaces give floats."""
+    for name in names:
+        value = getattr(record(**{name: kind(8.0)}), name)
+        assert (name, value, type(value)) == (name, 8, int)
+
+
+def test_whole_floats_in_other_places():
+    sizes = PPOConfig(hidden_sizes=[64.0, np.float32(32.0)]).hidden_sizes
+    assert (sizes, set(map(type, sizes))) == ((64, 32), {int})
+    assert PPOConfig().scale_envs(2.0) == PPOConfig().scale_envs(2)
+    assert type(PPOConfig().scale_envs(2.0).num_envs) is int
+    assert check_seeds(3.0) == [0, 1, 2]
+    assert check_seeds([3.0, 4]) == [3, 4]
 
 
 @pytest.mark.parametrize(("value", "whole"), [(1, 1), (5e5, 500_000), (np.int32(7), 7), (np.float64(3.0), 3)])

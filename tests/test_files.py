@@ -1,10 +1,13 @@
 """Tests that jppo deletes and overwrites only its own files, and opens only regular files."""
 
 import os
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from lenient import lenient
 from one_run import BATCH, CONFIG, Cued
 from run_files import SETTINGS, finished, write_run
 from saved import ROW, save_run
@@ -12,8 +15,10 @@ from saved import ROW, save_run
 import jppo
 from jppo.cli.main import main
 from jppo.runs.checkpoints import Checkpoints, delete_checkpoints, latest_checkpoint
-from jppo.runs.files import write_json
-from jppo.runs.run_dir import BestPolicy, load_policy_state, read_best, write_output
+from jppo.runs.files import jsonable, write_json
+from jppo.runs.leaves import copy_leaves
+from jppo.runs.load import read_summary
+from jppo.runs.run_dir import BestPolicy, load_policy_state, read_best, read_config, read_metrics, write_output
 from jppo.runs.writer import RunWriter, is_written
 from jppo.sweeps.store import SweepStore, load_sweep
 
@@ -203,3 +208,57 @@ def test_file_of_an_environment_that_fails_is_kept(tmp_path):
     with pytest.raises(RuntimeError, match="a mistake of the environment"):
         jppo.train(Writing(path), config=CONFIG, total_steps=BATCH, run_dir=path.parent)
     assert names(path.parent) == {"episodes.csv"}
+
+
+@pytest.mark.slow
+def test_result_without_a_run_directory_can_be_saved(tmp_path, monkeypatch):
+    with lenient():
+        result = jppo.train(Cued(), config=CONFIG, total_steps=3 * BATCH)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        result.save("~/saved")
+        path = tmp_path / "saved"
+        policy = jppo.load_policy("~/saved", env=Cued())
+    assert read_summary(path) == jsonable(result.summary | {"run_dir": str(path)})
+    assert read_config(path)["config"]["num_envs"] == CONFIG.num_envs
+    np.testing.assert_equal(read_metrics(path), result.metrics)
+    for name, leaf in copy_leaves(result.policy.state).items():
+        np.testing.assert_array_equal(copy_leaves(policy.state)[name], leaf, name)
+    with pytest.raises(ValueError, match="already contains a run"):
+        result.save(path)
+    with pytest.raises(ValueError, match="without checkpoints; use another run_dir"):
+        jppo.train(Cued(), config=CONFIG, total_steps=3 * BATCH, run_dir=path)
+    assert main(["runs", str(tmp_path)]) == 0
+
+
+def test_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert jppo.RunConfig(run_dir="~/runs/first").run_dir == tmp_path / "runs" / "first"
+    assert jppo.RunConfig(run_dir=Path("~")).run_dir == tmp_path
+    assert jppo.RunConfig(run_dir="a~b/~c").run_dir == Path("a~b/~c")
+    jppo.Picture(b"1", "png", "").save("~/picture.png")
+    assert (tmp_path / "picture.png").read_bytes() == b"1"
+    with pytest.raises(ValueError, match=f"{tmp_path}/missing is not a run directory"):
+        jppo.load_policy("~/missing")
+    (tmp_path / "empty.npz").touch()
+    with pytest.raises(ValueError, match=r"empty\.npz") as caught:
+        jppo.numpy_policy.load("~/empty.npz")
+    assert "No such file" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/first", "s3://bucket/first", "file:///tmp/first", Path("gs://bucket")])
+def test_url_is_refused(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calls = {
+        "run_dir": lambda: jppo.RunConfig(run_dir=url),
+        "sweep_dir": lambda: jppo.sweep("CartPole-v1", sweep_dir=url),
+        "path": lambda: jppo.Picture(b"1", "png", "").save(url),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"{name} = {re.escape(str(url))} is a URL; use a folder of this machine"):
+            call()
+    assert not names(tmp_path)
+
+
+def test_windows_drive_and_colon_are_no_url():
+    for name in ("C:/runs", "env:name/first", "a:b"):
+        assert jppo.RunConfig(run_dir=name).run_dir == Path(name)

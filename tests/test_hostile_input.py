@@ -125,7 +125,7 @@ CASES = [
     ('jppo.train("CartPole-v1", total_steps=0)', "total_steps = 0 must be a whole number of at least 1"),
     ('jppo.train("CartPole-v1", hyperparams=jppo.Hyperparams(gamma=2.0))', "gamma = 2 is outside [0, 1]"),
     ('jppo.train("CartPole-v1", backend="gpu")', "backend = 'gpu' is not one of auto, device, ray"),
-    ('jppo.train("CartPole-v1", progress=False)', "progress = False must be 'auto', 'none' or a jppo.Reporter"),
+    ('jppo.train("CartPole-v1", progress=1)', "progress = 1 must be 'auto', 'none' or a jppo.Reporter"),
     ('jppo.train("CartPole-v1", run=jppo.RunConfig(wandb=True))', "wandb needs a run_dir"),
     (
         'jppo.sweep("CartPole-v1", learning_rate=[])',

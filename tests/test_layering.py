@@ -49,7 +49,6 @@ ALLOWED = {
     "ray": {"actors", "training", "sweeps"},
     "filelock": {"runs"},
     "orbax": {"runs"},
-    "tensorstore": {"runs"},
     "tensorboardX": {"runs"},
     "wandb": {"runs"},
     "matplotlib": {"runs"},

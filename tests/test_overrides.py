@@ -249,7 +249,7 @@ def test_overrides_replace_single_values_of_run_and_ray():
 
 
 def test_sweeps_and_trials_save_nothing_to_a_run_directory():
-    with pytest.raises(ValueError, match=r"run\.run_dir = 'x' has no effect in jppo\.sweep, .*; pass sweep_dir$"):
+    with pytest.raises(ValueError, match=r"run\.run_dir = x has no effect in jppo\.sweep, .*; pass sweep_dir$"):
         jppo.sweep("CartPole-v1", run_dir="x")
     for name, value in {"run_dir": "x", "progress": "auto"}.items():
         with pytest.raises(ValueError, match=rf"run\.{name} = .* has no effect in jppo\.tune\..*; leave it out$"):

@@ -156,6 +156,8 @@ def test_make_reporter_accepts_names_and_reporters():
     assert isinstance(make_reporter("none", 1), NullReporter)
     own = NullReporter()
     assert make_reporter(own, 1) is own
+    assert isinstance(make_reporter(True, 1), LineReporter)
+    assert isinstance(make_reporter(False, 1), NullReporter)
     assert Reporter().update(1, 1.0, 1.0) is None
 
 
@@ -165,7 +167,7 @@ def test_make_reporter_accepts_names_and_reporters():
         ("loud", "progress = 'loud' must be 'auto', 'none' or a jppo.Reporter"),
         (NullReporter, r"progress = NullReporter is a class; pass an instance, NullReporter\(\.\.\.\)"),
         (None, "progress = None must be"),
-        (False, "progress = False must be"),
+        (1, "progress = 1 must be"),
     ],
 )
 def test_make_reporter_refuses_other_values(progress, message):

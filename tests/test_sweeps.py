@@ -415,7 +415,7 @@ def test_interrupt_returns_the_results_so_far(tmp_path, selection, monkeypatch):
         ({"seeds": True}, "seeds = True must be a number of seeds"),
         ({"selection": "halving"}, "selection = 'halving' must be None, .*; choose from successive_halving, pbt"),
         ({"selection": np.array(["pbt", "x"])}, "selection = array.* must be None, a name or a jppo.PBTConfig"),
-        ({"seeds": 1.5}, "seeds = 1.5 must be a number of seeds"),
+        ({"seeds": 1.5}, "seeds = 1.5 must be a whole number"),
         ({"seeds": 10**9}, "seeds = 1000000000 must be a whole number from 1 to"),
         ({"learning_rate": [1, 1.0]}, "learning_rate = .* must be one value or a list of distinct values"),
         ({"hidden_sizes": 64}, "hidden_sizes = 64 must be a tuple"),

@@ -6,7 +6,9 @@ import inspect
 import math
 import numbers
 import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from jppo.config.families import family_of, host_family_of
@@ -17,8 +19,9 @@ MAX_INT32 = 2**31 - 1
 
 
 def check_int(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
-    """Returns the value as an int. Raises ValueError if it is not an integer between both limits, inclusive."""
-    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    """Returns the value, which may be a whole float, as an int. Raises ValueError if it is outside the limits."""
+    is_whole = isinstance(value, numbers.Integral) or (isinstance(value, numbers.Real) and float(value).is_integer())
+    is_int = is_whole and not isinstance(value, bool)
     if not is_int or value < minimum or (maximum is not None and value > maximum):
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum:,}"
         raise Refused(f"{name} = {value!r} must be a whole number {limits}")
@@ -37,10 +40,19 @@ def check_bool(name: str, value: Any) -> None:
         raise Refused(f"{name} = {value!r} must be True or False")
 
 
-def check_path(name: str, value: Any) -> None:
-    """Raises ValueError if the value is neither None nor a path."""
-    if value is not None and not isinstance(value, str | os.PathLike):
+def set_int(record: Any, name: str, minimum: int = 1, maximum: int | None = None) -> None:
+    """Checks an integer field of a frozen record, see `check_int`, and makes it an int. None stays."""
+    if (value := getattr(record, name)) is not None:
+        object.__setattr__(record, name, check_int(name, value, minimum, maximum))
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Returns a path on this machine, with ~ expanded. Raises ValueError for other values, and for URLs."""
+    if not isinstance(value, str | os.PathLike):
         raise Refused(f"{name} = {value!r} must be a path")
+    if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(value)):  # Path turns :// into :/
+        raise Refused(f"{name} = {value} is a URL; use a folder of this machine, and copy or mount the files")
+    return Path(os.path.expanduser(value))
 
 
 def check_function(name: str, value: Any, arguments: str) -> None:
@@ -72,10 +84,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 def check_total_steps(total_steps: Any) -> int:
     """Returns `total_steps` as an int; whole floats such as 5e5 are accepted. Raises ValueError for other values."""
-    is_number = isinstance(total_steps, numbers.Real) and not isinstance(total_steps, bool)
-    if not is_number or not math.isfinite(total_steps) or total_steps != int(total_steps) or total_steps < 1:
-        raise Refused(f"total_steps = {total_steps!r} must be a whole number of at least 1")
-    return int(total_steps)
+    return check_int("total_steps", total_steps)
 
 
 def check_seed(seed: Any) -> int:

@@ -153,7 +153,7 @@ def take_events(
         if name not in supported and (value := getattr(record, name)) != default:
             remedy = "pass sweep_dir" if is_sweep and name == "run_dir" else "leave it out"
             raise Refused(
-                f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(supported)}; {remedy}"
+                f"run.{name} = {value} has no effect in {function}, which supports {', '.join(supported)}; {remedy}"
             )
     record.check_evaluations()
     return record, others

@@ -26,7 +26,7 @@ class PBTConfig:
 
     def __post_init__(self) -> None:
         if self.every is not None:
-            check_int("pbt.every", self.every)
+            object.__setattr__(self, "every", check_int("pbt.every", self.every))
         for name, limit in (("fraction", 0.5), ("resample_probability", 1.0)):
             value = getattr(self, name)
             if not 0.0 <= to_float(value) <= limit:

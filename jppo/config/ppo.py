@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
-from jppo.config.checks import check_bool, check_choice, check_int, did_you_mean, nearest_divisors, to_float
+from jppo.config.checks import check_bool, check_choice, check_int, did_you_mean, nearest_divisors, set_int, to_float
 from jppo.config.schedules import Schedule, check_schedule, linear
 from jppo.errors import Refused
 
 R = TypeVar("R")
 DEFAULT_STRATA = 8
 _LARGEST_SIZE = 2**24  # of a layer. XLA ends the process if several layers have 2**28 units
+_SIZES = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata")
+_INTS: list[tuple[str, int, int | None]] = [(name, 1, None) for name in _SIZES]  # name, minimum, maximum
+_INTS += [("staggered_start", 0, 1_000_000_000), ("recurrent_size", 1, _LARGEST_SIZE)]
 REMOVED_FIELDS = {
     "anneal_learning_rate": "pass a schedule as the learning rate, Hyperparams(learning_rate=jppo.schedules.linear("
     "2.5e-4, 0)), or a number for a constant learning rate"
@@ -98,16 +101,15 @@ class PPOConfig:
     """Maximum number of equal groups of environments that the minibatch shuffle keeps apart. The number of devices must divide it: set 16 or 32 to use as many devices. Reduced to the largest number that fits num_envs and num_minibatches."""  # noqa: E501
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata"):
-            object.__setattr__(self, name, check_int(name, getattr(self, name)))  # products of NumPy ints can overflow
-        check_int("staggered_start", self.staggered_start, 0, 1_000_000_000)
+        for name, low, high in _INTS:  # products of NumPy ints can overflow
+            object.__setattr__(self, name, check_int(name, getattr(self, name), low, high))
         for name in ("hidden_sizes", "actor_obs", "critic_obs"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if not isinstance(self.hidden_sizes, tuple):
             raise Refused(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
-        for size in self.hidden_sizes:
-            check_int("hidden_sizes", size, 1, _LARGEST_SIZE)
+        sizes = tuple(check_int("hidden_sizes", size, 1, _LARGEST_SIZE) for size in self.hidden_sizes)
+        object.__setattr__(self, "hidden_sizes", sizes)
         for field in dataclasses.fields(self):
             if field.type is bool:
                 check_bool(field.name, getattr(self, field.name))
@@ -135,9 +137,7 @@ class PPOConfig:
 
     def _check_sequences(self) -> None:
         """Raises ValueError for invalid settings of recurrent networks and of observation leaves."""
-        check_int("recurrent_size", self.recurrent_size, 1, _LARGEST_SIZE)
-        if self.sequence_length is not None:
-            check_int("sequence_length", self.sequence_length)
+        set_int(self, "sequence_length")
         if self.num_steps % self.steps_per_sequence:
             raise Refused(
                 f"num_steps = {self.num_steps} is not divisible by sequence_length = {self.sequence_length}; nearest "
@@ -205,7 +205,7 @@ class PPOConfig:
         The minibatch size, the learning rate, the number of epochs and the gradient steps per sample do not change.
         Beukman et al. (2026), "Preventing learning stagnation in PPO by scaling to 1 million parallel environments".
         """
-        check_int("scale_envs", factor)
+        factor = check_int("scale_envs", factor)
         return self.replace(num_envs=factor * self.num_envs, num_minibatches=factor * self.num_minibatches)
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from jppo.config.checks import check_choice, check_int, check_non_negative, nearest_divisors
+from jppo.config.checks import check_choice, check_int, check_non_negative, nearest_divisors, set_int
 from jppo.config.ppo import PPOConfig
 from jppo.errors import Refused
 
@@ -33,17 +33,15 @@ class RayConfig:
     """Maximum number of consecutive failures of one actor before the run ends; 1 before the first rollout."""
 
     def __post_init__(self) -> None:
-        if self.num_actors is not None:
-            check_int("num_actors", self.num_actors, 0)
-        if self.envs_per_actor is not None:
-            check_int("envs_per_actor", self.envs_per_actor)
+        set_int(self, "num_actors", 0)
+        set_int(self, "envs_per_actor")
         check_choice("policy_lag", self.policy_lag, (0, 1))
         check_non_negative("actor_cpus", self.actor_cpus)
         check_non_negative("actor_gpus", self.actor_gpus)
         timeout = self.actor_timeout
         if timeout is not None and (not isinstance(timeout, numbers.Real) or not timeout > 0.0):
             raise Refused(f"actor_timeout = {timeout!r} must be more than 0 seconds")
-        check_int("max_restarts", self.max_restarts, 0)
+        object.__setattr__(self, "max_restarts", check_int("max_restarts", self.max_restarts, 0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jppo.config.checks import check_bool, check_function, check_int, check_non_negative, check_path, to_float
+from jppo.config.checks import check_bool, check_function, check_int, check_non_negative, check_path, set_int, to_float
 from jppo.errors import Refused
 
 EVAL_EPISODES = 16  # default
@@ -63,20 +63,19 @@ class RunConfig:
     video: bool | None = None
     """Write an episode of the final policy to video.gif in the run directory. Default: False."""
     progress: Any = "none"
-    """"auto" shows a progress bar (or lines if the output is not a terminal), "none" shows nothing; or a
-    `jppo.Reporter`."""
+    """"auto" or True shows a progress bar (or lines if the output is not a terminal), "none" or False shows nothing; or
+    a `jppo.Reporter`."""
 
     def __post_init__(self) -> None:
-        check_path("run_dir", self.run_dir)
+        if self.run_dir is not None:
+            object.__setattr__(self, "run_dir", check_path("run_dir", self.run_dir))
         check_non_negative("checkpoint_seconds", self.checkpoint_seconds)
-        check_int("max_checkpoints", self.max_checkpoints)
+        for name in ("max_checkpoints", "callback_every"):
+            object.__setattr__(self, name, check_int(name, getattr(self, name)))
+        for name in ("log_every", "eval_every", "eval_episodes", "eval_max_steps"):
+            set_int(self, name, 0 if name == "eval_every" else 1)
         if self.callback is not None:
             check_function("callback", self.callback, "event")
-        check_int("callback_every", self.callback_every)
-        check_int("log_every", 1 if self.log_every is None else self.log_every)
-        check_int("eval_every", 0 if self.eval_every is None else self.eval_every, 0)
-        check_int("eval_episodes", 1 if self.eval_episodes is None else self.eval_episodes)
-        check_int("eval_max_steps", 1 if self.eval_max_steps is None else self.eval_max_steps)
         value = 0.0 if self.stop_at_return is None else self.stop_at_return
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(to_float(value)):
             raise Refused(f"stop_at_return = {value!r} must be a number")

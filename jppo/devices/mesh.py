@@ -52,7 +52,7 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
     """
     hosts = _devices_by_process()
     share, platform = min(map(len, hosts)), hosts[0][0].platform
-    check_int("num_devices", num_devices)
+    num_devices = check_int("num_devices", num_devices)
     if num_devices > share * len(hosts):
         where = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
         raise Refused(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {where} ({platform})")

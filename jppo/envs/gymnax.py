@@ -60,7 +60,8 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     if family_of(env) is not None:
         return make_family_env(env, **(vars(params) if params else {}), **overrides)
     if overrides.get("max_steps_in_episode") is not None:
-        check_int("max_steps_in_episode", overrides["max_steps_in_episode"], maximum=MAX_INT32)
+        limit = check_int("max_steps_in_episode", overrides["max_steps_in_episode"], maximum=MAX_INT32)
+        overrides["max_steps_in_episode"] = limit
     if isinstance(env, EpisodicEnv):
         params = replace_fields(EpisodeParams() if params is None else params, overrides)
         return with_limit_and_reset(env, params.max_steps_in_episode, params.pool)

@@ -2,12 +2,9 @@
 
 import contextlib
 import dataclasses
-import errno
-import os
 import re
 import shutil
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +21,8 @@ from jppo.runs.files import check_own_files, jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
 from jppo.runs.run_dir import unused_path, versions
 
-FORMAT = 6
+FORMAT = 7
 FOLDER = "checkpoints"
-_MIN_ROOM = 2**20  # bytes that the metadata of a checkpoint may need besides the arrays
-_READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError)
 _DEFAULTS = jsonable(dataclasses.asdict(PPOConfig()) | {k: to_json(v) for k, v in vars(Hyperparams()).items()})
 
 
@@ -119,13 +114,12 @@ class Checkpoints:
             return
         leaves = copy_leaves(state)
         info = {"format": FORMAT, "jppo": versions()["jppo"], "seconds": seconds, "counts": counts}
-        info |= {"update": update, "log": log or {}}
-        info["crc32"] = {name: _crc32(leaf) for name, leaf in leaves.items()}
+        info |= {"update": update, "log": log or {}, "leaves": list(leaves)}
         self._last_save = time.monotonic()
         try:
             self._start_save(update, leaves, info)
             self._pending = update
-        except Exception as error:  # orbax, tensorstore and the file system raise many types
+        except Exception as error:  # see read_checkpoint
             self._report(update, error)
 
     def close(self) -> None:
@@ -138,7 +132,6 @@ class Checkpoints:
     def _start_save(self, update: int, leaves: dict[str, Any], info: dict[str, Any]) -> None:
         import orbax.checkpoint as ocp
 
-        _check_room(self._folder, sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, np.ndarray)))
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self._max_checkpoints, cleanup_tmp_directories=True, save_root_metadata=False
@@ -172,12 +165,6 @@ class Checkpoints:
         self._failed = True
 
 
-def _check_room(folder: Path, size: int) -> None:
-    """Raises OSError if the disk has no room for `size` bytes of arrays: orbax prints dozens of tracebacks instead."""
-    if shutil.disk_usage(folder).free < size + _MIN_ROOM:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoint | None:
     """Returns the newest intact checkpoint of a run; None if the run has none yet.
 
@@ -187,17 +174,15 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
     Raises:
       ValueError: all checkpoints are damaged, or they have another format.
     """
-    while paths := list_checkpoints(run_dir / FOLDER):
-        for path in reversed(paths):
-            try:
-                return read_checkpoint(path)
-            except _Damaged as error:
-                if list_checkpoints(run_dir / FOLDER) != paths:
-                    break  # a training run replaced it meanwhile, so read the new ones
-                following = "; the checkpoint before it is used" if path != paths[0] else ""
-                message(f"{path} is damaged ({error}){following}")
-        else:
-            raise Refused(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
+    paths = list_checkpoints(run_dir / FOLDER)
+    for path in reversed(paths):
+        try:
+            return read_checkpoint(path)
+        except _Damaged as error:
+            following = "; the checkpoint before it is used" if path != paths[0] else ""
+            message(f"{path} is damaged ({error}){following}")
+    if paths:
+        raise Refused(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
     return None
 
 
@@ -206,28 +191,21 @@ class _Damaged(Exception):
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads one checkpoint. Raises _Damaged, or ValueError for another format.
-
-    It reads orbax's files with tensorstore, because orbax prints dozens of tracebacks for a damaged file.
-    """
+    """Reads one checkpoint. Raises _Damaged, or ValueError for another format."""
     try:
         info = read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"]
         if int(info["format"]) == FORMAT:
-            if (update := info.get("update", int(path.name))) != int(path.name):
-                raise Refused(f"it is a copy of {update}")
-            leaves = {name: _read_array(path, name) for name in info["crc32"]}
-            for name, checksum in info["crc32"].items():
-                if checksum not in (None, zlib.crc32(leaves[name].tobytes())):
-                    raise Refused(f"{name} has another checksum")
+            if info["update"] != int(path.name):
+                raise Refused(f"it is a copy of {info['update']}")
             return Checkpoint(
                 path=path,
                 update=int(path.name),
                 seconds=float(info["seconds"]),
                 counts=dict(info["counts"]),
                 log=dict(info["log"]),
-                leaves=leaves,
+                leaves=_read_arrays(path, info["leaves"]),
             )
-    except _READ_ERRORS as error:
+    except Exception as error:  # orbax, tensorstore and the file system raise many types
         raise _Damaged(short_reason(error)) from error
     version = info.get("jppo")
     advice = "" if version == versions()["jppo"] else "resume with that version, or "
@@ -237,12 +215,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _read_array(path: Path, name: str) -> np.ndarray:
-    import tensorstore
+def _read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    import orbax.checkpoint as ocp  # slow to import
 
-    folder = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path.absolute()}/default/"}, "path": f"{name}/"}
-    array: np.ndarray = tensorstore.open({"driver": "zarr", "kvstore": folder}, read=True).result().read().result()
-    return array
+    kinds = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    arrays: dict[str, np.ndarray] = ocp.PyTreeCheckpointer().restore(path.absolute() / "default", restore_args=kinds)
+    return arrays
 
 
 def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -290,11 +268,6 @@ def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
 def _show_setting(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name, "not set")
     return str(from_json(value) if isinstance(value, dict) else value)
-
-
-def _crc32(leaf: Any) -> int | None:
-    """Returns the checksum of a NumPy array; None for an array of which other processes hold a part."""
-    return zlib.crc32(leaf.tobytes()) if isinstance(leaf, np.ndarray) else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

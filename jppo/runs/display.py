@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jppo.config.checks import check_path
 from jppo.runs.run_dir import write_output
 
 
@@ -55,7 +56,7 @@ class Picture(NamedTuple):
 
     def save(self, path: str | Path) -> None:
         """Writes the picture to a file. Raises ValueError if its name has another ending or it cannot be written."""
-        write_output(Path(path), self.data, f".{self.kind}")
+        write_output(check_path("path", path), self.data, f".{self.kind}")
 
     def __repr__(self) -> str:
         return f"Picture({self.kind}, {len(self.data):,} bytes, {self.description!r})"

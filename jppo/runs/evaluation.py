@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.config.checks import check_int, check_seed
+from jppo.config.checks import check_int, check_path, check_seed
 from jppo.config.overrides import explain_keywords
 from jppo.config.run import MAX_STEPS
 from jppo.devices.jit import jit
@@ -57,7 +57,7 @@ def evaluate(
       ValueError: num_episodes is outside 1 to 1,000,000, seed or max_steps is invalid, env_or_run or policy is
         something else, the environment and the policy have different spaces, or an action_mask marks no legal action.
     """
-    if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
+    if (num_episodes := check_int("num_episodes", num_episodes)) > _MAX_EPISODES:
         raise Refused(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
     seed, max_steps = check_seed(seed), check_int("max_steps", max_steps)
     env, policy = open_policy(env_or_run, policy, "jppo.evaluate")
@@ -84,7 +84,7 @@ def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, Train
         return trained.env, trained
     is_result = isinstance(getattr(env_or_run, "policy", None), TrainedPolicy)
     env = env_or_run.policy.env if is_result else env_or_run
-    if isinstance(policy, str | Path) and needs_env(Path(policy)):
+    if isinstance(policy, str | Path) and needs_env(check_path("policy", policy)):
         trained = load_run(policy, env=env).policy
         return trained.env, trained
     trained = _open_policy("policy", policy)

@@ -20,7 +20,7 @@ from jppo import __version__
 from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
 from jppo.actors.numpy_policy.spaces import ObsArray, array_descriptions
-from jppo.config.checks import check_seed
+from jppo.config.checks import check_path, check_seed
 from jppo.devices.jit import jit
 from jppo.envs.spaces import Array, ObsSpec, PyTree
 from jppo.errors import Refused, describe_error
@@ -55,7 +55,7 @@ def export_policy(
       ValueError: the ending or a platform is unknown, the path cannot be written, the run directory has no policy, the
         network is the user's own and the format is .npz, or the network works for one batch size only.
     """
-    path = Path(path)
+    path = check_path("path", path)
     check_output_path(path)
     if isinstance(platforms, str) or not platforms or set(platforms) - set(PLATFORMS):
         raise Refused(f"platforms = {platforms!r} must be a sequence of {', '.join(PLATFORMS)}")
@@ -85,7 +85,7 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
       ValueError: the file is missing, damaged or of another version.
     """
     try:
-        content = Path(path).read_bytes()
+        content = check_path("path", path).read_bytes()
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from None
     head, mark, version = content.rpartition(_MARK)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jppo.config.checks import names_module
+from jppo.config.checks import check_path, names_module
 from jppo.envs.backends import choose_backend
 from jppo.errors import Refused
 from jppo.ppo.anakin import make_anakin
@@ -64,7 +64,7 @@ def load_run(
         or environment is not passed, or `env` has other spaces; or config.json names a module that the arguments do
         not allow to import.
     """
-    run_dir = Path(run_dir)
+    run_dir = check_path("run_dir", run_dir)
     settings = runs.read_config(run_dir)
     if settings.get("network") == "custom" and network is None:
         raise Refused(f"{run_dir} was trained with a custom network; pass it: jppo.load_policy(run_dir, network=...)")

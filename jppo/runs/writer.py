@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jppo.devices.signals import defer_signals
 from jppo.errors import Refused
 from jppo.ppo.types import PolicyState
@@ -18,6 +20,7 @@ from jppo.runs.files import check_own_files, jsonable, open_file, short_reason, 
 from jppo.runs.run_dir import BEST, POLICY, BestPolicy, rows_until, save_policy
 
 _METRICS, _LOCK, _EVENTS = "metrics.jsonl", ".lock", "tensorboard"
+_TENSORBOARD_POINTS = 200  # of a run that `write_run` writes
 _FILES = ("config.json", _METRICS, _LOCK, "summary.json", POLICY, BEST, "video.gif")  # that a run writes
 
 
@@ -220,6 +223,37 @@ class _TensorBoard:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._writer.close()
+
+
+def write_run(
+    path: Path,
+    config: dict[str, Any],
+    metrics: dict[str, np.ndarray],
+    policy: PolicyState,
+    summary: dict[str, Any],
+    best: BestPolicy | None = None,
+    best_policy: PolicyState | None = None,
+) -> None:
+    """Writes the directory of a run that has ended, without checkpoints.
+
+    Args:
+      config, summary: content of config.json and summary.json.
+      metrics: columns [lines] of metrics.jsonl.
+
+    Raises:
+      ValueError: the directory contains files, or a file cannot be written.
+    """
+    writer = RunWriter(path, config)
+    values = zip(*(column.tolist() for column in metrics.values()), strict=True)
+    rows = [dict(zip(metrics, row, strict=True)) for row in values]
+    stride = max(1, len(rows) // _TENSORBOARD_POINTS)
+    for first in range(0, len(rows), stride):
+        writer.write_updates(rows[first : first + stride])
+    if best is not None and best_policy is not None:
+        writer.save_best(best_policy, best)
+    if failed := writer.close(policy, summary):
+        (path / "summary.json").unlink(missing_ok=True)  # marks the directory as incomplete
+        raise Refused(f"{path} cannot be written: {', '.join(failed)} failed")
 
 
 def delete_run(path: Path) -> None:

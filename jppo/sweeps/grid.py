@@ -219,10 +219,10 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
 
 def check_seeds(seeds: Any) -> list[int]:
     """Returns the list of seeds. Raises ValueError if it is empty or contains duplicates or values that are no seed."""
-    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+    if isinstance(seeds, int | float | np.number) and not isinstance(seeds, bool):
         return list(range(check_int("seeds", seeds, 1, _MAX_SEEDS)))
     message = f"seeds = {seeds!r} must be a number of seeds or a list of distinct seeds"
-    if isinstance(seeds, bool | float | str) or seeds is None:
+    if isinstance(seeds, bool | str) or seeds is None:
         raise Refused(message)
     chosen = [check_seed(seed) for seed in seeds]
     if not chosen or len(set(chosen)) < len(chosen):
@@ -235,7 +235,7 @@ def check_num_devices(num_devices: int | None) -> int:
     available = len(jax.local_devices())
     if num_devices is None:
         return available
-    if check_int("num_devices", num_devices, 1) > available:
+    if (num_devices := check_int("num_devices", num_devices, 1)) > available:
         raise Refused(f"num_devices = {num_devices}; JAX has {available} here ({jax.devices()[0].platform})")
     return num_devices
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from jppo.config.checks import check_path
 from jppo.errors import Refused
 from jppo.runs.display import html_table, show_count
 from jppo.runs.files import check_own_files
@@ -212,10 +213,11 @@ class SweepResult:
         Raises:
           ValueError: no episode has ended.
         """
+        path = check_path("path", path)
         if self.is_population and any(run.episodes for run in self.runs):
             populations = {env: [run for run in self.runs if run.env == env and run.updates] for env in self.envs}
             curves = {env: [(run.metrics, run.return_mean) for run in runs] for env, runs in populations.items()}
-            return draw_populations(curves, list(self.runs[0].last_values), Path(path))
+            return draw_populations(curves, list(self.runs[0].last_values), path)
         panels: dict[str, list[SettingCurves]] = {}
         for env in self.envs:
             for setting in self.ranked(env):
@@ -228,7 +230,7 @@ class SweepResult:
                     panels.setdefault(env, []).append(SettingCurves(label, metrics))
         if not panels:
             raise Refused("no episode ended in this sweep, so there is no return to plot")
-        draw_curves(panels, Path(path))
+        draw_curves(panels, path)
 
     def write_run_dirs(self) -> None:
         """Writes a run directory below sweep_dir/run_dirs for each run that was not interrupted and has none yet.

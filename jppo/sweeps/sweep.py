@@ -85,9 +85,8 @@ def sweep(
       Exception: of the callback. Its attribute `result` is the result so far.
       TypeError: an unknown argument.
     """
-    check_path("sweep_dir", sweep_dir)
     if sweep_dir is not None:  # an environment may change the working directory
-        sweep_dir = Path(sweep_dir).absolute()
+        sweep_dir = check_path("sweep_dir", sweep_dir).absolute()
     run, others = take_events(run, settings, "jppo.sweep")
     _check_progress(run.progress)
     network, others = take_network(network, others)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.config.checks import check_path
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import Schedule
 from jppo.errors import Refused
@@ -19,7 +20,7 @@ from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.run_dir import NPZ_ERRORS, BestPolicy, run_config
-from jppo.runs.writer import RunWriter
+from jppo.runs.writer import write_run
 
 STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
     "finished",  # all updates
@@ -29,7 +30,6 @@ STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
     "interrupted",
 )
 HALVED = "successive halving"  # the reason of a stop
-_TENSORBOARD_POINTS = 200  # per run
 _SUMMARY = ("status", "updates", "episodes", "return_mean", "return_std")
 
 
@@ -136,7 +136,7 @@ class SweepRun(RunOutcome):
           ValueError: a file cannot be written.
         """
         assert self.agent is not None
-        run_dir, config = Path(run_dir), self.agent.config
+        run_dir, config = check_path("run_dir", run_dir), self.agent.config
         summary = {"env": self.env, "backend": "device", "steps": self.env_steps}
         summary |= {name: getattr(self, name) for name in _SUMMARY} | self._events
         if self.stop_reason:
@@ -144,17 +144,8 @@ class SweepRun(RunOutcome):
         settings = run_config(
             self.env, "device", self.seed, self.agent.num_updates * config.batch_size, config, self.hyperparams
         )
-        writer = RunWriter(run_dir, settings | dict.fromkeys(self.custom_parts, "custom"))
-        values = zip(*(column.tolist() for column in self.metrics.values()), strict=True)
-        rows = [dict(zip(self.metrics, row, strict=True)) for row in values]
-        stride = max(1, len(rows) // _TENSORBOARD_POINTS)
-        for first in range(0, len(rows), stride):
-            writer.write_updates(rows[first : first + stride])
-        if self.best is not None and self.best_policy_state is not None:
-            writer.save_best(self.best_policy_state, self.best)
-        if failed := writer.close(self.policy_state, summary):
-            (run_dir / "summary.json").unlink(missing_ok=True)  # marks the directory as incomplete
-            raise Refused(f"{run_dir} cannot be written: {', '.join(failed)} failed")
+        settings |= dict.fromkeys(self.custom_parts, "custom")
+        write_run(run_dir, settings, self.metrics, self.policy_state, summary, self.best, self.best_policy_state)
 
 
 def as_cell(value: Any) -> int | float | str:

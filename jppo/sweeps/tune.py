@@ -88,7 +88,7 @@ def trainable(
     if backend not in BACKENDS:
         raise Refused(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     choose_preset(preset, "")
-    check_int("checkpoint_updates", checkpoint_updates, 0)
+    checkpoint_updates = check_int("checkpoint_updates", checkpoint_updates, 0)
     if ray is not None and ray.num_actors is None:
         raise Refused("ray.num_actors must be a number, because Tune reserves resources for each actor")
     settings = RunSettings(

@@ -140,18 +140,21 @@ class LineReporter(Reporter):
         self._evaluation = return_mean
 
 
-def check_progress(progress: Any) -> None:
-    """Raises ValueError if `progress` is not "auto", "none" or a reporter."""
+def check_progress(progress: Any) -> str | Reporter:
+    """Returns a reporter, "auto" (also for True) or "none" (also for False). Raises ValueError for other values."""
     if isinstance(progress, type):
         name = progress.__name__
         raise Refused(f"progress = {name} is a class; pass an instance, {name}(...)")
+    if isinstance(progress, bool):
+        return "auto" if progress else "none"
     if not isinstance(progress, Reporter) and progress not in ("none", "auto"):
         raise Refused(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
+    return progress
 
 
 def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
     """Returns the reporter that `RunConfig.progress` selects. Raises ValueError for an invalid value."""
-    check_progress(progress)
+    progress = check_progress(progress)
     if isinstance(progress, Reporter):
         return progress
     if progress == "none":

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jppo.config.checks import check_path
 from jppo.config.words import refuse_attribute
 from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import TrainState
@@ -13,6 +14,7 @@ from jppo.runs.curves import RETURN, GroupMetrics
 from jppo.runs.display import Picture, html_table, show_record
 from jppo.runs.plots import draw_metrics
 from jppo.runs.policy import TrainedPolicy
+from jppo.runs.writer import write_run
 from jppo.training.settings import Agent
 
 
@@ -31,6 +33,8 @@ class Result(NamedTuple):
     """The initialization and update functions of the run."""
     run_dir: Path | None
     """The run directory, or None if nothing was saved."""
+    settings: dict[str, Any]
+    """Content of config.json."""
 
     @property
     def status(self) -> str:
@@ -42,6 +46,17 @@ class Result(NamedTuple):
 
     def _repr_html_(self) -> str:
         return html_table("Result", self._displayed)
+
+    def save(self, run_dir: str | Path) -> None:
+        """Writes the run directory of a run that had none, for `jppo eval`, `jppo plot`, `jppo.load_policy` and others.
+
+        It has no checkpoints, so the run cannot be resumed, and no best policy.
+
+        Raises:
+          ValueError: the directory contains files, or a file cannot be written.
+        """
+        path = check_path("run_dir", run_dir).absolute()
+        write_run(path, self.settings, self.metrics, self.policy.state, self.summary | {"run_dir": str(path)})
 
     def plot(self, *, metrics: Sequence[str] = (RETURN,), x: str = "steps") -> Picture:
         """Draws metrics of the run. A notebook shows the picture, and `result.plot().save("learning.png")` saves it.

@@ -136,6 +136,7 @@ def _finished_result(
         state=state,
         agent=agent,
         run_dir=run_dir,
+        settings=prepared.config_json,
     )
 
 
@@ -318,5 +319,11 @@ def _save_result(
         summary["failed_writes"] = failed_writes
     path = None if writer is None else writer.path
     return Result(
-        metrics=log.history.arrays(), policy=policy, summary=summary, state=loop.state, agent=agent, run_dir=path
+        metrics=log.history.arrays(),
+        policy=policy,
+        summary=summary,
+        state=loop.state,
+        agent=agent,
+        run_dir=path,
+        settings=prepared.config_json,
     )

@@ -35,7 +35,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, LookupError, TypeError, ValueError, E
 def load(path: str | os.PathLike[str]) -> "NumpyPolicy":
     """Loads the policy of an .npz file. Raises ValueError if the file is missing, damaged or of another version."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open(os.path.expanduser(path), "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = dict(archive)
         description = json.loads(str(arrays.pop("description")))
     except OSError as error:

@@ -28,8 +28,7 @@ def check_env(
     Raises:
       ValueError: the name is unknown, or an argument is invalid. Faults of the environment are reported instead.
     """
-    check_int("steps", steps)
-    check_int("num_envs", num_envs)
+    steps, num_envs = check_int("steps", steps), check_int("num_envs", num_envs)
     if steps * num_envs > _MAX_STEPS:
         raise Refused(f"steps*num_envs = {steps * num_envs:,} must be at most {_MAX_STEPS:,}, which fit in memory")
     seed = check_seed(seed)

@@ -65,7 +65,7 @@ def make_family_env(name: str, **options: Any) -> Environment:
         raise Refused(f"{name} has no option max_episode_steps; did you mean max_steps_in_episode?")
     for option in _COMMON:
         if options.get(option) is not None:
-            check_int(option, options[option], maximum=MAX_INT32)
+            options[option] = check_int(option, options[option], maximum=MAX_INT32)
     family, _, short = name.partition(":")
     try:
         env: Environment = _adapter(family).make(short, **options)
