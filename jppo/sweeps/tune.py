@@ -10,7 +10,7 @@ import numpy as np
 import ray as ray_core
 from ray import tune
 
-from jppo.actors.ray_cluster import limit_process, pickle_registrations, restore_registrations
+from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.overrides import CONFIG_NAMES, as_record, check_overrides, take_events, take_network, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
@@ -18,6 +18,7 @@ from jppo.config.presets import choose_preset
 from jppo.config.ray import RayConfig, Resources
 from jppo.config.run import RunConfig
 from jppo.envs.backends import BACKENDS
+from jppo.envs.host_families import pickle_registrations, restore_registrations
 from jppo.ppo.advantages import Advantages
 from jppo.ppo.losses import Loss, LossModule
 from jppo.ppo.networks import Network
@@ -107,7 +108,7 @@ def trainable(
         run=run,
     )
     pickled = _pickle(settings)  # unpickling may import gymnax, which starts JAX
-    registrations = pickle_registrations()
+    registrations = pickle_registrations(ray_core.cloudpickle.dumps)
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
