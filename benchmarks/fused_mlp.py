@@ -3,8 +3,8 @@
 The outputs of hidden layers stay in registers. The forward kernel reads observations and writes the network's outputs,
 both padded to the sizes of a GPU's matrix products. The backward kernel reads observations and gradients of the
 outputs, computes the hidden layers again, and sums the gradients of the weights over its rows. XLA writes each layer's
-output to memory and launches at least one kernel per product. `trials.py` measures the gain. On CPU, Pallas interprets
-the kernels, for tests only. They need Pallas's Triton backend, which is deprecated since JAX 0.11.
+output to memory and launches at least one kernel per product. The gain was not measured. On CPU, Pallas interprets the
+kernels, for tests only. They need Pallas's Triton backend, which is deprecated since JAX 0.11.
 """
 
 import functools
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jppo.ppo.distributions import Categorical, DiagGaussian
-from jppo.ppo.networks import ActorCritic
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.networks.actor_critic import ActorCritic
+from jppo.networks.distributions import Categorical, DiagGaussian
 
 _ROWS = 64  # rows that a kernel computes at a time
 _PROGRAMS = 128  # maximum number of programs per torso in the backward pass: about two per multiprocessor of an H100
@@ -29,7 +29,7 @@ Weights = tuple[Array, ...]  # kernels and biases [2, ...] of the actor's and th
 
 
 class FusedActorCritic:
-    """Computes the same function as `jppo.ppo.networks.ActorCritic` with separate torsos of two tanh layers."""
+    """Computes the same function as `jppo.networks.actor_critic.ActorCritic` with two torsos of two tanh layers."""
 
     def __init__(self, network: ActorCritic) -> None:
         sizes = network.hidden_sizes

@@ -1,17 +1,10 @@
-"""Runs all GPU measurements; writes a JSON file per part to results/gpu.
+"""Runs all measurements on a GPU; writes JSON files to results/gpu.
 
     python benchmarks/gpu.py --purejaxrl path/to/purejaxrl --purejaxrl-python path/to/its/python
 
-Parts:
-
 - versus: whole training with jppo and PureJaxRL, for W1 to W4 and for 16 k, 64 k and 256 k environments. Each is
-  measured with float32, TensorFloat-32 and bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`). All other parts use
-  JAX's default precision.
-- throughput, floors: the duration of each part of an update, and its lower bound.
-- kernels: the GPU kernels that run in an update.
-- trials: possible optimizations (command buffers, unrolled scans, other keys, fusions, a Pallas kernel).
-- bfloat16: updates with `compute_dtype="bfloat16"`, compared with float32.
-- devices: one run on all GPUs of the machine.
+  measured with float32, TensorFloat-32 and bfloat16 products (`JAX_DEFAULT_MATMUL_PRECISION`).
+- throughput: the duration of each part of an update, with JAX's default precision.
 
 With --start-together, the processes of all workloads start at the same time. On an H200 with 16 CPU cores, five
 workloads of versus then take two minutes with one precision.
@@ -28,8 +21,6 @@ import tyro
 HERE = Path(__file__).parent
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS: dict[Precision, str] = {"fp32": "highest", "tf32": "TF32_TF32_F32", "bf16": "BF16_BF16_F32"}
-Part = Literal["versus", "throughput", "floors", "kernels", "trials", "bfloat16", "devices"]
-PARTS: tuple[Part, ...] = ("versus", "throughput", "floors", "kernels", "trials", "bfloat16", "devices")
 WORKLOADS = ("W1", "W2", "W3", "W4", "W1-16k", "W1-64k", "W1-256k", "W3-16k")
 
 
@@ -39,11 +30,10 @@ def main(
     rounds: int = 5,
     precisions: tuple[Precision, ...] = tuple(PRECISIONS),
     workloads: tuple[str, ...] = WORKLOADS,
-    parts: tuple[Part, ...] = PARTS,
     start_together: bool = False,
     output: Path = HERE / "results" / "gpu",
 ) -> None:
-    """Runs all GPU measurements and writes JSON files.
+    """Runs all measurements on a GPU and writes JSON files.
 
     Args:
       purejaxrl: a clone of PureJaxRL; without it, only jppo is measured.
@@ -51,7 +41,6 @@ def main(
       rounds: number of rounds; in each, every implementation trains once.
       precisions: precisions of matrix products.
       workloads: names of workloads, see versus_jax_peers.py.
-      parts: parts to run.
       start_together: see above. Compile times are then not comparable, and second starts are not measured.
       output: folder for the JSON files.
     """
@@ -59,20 +48,10 @@ def main(
     peers = [] if purejaxrl is None else ["--purejaxrl", purejaxrl, "--purejaxrl-python", purejaxrl_python]
     named = ("--workloads", *workloads)
     together = ("--start-together", "--second-starts", 0) if start_together else ()
-    for name in precisions if "versus" in parts else ():
+    for name in precisions:
         path = output / f"versus_{name}.json"
         run("versus_jax_peers", *named, "--rounds", rounds, *together, *peers, output=path, precision=PRECISIONS[name])
-    words: dict[Part, tuple[object, ...]] = {
-        "throughput": ("--profile",),
-        "floors": (*named, "--size", 8192),
-        "kernels": named,
-        "trials": (*named, "--rounds", rounds),
-        "bfloat16": ("--num-envs", 2048),
-        "devices": (),
-    }
-    for part, options in words.items():
-        if part in parts:
-            run(part, *options, output=output / f"{part}.json")
+    run("throughput", output=output / "throughput.json")
 
 
 def run(script: str, *words: object, output: Path, precision: str = "") -> None:

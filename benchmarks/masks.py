@@ -79,7 +79,7 @@ def make_table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
     for variant, measured in runs.items():
         cells = []
         for threshold in THRESHOLDS:
-            steps = np.array([run["steps_to"][f"{threshold:g}"] for run in measured])
+            steps = np.array([run["steps_to"][f"{threshold:g}"] for run in measured], float)  # null in JSON is NaN
             reached = int(np.isfinite(steps).sum())
             ordered = np.sort(np.where(np.isfinite(steps), steps, np.inf))
             median = ordered[len(ordered) // 2]
@@ -94,9 +94,8 @@ def make_table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
                 else f"not reached ({reached} of {len(measured)} seeds)"
             )
         final = np.array([run["final"] for run in measured])
-        lines.append(
-            f"| {variant} | {measured[0]['steps']:,} | {' | '.join(cells)} | {final.mean():.1f} ± {final.std():.1f} |"
-        )
+        std = f" ± {final.std(ddof=1):.1f}" if len(final) > 1 else ""
+        lines.append(f"| {variant} | {measured[0]['steps']:,} | {' | '.join(cells)} | {final.mean():.1f}{std} |")
     return lines
 
 

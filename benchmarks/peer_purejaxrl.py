@@ -1,13 +1,11 @@
-"""Runs PureJaxRL's PPO (Lu et al. 2022) for population.py and versus_jax_peers.py; see serving.py.
+"""Runs PureJaxRL's PPO (Lu et al. 2022) for versus_jax_peers.py; see serving.py.
 
-    python peer_purejaxrl.py CLONE ENV RUNS NUM_ENVS NUM_STEPS UPDATES [RECURRENT]
+    python peer_purejaxrl.py CLONE ENV NUM_ENVS NUM_STEPS UPDATES [RECURRENT]
 
-RUNS runs are trained under `jax.vmap`; 0 means one run without `vmap`. CartPole and MinAtar use PureJaxRL's `ppo.py`;
-if RECURRENT is 1, `ppo_rnn.py`. Pendulum uses its `ppo_continuous_action.py` with two layers of 64 and without
-normalization.
+CartPole and MinAtar use PureJaxRL's `ppo.py`; if RECURRENT is 1, `ppo_rnn.py`. Pendulum uses its
+`ppo_continuous_action.py` with two layers of 64 and without normalization.
 """
 
-import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ import jax.numpy as jnp
 from serving import serve
 
 
-def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates: int, recurrent: int = 0) -> None:
+def main(clone: str, env: str, num_envs: int, num_steps: int, updates: int, recurrent: int = 0) -> None:
     """Trains with PureJaxRL's settings, except for the sizes. Networks and epochs are those of jppo's defaults."""
     config = {
         "LR": 2.5e-4,
@@ -42,14 +40,7 @@ def main(clone: str, env: str, runs: int, num_envs: int, num_steps: int, updates
         "NORMALIZE_ENV": False,
         "DEBUG": False,
     }
-    train = load(clone, env, bool(recurrent)).make_train(config)
-    if not runs:
-        serve(train, jax.random.PRNGKey(0))
-        return
-    # On CPU, the initialization of its weights deadlocks with XLA's default schedule.
-    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    jit = functools.partial(jax.jit, compiler_options=options if jax.default_backend() == "cpu" else None)
-    serve(jax.vmap(train), jax.random.split(jax.random.PRNGKey(0), runs), jit)
+    serve(load(clone, env, bool(recurrent)).make_train(config), jax.random.PRNGKey(0))
 
 
 def load(clone: str, env: str, recurrent: bool = False) -> ModuleType:

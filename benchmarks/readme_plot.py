@@ -22,6 +22,7 @@ import jppo
 from jppo.runs.files import write_json
 
 CURVES = RESULTS / "learning_curves.json"
+DEVICE = "versus_jax_peers_0.3.0"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "overview.png"
 REFERENCES = {  # environment: steps, score, source
     "CartPole-v1": (500_000, 490.0, "CleanRL"),
@@ -65,7 +66,7 @@ def draw_curves(axes: Axes, env: str, row: dict[str, Any]) -> None:
     axes.axhline(score, color="gray", ls="--", lw=1)
     below = score < returns.mean(axis=0)[-1]
     axes.annotate(source, (row["steps"] * 0.02, score), va="top" if below else "bottom", fontsize=8, color="gray")
-    axes.set_title(f"{env}: return of {len(returns)} seeds", fontsize=10)
+    axes.set_title(f"{env}: return of {len(returns)} seeds, jppo {row['versions']['jppo']}", fontsize=9)
     axes.set_xlabel("environment steps", fontsize=9)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:.0f}k"))
 
@@ -88,30 +89,36 @@ def draw_bars(axes: Axes, groups: dict[str, dict[str, float]], title: str) -> No
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
 
 
-def read_rows(name: str) -> list[dict[str, Any]]:
-    """Returns the rows of a committed result."""
-    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
-    return rows
+def read_result(name: str) -> dict[str, Any]:
+    """Returns a committed result."""
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return result
 
 
 def jax_speeds() -> dict[str, dict[str, float]]:
     """Returns the speeds of libraries on the device, per workload."""
-    rows = read_rows("versus_jax_peers_0.3.0")
+    rows = read_result(DEVICE)["rows"]
     names = {row["workload"]: f"{row['env']}\n{row['num_envs']} envs" for row in rows}
     return {names[row["workload"]]: {lib: row["steps_per_second"][lib] for lib in list(COLORS)[:4]} for row in rows}
 
 
 def actor_speeds() -> dict[str, dict[str, float]]:
-    """Returns the speeds of libraries with processes, per machine."""
+    """Returns the speeds of libraries with processes, per machine and version of jppo."""
+    groups = {}
+    for cpu, name, libraries in (
+        ("AMD", "versus_sb3", ("jppo", "SB3, subprocesses", "SB3, in process")),
+        ("Intel", "versus_rllib", ("jppo", "RLlib")),
+    ):
+        result = read_result(name)
+        speeds = {row["contestant"]: row["steps_per_second"] for row in result["rows"] if row["env"] == "cartpole"}
+        label = f"2 cores, {cpu}\njppo {result['versions']['jppo']}"
+        groups[label] = {library: speeds[library] for library in libraries}
+    return groups
 
-    def cartpole(name: str, *libraries: str) -> dict[str, float]:
-        speeds = {row["contestant"]: row["steps_per_second"] for row in read_rows(name) if row["env"] == "cartpole"}
-        return {library: speeds[library] for library in libraries}
 
-    return {
-        "2 cores, AMD": cartpole("versus_sb3", "jppo", "SB3, subprocesses", "SB3, in process"),
-        "2 cores, Intel": cartpole("versus_rllib", "jppo", "RLlib"),
-    }
+def shown() -> str:
+    """Returns the speeds and versions that the picture shows, as JSON, which is also saved in the picture."""
+    return json.dumps([jax_speeds(), actor_speeds(), read_result(DEVICE)["versions"]["jppo"]])
 
 
 def main(measure_curves: bool = False, output: Path = PICTURE) -> None:
@@ -124,13 +131,13 @@ def main(measure_curves: bool = False, output: Path = PICTURE) -> None:
     for axes, (env, row) in zip(top.subplots(1, len(rows)), rows.items(), strict=True):
         draw_curves(axes, env, row)
     left, right = bottom.subplots(1, 2, width_ratios=[1.7, 1])
-    draw_bars(left, jax_speeds(), "training on the device")
+    draw_bars(left, jax_speeds(), f"training on the device, jppo {read_result(DEVICE)['versions']['jppo']}")
     draw_bars(right, actor_speeds(), "CartPole-v1 from Gymnasium, 64 environments")
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=110, facecolor="white")
+    figure.savefig(output, dpi=110, facecolor="white", metadata={"Comment": shown()})
     print(f"wrote {output}")
 
 

@@ -1,4 +1,4 @@
-"""The process of one implementation for population.py, trials.py and versus_jax_peers.py.
+"""The process of one implementation for versus_jax_peers.py.
 
 It does not import jppo, because the other implementations run in their own Python environments.
 """

@@ -1,13 +1,12 @@
 """Measures steps per second of the full training loop, and of each part alone.
 
     python benchmarks/throughput.py
-    python benchmarks/throughput.py --workloads W1 W3 --profile --output results.json
+    python benchmarks/throughput.py --workloads W1 W3 --output results.json
 
 Each round times every program once, so that other processes on the machine affect all programs equally. Results are
 medians over the rounds. Compile time and memory are measured in a new process per workload.
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
@@ -32,13 +30,9 @@ import jppo
 from jppo.benchmark.timing import select_actions as act
 from jppo.benchmark.timing import step_environments
 from jppo.devices.jit import jit
-from jppo.ppo.advantages import gae
 from jppo.ppo.anakin import Anakin, AnakinState
-from jppo.ppo.learner import Learner, make_learner
-from jppo.ppo.losses import ppo_loss
-from jppo.ppo.minibatches import epoch_keys, minibatch_indices
+from jppo.ppo.learner import make_learner
 from jppo.ppo.rollout import collect
-from jppo.ppo.types import Array, Batch, PyTree, Rollout, TrainState
 from jppo.runs.files import write_json
 from jppo.runs.run_dir import versions
 
@@ -69,7 +63,6 @@ WORKLOADS = {
     "W4": Workload("Pendulum-v1", 1024, 32),
 }
 _BLOCK_SECONDS = 0.5  # the kernel counts CPU time in hundredths of a second
-_PATIENCE_SECONDS = 3600.0
 CEILINGS = ("environment", "policy", "learner")
 
 
@@ -86,45 +79,17 @@ def hardware() -> dict[str, Any]:
     }
 
 
-class Timed(NamedTuple):
-    """Seconds of each program per round, and the load of other processes during the measurement."""
+def interleaved(programs: dict[Any, Program], repeats: int) -> tuple[dict[Any, np.ndarray], float]:
+    """Times programs in rounds, each of which runs every program once, after two rounds of warm-up.
 
-    seconds: dict[Any, np.ndarray]
-    others: dict[str, float]
-
-
-def interleaved(programs: dict[Any, Program], repeats: int, max_others: float = math.inf) -> Timed:
-    """Times programs in rounds, each of which runs every program once.
-
-    Args:
-      repeats: minimum number of rounds.
-      max_others: while other processes keep more cores busy than this, wait, and repeat the rounds that were affected,
-        independent of their results; for at most an hour.
+    Returns the seconds of each program per round, and the number of cores that other processes kept busy.
     """
-    _block(programs, 2)
-    blocks: list[tuple[list[list[float]], float]] = []
-    thrown_away, deadline = 0, time.perf_counter() + _PATIENCE_SECONDS
-    while sum(len(rounds) for rounds, _ in blocks) < repeats:
-        while math.isfinite(max_others) and time.perf_counter() < deadline and cores_busy() > max_others:
-            pass
-        rounds, busy = _block(programs)
-        if busy > max_others and time.perf_counter() < deadline:
-            thrown_away += len(rounds)
-        else:
-            blocks.append((rounds, busy))
-    times = np.concatenate([rounds for rounds, _ in blocks])
-    busy = float(np.average([busy for _, busy in blocks], weights=[len(rounds) for rounds, _ in blocks]))
-    others = {"cores_busy_with_others": busy, "rounds": len(times), "rounds_thrown_away": thrown_away}
-    return Timed(dict(zip(programs, times.T, strict=True)), others)
-
-
-def _block(programs: dict[Any, Program], at_least: int = 1) -> tuple[list[list[float]], float]:
-    """Runs rounds for at least half a second. Returns their times and the cores that other processes kept busy."""
-    rounds: list[list[float]] = []
+    for program in [*programs.values()] * 2:
+        _seconds(program)
     began, others = time.perf_counter(), _cpu_seconds_of_others()
-    while len(rounds) < at_least or time.perf_counter() - began < _BLOCK_SECONDS:
-        rounds.append([_seconds(program) for program in programs.values()])
-    return rounds, (_cpu_seconds_of_others() - others) / (time.perf_counter() - began)
+    rounds = [[_seconds(program) for program in programs.values()] for _ in range(repeats)]
+    busy = (_cpu_seconds_of_others() - others) / (time.perf_counter() - began)
+    return dict(zip(programs, np.transpose(rounds), strict=True)), busy
 
 
 def cores_busy() -> float:
@@ -176,51 +141,7 @@ def fresh_process(name: str) -> dict[str, float]:
     return {"compile_seconds": updates.compile_seconds, "peak_rss_mb": peak}
 
 
-def learner_of(agent: Anakin, **changes: Any) -> Learner:
-    return make_learner(agent.policy, dataclasses.replace(agent.config, **changes))
-
-
-def advantages(train: TrainState, rollout: Rollout) -> Array:
-    r, h = rollout, train.hyperparams
-    return gae(r.reward, r.value, r.next_value, r.terminated, r.truncated, h.gamma, h.gae_lambda)
-
-
-def gather_minibatches(agent: Anakin, batch: Batch, key: Array) -> Batch:
-    """Shuffles and gathers the minibatches of all epochs. Returns the last minibatch."""
-    config = agent.config
-
-    def gather(_: Batch, rows: Array) -> tuple[Batch, None]:
-        return jax.tree.map(lambda x: x[rows], batch), None
-
-    def epoch(last: Batch, keys: Array) -> tuple[Batch, None]:
-        rows = minibatch_indices(keys, config.num_steps, config.num_envs, config.num_minibatches)
-        return jax.lax.scan(gather, last, rows)
-
-    first = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
-    return jax.lax.scan(epoch, first, epoch_keys(key, config, config.batch_size, jnp.arange(config.effective_strata)))[
-        0
-    ]
-
-
-def gradient_steps(agent: Anakin, train: TrainState, batch: Batch) -> PyTree:
-    """Computes the number of gradients of an update, all on the first minibatch, without shuffle and Adam."""
-    config = agent.config
-    minibatch = jax.tree.map(lambda x: x[: config.minibatch_size], batch)
-
-    def loss(params: PyTree) -> Array:
-        state = train.policy_state.replace(params=params)
-        return ppo_loss(
-            lambda obs: agent.policy.step(state, obs)[:2], minibatch, train.hyperparams, config, jax.random.key(0)
-        )[0]
-
-    def step(params: PyTree, _: None) -> tuple[PyTree, None]:
-        grads = jax.grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - 1e-4 * g, params, grads), None
-
-    return jax.lax.scan(step, train.policy_state.params, length=config.num_epochs * config.num_minibatches)[0]
-
-
-def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
+def parts_of(agent: Anakin) -> dict[str, Program]:
     """Returns programs that each run one part of the loop on a fixed state and rollout."""
     state = jit(agent.init)(jax.random.key(1), jppo.Hyperparams())
     train, key = state.train, jax.random.key(2)
@@ -230,29 +151,11 @@ def parts_of(agent: Anakin, profile: bool) -> dict[str, Program]:
     def bound(function: Callable, *args: Any) -> Program:
         return functools.partial(jit(function), *args)
 
-    parts = {
+    return {
         "environment": bound(functools.partial(step_environments, agent), state.collect, key),
         "policy": bound(functools.partial(act, agent), train.policy_state, rollout.obs, key),
-        "learner": bound(learner_of(agent).update, train, rollout, stats),
+        "learner": bound(make_learner(agent.policy, agent.config).update, train, rollout, stats),
         "rollout": functools.partial(roll, train.policy_state, state.collect, train.hyperparams.gamma),
-    }
-    if not profile:
-        return parts
-    gae = advantages(train, rollout)
-    batch = Batch(
-        obs=rollout.obs,
-        action=rollout.action,
-        log_prob=rollout.log_prob,
-        value=rollout.value,
-        advantage=gae,
-        target=gae + rollout.value,
-    )
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-    return parts | {
-        "learner, 1 epoch": bound(learner_of(agent, num_epochs=1).update, train, rollout, stats),
-        "advantages": bound(advantages, train, rollout),
-        "shuffle and gather": bound(functools.partial(gather_minibatches, agent), batch, key),
-        "gradients": bound(functools.partial(gradient_steps, agent), train, batch),
     }
 
 
@@ -292,16 +195,12 @@ def show(lines: list[dict[str, Any]]) -> None:
     parts = Table("ms of", *(line["workload"] for line in lines))
     for part in lines[0]["ms_of_parts"]:
         parts.add_row(part, *(f"{line['ms_of_parts'][part]:.1f}" for line in lines))
-    Console(width=160).print(
-        table, parts, {key: lines[0][key] for key in ("rounds", "rounds_thrown_away", "cores_busy_with_others")}
-    )
+    Console(width=160).print(table, parts, {key: lines[0][key] for key in ("rounds", "cores_busy_with_others")})
 
 
 def main(
     workloads: tuple[str, ...] = tuple(WORKLOADS),
     repeats: int = 30,
-    max_others: float = math.inf,
-    profile: bool = False,
     output: Path = RESULTS / "throughput.json",
 ) -> None:
     """Measures steps per second of the training loop and of its parts, and writes JSON.
@@ -309,8 +208,6 @@ def main(
     Args:
       workloads: W1, W2, W3 or W4.
       repeats: timed updates of each workload.
-      max_others: measure only while other processes keep at most this many cores busy (Linux).
-      profile: also time the parts of the learner.
       output: JSON file.
     """
     unknown = [name for name in workloads if name not in WORKLOADS]
@@ -323,11 +220,12 @@ def main(
     programs: dict[tuple[str, str], Program] = {}
     for name in workloads:
         agent = make_agent(name)
-        programs |= {(name, part): program for part, program in parts_of(agent, profile).items()}
+        programs |= {(name, part): program for part, program in parts_of(agent).items()}
         programs[name, "update"] = Updates(agent)
-    times, others = interleaved(programs, repeats, max_others)
+    times, busy = interleaved(programs, repeats)
+    measured = {"rounds": repeats, "cores_busy_with_others": busy} | hardware()
     parts = {name: {part: times[of, part] for of, part in times if of == name} for name in workloads}
-    lines = [report(name, parts[name], fresh[name]) | others | hardware() for name in workloads]
+    lines = [report(name, parts[name], fresh[name]) | measured for name in workloads]
     for line in lines:
         print(json.dumps(line), flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def contestants_of(workload: Workload, peers: "Peers") -> list[Contestant]:
     if is_brax:
         return [*found, Contestant("Brax", python, "peer_brax.py", (env,))]
     if peers.purejaxrl is not None:
-        words = (peers.purejaxrl, env, 0)
+        words = (peers.purejaxrl, env)
         found.append(Contestant("PureJaxRL", peers.purejaxrl_python, "peer_purejaxrl.py", words, last=(recurrent,)))
     if peers.rejax_python is not None and not recurrent:
         found.append(Contestant("rejax", peers.rejax_python, "peer_rejax.py", (env,)))

@@ -1,4 +1,4 @@
-"""The processes that population.py, trials.py and versus_jax_peers.py start. They compile, then train on request."""
+"""The processes that versus_jax_peers.py starts. They compile, then train on request."""
 
 import json
 import os

@@ -1,16 +1,21 @@
 """Adapts the documentation, which is also readable as plain files, for MkDocs.
 
 Links to files outside docs/ cannot work on the site. A link to an example becomes a link to the generated page of all
-examples; other links become the path of the file.
+examples; other links become the path of the file. `<!-- settings: NAME -->` becomes the tables of a dataclass.
 """
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))
+from settings import tables
+
+_SETTINGS = re.compile(r"<!-- settings: (\w+) -->")
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)\)")
 _EXAMPLES = "examples.md"
 
@@ -25,7 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Replaces links to files outside docs/."""
+    """Replaces links to files outside docs/, and inserts the tables of settings."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def replace(match: re.Match[str]) -> str:
@@ -37,4 +42,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return f"[{text}]({posixpath.relpath(_EXAMPLES, folder or '.')}#{Path(target).stem})"
         return text if target in text else f"{text}: `{target}`"
 
-    return _LINK.sub(replace, markdown)
+    return _SETTINGS.sub(lambda match: tables(match[1]), _LINK.sub(replace, markdown))

@@ -38,20 +38,20 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.errors import HostFailed as HostFailed
     from jppo.errors import NoLegalAction as NoLegalAction
     from jppo.errors import TrainingDiverged as TrainingDiverged
-    from jppo.ppo.advantages import gae as gae
-    from jppo.ppo.advantages import gae_advantages as gae_advantages
+    from jppo.networks.distributions import Categorical as Categorical
+    from jppo.networks.distributions import DiagGaussian as DiagGaussian
+    from jppo.networks.distributions import Joint as Joint
+    from jppo.networks.distributions import MultiCategorical as MultiCategorical
     from jppo.ppo.anakin import Anakin as Anakin
     from jppo.ppo.anakin import make_anakin as make_anakin
-    from jppo.ppo.distributions import Categorical as Categorical
-    from jppo.ppo.distributions import DiagGaussian as DiagGaussian
-    from jppo.ppo.distributions import Joint as Joint
-    from jppo.ppo.distributions import MultiCategorical as MultiCategorical
     from jppo.ppo.losses import LossModule as LossModule
+    from jppo.ppo.losses import gae as gae
+    from jppo.ppo.losses import gae_advantages as gae_advantages
     from jppo.ppo.losses import mean_over_rows as mean_over_rows
     from jppo.ppo.losses import ppo_loss as ppo_loss
     from jppo.ppo.losses import weighted_mean as weighted_mean
-    from jppo.ppo.networks import Network as Network
-    from jppo.ppo.networks import RecurrentNetwork as RecurrentNetwork
+    from jppo.ppo.policy import Network as Network
+    from jppo.ppo.policy import RecurrentNetwork as RecurrentNetwork
     from jppo.ppo.types import Batch as Batch
     from jppo.ppo.types import Transition as Transition
     from jppo.runs.display import Picture as Picture
@@ -95,11 +95,10 @@ _MODULES = {
     "jppo.envs.episodes": ("EpisodicEnv", "with_limit_and_reset"),
     "jppo.envs.gymnasium": ("make_host_env",),
     "jppo.errors": ("ActorsFailed", "HostFailed", "NoLegalAction", "TrainingDiverged"),
-    "jppo.ppo.advantages": ("gae", "gae_advantages"),
     "jppo.ppo.anakin": ("Anakin", "make_anakin"),
-    "jppo.ppo.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
-    "jppo.ppo.losses": ("LossModule", "mean_over_rows", "ppo_loss", "weighted_mean"),
-    "jppo.ppo.networks": ("Network", "RecurrentNetwork"),
+    "jppo.networks.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
+    "jppo.ppo.losses": ("LossModule", "gae", "gae_advantages", "mean_over_rows", "ppo_loss", "weighted_mean"),
+    "jppo.ppo.policy": ("Network", "RecurrentNetwork"),
     "jppo.ppo.types": ("Batch", "Transition"),
     "jppo.runs.display": ("Picture",),
     "jppo.runs.episodes": ("Evaluation",),
@@ -117,7 +116,21 @@ _MODULES = {
     "jppo.training.result": ("Result",),
     "jppo.training.train": ("train",),
 }
-_PACKAGES = ("actors", "benchmark", "cli", "config", "devices", "envs", "errors", "ppo", "runs", "sweeps", "training")
+_PACKAGES = (
+    "actors",
+    "benchmark",
+    "cli",
+    "config",
+    "devices",
+    "envs",
+    "errors",
+    "kernels",
+    "networks",
+    "ppo",
+    "runs",
+    "sweeps",
+    "training",
+)
 _PUBLIC_MODULES = ("numpy_policy", "schedules", "tune")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = list(_HOMES)

@@ -9,6 +9,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 EMPTY_MASK = "every mask must have a nonzero entry for each component of the action"
 
 
+class Refused(ValueError):
+    """A mistake of the user that jppo refuses. The command line prints its message in one line, without a traceback."""
+
+
 class ActorsFailed(RuntimeError):
     """An actor failed too often in a row. The message contains the last traceback, `result` the run so far."""
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.ppo.keys import derive_key
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
+from jppo.ppo.types import derive_key
 
 
 class Reference:

@@ -34,7 +34,7 @@ from jppo.cli.main import main
 from jppo.config.ray import RayConfig
 from jppo.envs.host_families import pickle_registrations, restore_registrations
 from jppo.errors import ActorsFailed
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
 from jppo.runs.run_dir import load_policy_state, read_metrics
 from jppo.training import ray_loop
 from jppo.training.progress import NullReporter

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jppo.ppo.advantages import gae
+from jppo.ppo.losses import gae
 
 GOLDEN = {
     "reward": [1.0, 2.0, 3.0, 4.0, 5.0],

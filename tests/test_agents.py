@@ -20,10 +20,10 @@ from jppo.envs.base import Step
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import make_host_env
 from jppo.envs.host_families import host_env_names
+from jppo.networks.actor_critic import make_network
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.learner import _weights, make_learner
 from jppo.ppo.losses import ppo_loss
-from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, episode_stats
 from jppo.ppo.types import Batch, Episode, Transition

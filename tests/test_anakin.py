@@ -13,8 +13,8 @@ from gymnax.environments import spaces
 from probes import BoxTimeLimit, Counting, DictCounting, NaNReward, ObsActionReward, Probe
 
 import jppo
-from jppo.ppo.distributions import Categorical
-from jppo.ppo.keys import derive_key
+from jppo.networks.distributions import Categorical
+from jppo.ppo.types import derive_key
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def test_an_output_that_cannot_be_written_is_an_error(monkeypatch):
     assert out == "", "the path must be checked before the measurement"
     Path("b.png").mkdir()
     code, out, err = call("bench", "CartPole-v1", "--output", "b.png")
-    assert (code, err) == (2, "jppo: output b.png cannot be written: it is a directory\n")
+    assert (code, err) == (2, "jppo: output b.png cannot be written: it is not a regular file\n")
     assert out == "", "the path must be checked before the measurement"
     name = "c" * 252 + ".png"
     code, out, err = call("bench", "CartPole-v1", "--output", name)

@@ -15,11 +15,11 @@ from test_networks import Half
 from test_sweeps import Cued
 
 import jppo
+from jppo import kernels
 from jppo.actors import numpy_policy
 from jppo.actors.action_selection import make_action_selection
-from jppo.ppo import kernels
+from jppo.kernels import permutation
 from jppo.ppo.anakin import collect_rollout
-from jppo.ppo.kernels import permutation
 from jppo.ppo.policy import act, episode_starts
 
 HALF = functools.partial(SMALL, compute_dtype="bfloat16", num_epochs=1, num_minibatches=1, hidden_sizes=(16, 16))
@@ -93,8 +93,8 @@ def test_updates_are_close_to_those_in_float32(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["mlp", "lstm"])
 def test_updates_agree_with_the_plain_kernels(monkeypatch, case):
-    monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
-    monkeypatch.setattr("jppo.ppo.kernels.joined_layers.WIDE", 1)
+    monkeypatch.setattr("jppo.kernels.dense.WIDE", 1)
+    monkeypatch.setattr("jppo.kernels.joined_layers.WIDE", 1)
     monkeypatch.setattr(permutation, "permute_index_plain", permutation.permute_index_tuned)
     agent, state, _, metrics = update_of(case)
     monkeypatch.setattr(kernels, "ENABLED", False)

@@ -25,14 +25,14 @@ from probes import Moving, ObsActionReward
 
 import jppo
 from jppo.cli.main import main
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
 from jppo.runs import checkpoints
 from jppo.runs.checkpoints import FORMAT, Checkpoints, latest_checkpoint, read_checkpoint
 from jppo.runs.files import jsonable
 from jppo.runs.leaves import copy_leaves
 from jppo.runs.load import load_run
 from jppo.runs.run_dir import read_config, read_metrics
-from jppo.runs.writer import RunWriter
+from jppo.runs.writer import RunWriter, delete_run
 from jppo.training import device_loop, ray_loop
 from jppo.training import run as training_run
 from jppo.training.line_means import LineMeans
@@ -348,7 +348,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(full, copied):
         file.write('{"update": 99')
     assert_same(resume(copied, checkpoint_seconds=0).state, full.state)
     assert_rows(copied, UPDATES)
-    assert {path.name for path in (copied / "checkpoints").iterdir()} == {"10", "12"}
+    assert {path.name for path in (copied / "checkpoints").iterdir()} == {"10", "12", f"{last}.damaged"}
 
 
 def read_header(path):
@@ -484,13 +484,11 @@ def test_a_failed_tensorboard_write_is_reported_once(tmp_path):
 
 
 def test_interrupt_while_a_new_run_is_deleted(tmp_path, monkeypatch):
-    delete = shutil.rmtree
-
     def interrupted_delete(path):
         signal.raise_signal(signal.SIGINT)
-        delete(path)
+        delete_run(path)
 
-    monkeypatch.setattr("jppo.runs.writer.shutil.rmtree", interrupted_delete)
+    monkeypatch.setattr("jppo.runs.writer.delete_run", interrupted_delete)
     writer = RunWriter(tmp_path / "new" / "run", {})
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores SIGINT
     try:

@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import gymnasium
+import numpy as np
 import probes
 import pytest
 from lenient import lenient
@@ -34,6 +36,7 @@ from jppo.errors import TrainingDiverged
 from jppo.runs.curves import read_groups
 from jppo.runs.load import load_run, read_summary
 from jppo.runs.run_dir import read_metrics, run_config
+from jppo.sweeps import pbt_trainer
 from jppo.sweeps.results import SweepResult
 from jppo.training import train as driver
 
@@ -484,6 +487,14 @@ def test_invalid_input_has_exit_code_2_a_message_and_writes_nothing(argv, messag
     assert list(Path().iterdir()) == []
 
 
+def test_value_errors_of_a_bug_in_jppo_keep_their_traceback(monkeypatch):
+    bug = compile("def run(self):\n    raise ValueError('a bug')", cli.__file__, "exec")
+    exec(bug, names := {})
+    monkeypatch.setattr(cli.Doctor, "run", names["run"])
+    with pytest.raises(ValueError, match="a bug"):
+        main(["doctor"])
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_errors_of_the_parser_have_one_line(monkeypatch, encoding):
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
@@ -514,6 +525,57 @@ def test_output_that_cannot_be_written(trained):
     for code, words in commands.items():
         with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
             assert main([*words, str(trained[0])]) == code
+
+
+class LostSimulator(gymnasium.Env):
+    """Loses the connection to its simulator in the method that `where` names."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2)
+    where, error = "", OSError()
+
+    def call(self, name):
+        if name == self.where:
+            raise self.error
+        return np.zeros(1, np.float32)
+
+    def __init__(self):
+        self.call("make")
+
+    def reset(self, *, seed=None, options=None):
+        return self.call("reset"), {}
+
+    def step(self, action):
+        return self.call("step"), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "step"])
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "Broken pipe"), ConnectionRefusedError(111, "no"), TimeoutError()]
+)
+def test_an_os_error_of_an_environment_is_not_one_of_the_output(monkeypatch, where, error):
+    monkeypatch.setattr(LostSimulator, "where", where)
+    monkeypatch.setattr(LostSimulator, "error", error)
+    with pytest.raises(type(error)):
+        main(
+            [
+                "train",
+                f"{__name__}:LostSimulator",
+                "--num-actors",
+                "0",
+                "--total-steps",
+                "64",
+                "--run-dir",
+                "run",
+                *SMALL,
+            ]
+        )
+
+
+@pytest.mark.parametrize("command", ["envs | head -n 1", "--help >&-", "--help | head -n 1", "--version 2>&-"])
+def test_a_closed_output_is_no_error(command):
+    line = f"{sys.executable} -m jppo {command}; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_interrupt_during_the_imports_is_one_line():
@@ -1235,6 +1297,20 @@ def test_a_cpu_has_one_device_per_core_or_num_devices(monkeypatch, words, count)
         monkeypatch.setenv("XLA_FLAGS", flags)
         cli.configure_jax(cli.parse_command(words))
         assert os.environ["XLA_FLAGS"] == (flags or (f"{option}{count}" if count else ""))
+
+
+@pytest.mark.parametrize("command", [cli.Train, cli.Sweep])
+def test_commands_have_the_defaults_of_run_config(command):
+    """A flag is False instead of None."""
+    shared = {field.name: field.default for field in dataclasses.fields(jppo.RunConfig)}
+    options = {field.name: field.default for field in dataclasses.fields(command) if field.name in shared}
+    assert {"eval_every", "eval_episodes", "eval_sampled", "stop_at_return"} <= set(options)
+    options = {name: value for name, value in options.items() if name != "resume"}  # a directory
+    assert all(shared[name] in (value, None if value is False else value) for name, value in options.items())
+    assert (pbt_trainer.CHECKPOINT_SECONDS, cli.Sweep.pbt_fraction) == (
+        jppo.RunConfig.checkpoint_seconds,
+        jppo.PBTConfig.fraction,
+    )
 
 
 def test_a_resumed_run_without_evaluations_has_no_settings_of_them(tmp_path):

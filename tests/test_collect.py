@@ -12,11 +12,12 @@ import jppo
 from jppo.devices.jit import jit
 from jppo.envs import Environment, Step, make_env
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.distributions import DiagGaussian
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
+from jppo.networks.distributions import DiagGaussian
+from jppo.ppo.normalization import Moments
 from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, init_collect
-from jppo.ppo.types import Moments, PolicyState
+from jppo.ppo.types import PolicyState
 
 T, N, GAMMA = 16, 8, 0.9
 

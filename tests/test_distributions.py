@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jppo.ppo.distributions import Categorical, DiagGaussian
+from jppo.networks.distributions import Categorical, DiagGaussian
 
 SAMPLES = 20_000
 

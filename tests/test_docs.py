@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import jax
 import pytest
 from lenient import lenient_env
+from PIL import Image
 from public_types import reachable_types
 from snippets import PAGES, ROOT, blocks, commands
 
@@ -32,8 +34,6 @@ def test_metrics_page_defines_exactly_the_logged_metrics():
 
 
 def test_details_page_names_existing_functions():
-    import importlib
-
     text = (ROOT / "docs/details.md").read_text()
     rows = [line.split("|")[2] for line in text.splitlines() if line.startswith("|") and "`" in line.split("|")[2]]
     assert len(rows) > 20
@@ -86,6 +86,27 @@ def test_readme_code_runs_with_actors(tmp_path):
     assert code.count("10_000") == 3
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=tmp_path, timeout=300)
+
+
+def test_speeds_and_versions_agree_with_the_results(monkeypatch):
+    """The picture of README and of the documentation, README's comparison and docs/performance.md show the same."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    plot = importlib.import_module("readme_plot")
+    with Image.open(plot.PICTURE) as picture:
+        assert picture.text["Comment"] == plot.shown(), "run python benchmarks/readme_plot.py"
+    result, page = plot.read_result(plot.DEVICE), (ROOT / "docs/performance.md").read_text()
+    speeds = {row["workload"]: row["steps_per_second"] for row in result["rows"]}
+    for name, of in speeds.items():
+        cells = [f"{of[library] / 1000:.0f} k" for library in ("jppo", "jppo, 2 devices", "PureJaxRL", "rejax")]
+        assert f"| {name} | {' | '.join(cells)} |" in page
+    readme = (ROOT / "README.md").read_text()
+    ratios = [[of["jppo"] / of[peer] for of in speeds.values()] for peer in ("PureJaxRL", "rejax")]
+    ranges = [f"{min(values):.1f} to {max(values):.1f}" for values in ratios]
+    assert f"| how many times as fast jppo is | | {' | '.join(ranges)} |" in readme
+    assert f"jppo {result['versions']['jppo']}, {result['date']}" in page
+    caption = "The picture names the version of jppo in each measurement."
+    assert caption in readme
+    assert caption in (ROOT / "docs/README.md").read_text()
 
 
 def test_readme_is_short():
@@ -172,8 +193,45 @@ def test_reference_contains_every_type_in_annotations_of_public_names():
         )
 
 
-def test_navigation_contains_every_page_once():
-    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+SETTINGS = ("PPOConfig", "Hyperparams", "RunConfig", "RayConfig", "PBTConfig")
+
+
+def tables_of(monkeypatch, name):
+    """Returns the tables of the settings of a dataclass: lists of rows (name, default, values, meaning)."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    tables = importlib.import_module("settings").tables(name).split("### Advanced")
+    lines = [[line for line in table.splitlines() if line.startswith("| `")] for table in tables]
+    return [[[cell.strip(" `") for cell in line.strip("| ").split(" | ")] for line in rows] for rows in lines]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_tables_contain_each_field_once(name, monkeypatch):
+    rows = [row for table in tables_of(monkeypatch, name) for row in table]
+    assert sorted(row[0] for row in rows) == sorted(field.name for field in dataclasses.fields(getattr(jppo, name)))
+    assert all(len(row) == 4 and all(row) for row in rows)
+    pages = "".join((ROOT / "docs/reference" / page).read_text() for page in ("settings.md", "sweeps.md"))
+    assert pages.count(f"<!-- settings: {name} -->") == 1
+
+
+def test_settings_tables_state_defaults_and_ranges(monkeypatch):
+    rows = {row[0]: tuple(row[1:3]) for name in SETTINGS for table in tables_of(monkeypatch, name) for row in table}
+    assert rows["num_envs"] == ("64", "≥ 1")
+    assert rows["network"] == ("mlp", "mlp`, `cnn")
+    assert rows["normalize_obs"] == ("False", "True`, `False")
+    assert rows["learning_rate"] == ("linear(0.00025, 0)", "≥ 0")
+    assert rows["gamma"] == ("0.99", "0 to 1")
+    assert rows["clip_eps"] == ("0.2", "> 0")
+    assert rows["eval_episodes"] == ("16", "≥ 1")
+    assert rows["envs_per_actor"] == ("num_envs/num_actors", "≥ 1")
+    assert rows["actor_timeout"][1] == "> 0"
+    assert rows["fraction"] == ("0.25", "> 0, ≤ 0.5")
+    advanced = tables_of(monkeypatch, "PPOConfig")[1]
+    assert [row[0] for row in advanced] == ["num_strata", "staggered_start", "compute_dtype"]
+
+
+def test_navigation_contains_every_page_once_except_notes():
+    notes = ROOT / "docs/notes"
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md") if page.parent != notes]
     named = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(named) == sorted([*pages, "examples.md"]), (
         "add the page to `nav` in mkdocs.yml"

@@ -16,7 +16,7 @@ from jppo.actors import action_selection
 from jppo.actors.env_runner import EnvRunner, RunnerSpec, blank_fragment
 from jppo.envs.masks import has_mask
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.networks import ActorCritic, make_network
+from jppo.networks.actor_critic import ActorCritic, make_network
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import env_keys

@@ -16,7 +16,7 @@ import jppo
 from jppo.envs import available, make_env
 from jppo.envs import gymnax as envs_gymnax
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
 from jppo.ppo.policy import make_policy, prepare_obs
 
 INF = float("inf")

@@ -19,10 +19,11 @@ from gymnax.environments import spaces
 
 import jppo
 from jppo.actors.env_runner import EnvRunner, RunnerSpec
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
+from jppo.ppo.normalization import Moments
 from jppo.ppo.policy import make_policy
 from jppo.ppo.rollout import collect, init_collect
-from jppo.ppo.types import Moments, PolicyState
+from jppo.ppo.types import PolicyState
 
 GAMMA, STEPS = 0.5, 44
 ENV_INDEX = np.array([7, 0, 3, 1, 12, 5], np.int32)

@@ -12,7 +12,7 @@ from lenient import lenient
 
 from jppo.config.ppo import PPOConfig
 from jppo.envs import make_env
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import fused_mlp

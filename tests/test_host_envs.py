@@ -21,7 +21,7 @@ from jppo.envs import envpool, host_families, modules
 from jppo.envs.gymnasium import is_host_env, make_host_env, open_host_env
 from jppo.envs.host_families import host_env_names
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
-from jppo.ppo.distributions import Categorical
+from jppo.networks.distributions import Categorical
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 from jppo.runs import episodes, render

@@ -99,7 +99,7 @@ CASES = [
     ),
     ('jppo.train("CartPole-v1", network=object())', "object is not a valid network: it has no method init, apply"),
     (
-        'jppo.train("CartPole-v1", network=jppo.ppo.networks.ActorCritic)',
+        'jppo.train("CartPole-v1", network=jppo.networks.actor_critic.ActorCritic)',
         "network = ActorCritic is a class; pass an instance, ActorCritic(...)",
     ),
     (

@@ -10,8 +10,8 @@ from lenient import lenient
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo.kernels.initial_weights import orthonormal
-from jppo.ppo.networks import make_network
+from jppo.kernels.initial_weights import orthonormal
+from jppo.networks.actor_critic import make_network
 from jppo.ppo.policy import make_policy
 
 DISCRETE, BOX = ActionSpec((), "int32", num_actions=3), ActionSpec((2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2)

@@ -12,10 +12,10 @@ from gymnax.environments import spaces
 from probes import BoxTimeLimit, Counting, ObsActionReward
 
 import jppo
+from jppo import kernels
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo import kernels
-from jppo.ppo.kernels import categorical, convolution, dense, finite, flat_gradient, joined_layers, permutation
-from jppo.ppo.networks import make_network
+from jppo.kernels import categorical, convolution, dense, finite, flat_gradient, joined_layers, permutation
+from jppo.networks.actor_critic import make_network
 
 TWO_ACTIONS = ActionSpec((), "int32", num_actions=2)
 assert_close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
@@ -64,9 +64,9 @@ def after_two_updates(env, config, params=None):
 def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
     """Uses the same parameters and permutations, because the plain forms draw others."""
     monkeypatch.setattr(permutation, "permute_index_plain", permutation.permute_index_tuned)
-    monkeypatch.setattr("jppo.ppo.kernels.microbatches._CACHE_BYTES", 4096)
-    monkeypatch.setattr("jppo.ppo.kernels.dense.WIDE", 1)
-    monkeypatch.setattr("jppo.ppo.kernels.joined_layers.WIDE", 1)
+    monkeypatch.setattr("jppo.kernels.microbatches._CACHE_BYTES", 4096)
+    monkeypatch.setattr("jppo.kernels.dense.WIDE", 1)
+    monkeypatch.setattr("jppo.kernels.joined_layers.WIDE", 1)
     config = jppo.PPOConfig(**{"num_envs": 8, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2} | options)
     params, tuned = after_two_updates(env, config)
     monkeypatch.setattr(kernels, "ENABLED", False)

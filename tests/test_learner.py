@@ -15,13 +15,12 @@ from reference import Reference
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo import gradient_step as gradient_step_module
-from jppo.ppo.advantages import gae
+from jppo.kernels import microbatches
+from jppo.networks.actor_critic import ActorCritic, make_network
+from jppo.ppo import minibatches as minibatches_module
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.kernels import microbatches
 from jppo.ppo.learner import make_learner
-from jppo.ppo.losses import approx_kl, mean_over_rows, ppo_loss
-from jppo.ppo.networks import ActorCritic, make_network
+from jppo.ppo.losses import approx_kl, gae, mean_over_rows, ppo_loss
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import EpisodeStats, Transition
@@ -344,7 +343,7 @@ def num_microbatches(rows, policy=None, loss=ppo_loss, config=BASE):
 
     config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient_step_module, "accumulate_gradients", cut)
+        patch.setattr(minibatches_module, "accumulate_gradients", cut)
         learner = make_learner(policy, config, loss=loss)
         state = jax.eval_shape(learner.init, jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
         floats = dict.fromkeys(("log_prob", "value", "next_value", "reward"), jnp.zeros((1, rows)))
@@ -377,7 +376,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
         found.append((len(samples.samples.value), pieces))
         return gradient(samples)
 
-    monkeypatch.setattr(gradient_step_module, "accumulate_gradients", cut)
+    monkeypatch.setattr(minibatches_module, "accumulate_gradients", cut)
     config = variant(hidden_sizes=(64, 64), num_envs=rows, num_steps=1, num_minibatches=1, num_epochs=1)
     for num_devices in (1, 2):
         agent = make_anakin(lenient_env("CartPole-v1"), config, num_devices=num_devices)
@@ -410,7 +409,7 @@ def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monke
     assert num_microbatches(64, loss=declared_loss) > 1
     assert num_microbatches(64, loss=undeclared_loss) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("jppo.ppo.kernels.ENABLED", False)
+        patch.setattr("jppo.kernels.ENABLED", False)
         assert num_microbatches(64) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert num_microbatches(64) == 1
@@ -420,7 +419,7 @@ def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monke
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
 def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, kind):
     init, update = compiled(config, kind)
-    monkeypatch.setattr(gradient_step_module, "count_microbatches", lambda *args: len(args[4].samples.value) // 8)
+    monkeypatch.setattr(minibatches_module, "count_microbatches", lambda *args: len(args[4].samples.value) // 8)
     learner = make_learner(policy_of(config, kind), config)
     in_pieces = jax.jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")

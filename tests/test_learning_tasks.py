@@ -3,17 +3,21 @@
 import json
 import math
 import shlex
+import statistics
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tyro
 
 from jppo.config.presets import PRESETS, preset_for
+from jppo.runs.statistics import bootstrap_interval
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import learning
+import masks
 from learning_report import memory_table, table
 from learning_tasks import MEMORY, TASKS
 
@@ -98,3 +102,18 @@ def test_the_document_contains_the_tables_of_the_results():
     text = (ROOT / "docs" / "learning.md").read_text()
     assert table(ROWS) in text
     assert memory_table(ROWS) in text
+
+
+def test_the_masks_table_of_the_page_is_that_of_its_results():
+    runs = json.loads((ROOT / "benchmarks" / "results" / "masks.json").read_text())["runs"]
+    rows = masks.make_table(runs)
+    assert "\n".join(rows) in (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    finals = [run["final"] for run in runs["without mask"]]
+    assert rows[-1].endswith(f"| {statistics.mean(finals):.1f} ± {statistics.stdev(finals):.1f} |")
+    assert masks.make_table({"one seed": runs["with mask"][:1]})[-1].endswith("| 7.7 |")
+
+
+def test_the_intervals_of_the_results_are_those_of_their_scores():
+    for row in ROWS.values():
+        for part in (row["score"], row["greedy"]):
+            assert part["interval"] == pytest.approx(list(bootstrap_interval(np.array(part["per_seed"]))))

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 from probes import Probe
 
 import jppo
+from jppo.networks.distributions import Categorical, DiagGaussian
 from jppo.ppo import losses
-from jppo.ppo.advantages import gae
-from jppo.ppo.distributions import Categorical, DiagGaussian
+from jppo.ppo.losses import gae
 from jppo.ppo.normalization import moments_of
 
 EPS = 0.2

@@ -107,7 +107,7 @@ def test_a_mask_in_the_observation_comes_before_the_info():
             return {"x": super().see(), "action_mask": np.array([1, 0], np.int8)}
 
     made = jppo.make_host_env(Both)
-    assert not made.has_info_mask
+    assert not made.adds_mask
     np.testing.assert_array_equal(made.make([0]).reset()["action_mask"], [[1, 0]])
 
 
@@ -130,9 +130,9 @@ def as_vector(env, mode):
 
 INVALID_MASKS = [
     ({}, r"the info of step has no action_mask, but that of an earlier reset had one; return the mask in the info"),
-    ({"action_mask": np.ones(3, bool)}, r"action_mask in the info of step is bool of 3 entries; return 2 bools, or"),
-    ({"action_mask": np.ones(2)}, r"action_mask in the info of step is float64 of 2 entries; return 2 bools"),
-    ({"action_mask": np.array([0, 2])}, r"action_mask in the info of step is int64 with the values 0, 2; return 2"),
+    ({"action_mask": np.ones(3, bool)}, r"action_mask in the info of step is bool of 3 entries, .*; return 2 bools"),
+    ({"action_mask": np.ones(2)}, r"action_mask in the info of step is float64 of 2 entries, .*; return 2 bools"),
+    ({"action_mask": np.array([0, 2])}, r"action_mask in the info of step is int64 of 2 entries, \[0 2\]; return 2 b"),
     ({"action_mask": None}, r"action_mask in the info of step is object of 1 entries"),
 ]
 
@@ -159,85 +159,85 @@ def test_an_invalid_mask_during_a_run_ends_it_with_one_line():
 
 def test_masks_in_the_info_that_are_not_supported_are_reported_in_one_line():
     box = broken({}, 10, spaces.Box(-1.0, 1.0, (2,)))
-    with pytest.raises(ValueError, match=r"info has an action_mask, but the action space Box.*; remove action_mask"):
+    with pytest.raises(ValueError, match=r"there is an action_mask, but the action space Box.* has no categories; rem"):
         jppo.make_host_env(box)
-    with pytest.raises(ValueError, match=r"info has an action_mask, but the action space Box.*; remove action_mask"):
-        jppo.make_host_env(as_vector(box, AutoresetMode.DISABLED))
     with pytest.raises(ValueError, match=r"SyncVectorEnv has autoreset_mode AutoresetMode\.NEXT_STEP"):
         jppo.make_host_env(as_vector(Inner, AutoresetMode.NEXT_STEP))
 
 
-MODES = pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+class Method(InfoMasked):
+    """Has its mask as the method action_masks(), as for MaskablePPO of sb3-contrib."""
+
+    def info(self):
+        return {}
+
+    def action_masks(self):
+        return super().info()["action_mask"].astype(bool)
 
 
-@MODES
-@pytest.mark.parametrize("env", [InfoMasked, Several, Parts])
-def test_masks_in_the_infos_of_a_vector_are_those_of_its_environments(env, mode):
-    alone, vector = (jppo.make_host_env(source) for source in (env, as_vector(env, mode)))
-    assert (vector.obs_spec, vector.has_info_mask) == (alone.obs_spec, True)
-    several = [host.make([0, 1, 2, 3]) for host in (alone, vector)]  # all kinds of ends, after 2 to 4 steps
-    obs = [jax.tree.map(np.copy, envs.reset()) for envs in several]
-    for _ in range(12):
-        jax.tree.map(np.testing.assert_array_equal, *obs)
-        action = nearest_legal(alone.action_spec, obs[0]["action_mask"], np.ones((4, *alone.action_spec.shape), int))
-        steps = [jax.tree.map(np.copy, envs.step(action)) for envs in several]
-        jax.tree.map(np.testing.assert_array_equal, *steps)
-        obs = [after.obs for after in steps]
+class ListOfParts(Several):
+    """Returns one list per component. The mask in the info differs, and counts less than the method."""
+
+    def info(self):
+        return {"action_mask": np.ones(5, bool)}
+
+    def action_masks(self):
+        return [[self.time % 3 == i for i in range(3)], [False, True]]
 
 
-@MODES
-@pytest.mark.slow
-def test_rollouts_of_a_vector_with_masks_equal_those_of_its_environments(mode):
-    alone, vector = (
-        jppo.train(source, total_steps=64, **QUICK) for source in (InfoMasked, as_vector(InfoMasked, mode))
-    )
-    assert vector.summary["policy_sha256"] == alone.summary["policy_sha256"]
+class Bits(Method):
+    """Has MultiBinary actions: two entries per bit."""
+
+    action_space = spaces.MultiBinary(2)
+
+    def action_masks(self):
+        return np.array([1, 0, 0, 1], bool)
+
+    def step(self, action):
+        assert tuple(action) == (0, 1), action
+        return Counting.step(self, action)
+
+
+class ActionMasker(gymnasium.Wrapper):
+    """The wrapper of sb3-contrib: the method exists in this wrapper only."""
+
+    def action_masks(self):
+        return self.unwrapped.info()["action_mask"]
+
+
+def wrapped():
+    """Has more wrappers around the one with the method, as those of gymnasium.make."""
+    return gymnasium.wrappers.TimeLimit(ActionMasker(InfoMasked()), 3)
+
+
+@pytest.mark.parametrize("env", [Method, ListOfParts, Bits, wrapped])
+def test_the_method_action_masks_is_the_mask(env):
+    made = jppo.make_host_env(env)
+    assert (made.adds_mask, sorted(made.obs_spec)) == (True, ["action_mask", "observation"])
+    jppo.train(env, total_steps=64, **QUICK)  # step raises for illegal actions
+    report = jppo.check_env(env, steps=32, num_envs=2)
+    assert report["masks"].status == "pass", report
 
 
 @pytest.mark.parametrize(
-    ("convert", "message"),
+    ("masks", "message"),
     [
-        (list, ""),
-        (lambda masks: masks.tolist(), ""),
-        (lambda masks: [masks[0], masks[1, :1]], "is int8 of 1 entries; return 4 bools"),
-        (lambda masks: masks[0, :1], "has 1 rows; return a row for each of the 2 environments"),
+        (np.ones(3, bool), "is bool of 3 entries, .*; return 4 bools, or integers 0 and 1"),
+        (np.ones(4), "is float64 of 4 entries"),
+        (None, "is object of 1 entries"),
     ],
 )
-def test_masks_of_a_vector_may_be_lists(monkeypatch, convert, message):
-    envs = jppo.make_host_env(as_vector(InfoMasked, AutoresetMode.SAME_STEP)).make([0, 1])
-    reset = SyncVectorEnv.reset
-    expected = envs.reset()["action_mask"]
-
-    def converted(*args, **kwargs):
-        obs, infos = reset(*args, **kwargs)
-        return obs, infos | {"action_mask": convert(np.asarray(infos["action_mask"], np.int8))}
-
-    monkeypatch.setattr(SyncVectorEnv, "reset", converted)
-    if message:
-        with pytest.raises(ValueError, match=f"^action_mask in the infos of step 0 {message}"):
-            envs.reset()
-    else:
-        np.testing.assert_array_equal(envs.reset()["action_mask"], expected)
+def test_an_invalid_result_of_action_masks_is_reported_in_one_line(monkeypatch, masks, message):
+    monkeypatch.setattr(Method, "action_masks", lambda self: masks)
+    with pytest.raises(ValueError, match=rf"^Method: action_masks\(\) after reset {message}"):
+        jppo.make_host_env(Method)
 
 
-@MODES
-def test_a_missing_mask_of_a_vector_is_reported_with_environment_and_step(mode):
-    class Forgetful(InfoMasked):
-        def info(self):
-            return super().info() if self.seed != 1 or self.time < 2 else {}  # an episode of seed 1 has three steps
-
-    envs = jppo.make_host_env(as_vector(Forgetful, mode)).make([0, 1])
-    for _ in range(2):
-        obs = envs.reset()
-        obs = envs.step(1 + obs["action_mask"].argmax(1)).obs
-        with pytest.raises(BrokenContractError, match=r"no action_mask of environment 1 at step 2, .*; return"):
-            envs.step(1 + obs["action_mask"].argmax(1))
-
-
-def test_an_invalid_mask_of_a_vector_is_reported_in_one_line():
-    env = broken({"action_mask": np.array([0, 2])}, from_time=0)
-    with pytest.raises(ValueError, match=r"^action_mask in the infos of step 0 is int64 with the values 0, 2; "):
-        jppo.make_host_env(as_vector(env, AutoresetMode.SAME_STEP))
+@pytest.mark.parametrize("env", [InfoMasked, Method, Several])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_masks_outside_the_observations_of_a_vector_are_refused(env, mode):
+    with pytest.raises(ValueError, match=r"a vector environment has a.*; make the mask a leaf of a Dict"):
+        jppo.make_host_env(as_vector(env, mode))
 
 
 @pytest.mark.parametrize(
@@ -528,11 +528,6 @@ def test_check_env_takes_legal_actions_only(env):
         (ThreeEntries, "fail", "action_mask has shape (3,), 3 entries; the action space has 2 categories"),
         (FloatMask, "warn", "action_mask is float32"),
         (broken({}, from_time=2), "fail", "the info of step has no action_mask"),
-        (
-            as_vector(broken({}, from_time=2), AutoresetMode.SAME_STEP),
-            "fail",
-            "infos have no action_mask of environment",
-        ),
         (device_masked(empty_at=3), "fail", "action_mask marks no legal action"),
         (DeviceTwos(), "fail", "action_mask contains 2"),
         (SevenEntries(), "fail", "action_mask has shape (7,), 7 entries; the action space has 6 categories"),

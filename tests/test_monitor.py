@@ -383,6 +383,35 @@ def test_run_stops_at_the_recent_return(run, tmp_path):
     assert longer.summary["updates"] > updates
 
 
+ENDS = {
+    "evaluation": {"stop_at_return": -100.0, "eval_every": 3, "eval_episodes": 2},
+    "callback": {"callback": lambda event: event.stop("enough"), "callback_every": 3},
+    "recent return": {"stop_at_return": -100.0},
+}
+
+
+@pytest.mark.slow
+@MODES
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("seconds", [0.0, 60.0])  # with 0, the loop itself may save the checkpoint of the end
+def test_run_that_ended_by_itself_does_not_continue_without_its_summary(run, end, seconds, tmp_path):
+    given = ENDS[end] | {"run_dir": tmp_path, "checkpoint_seconds": seconds}
+    first = run(**given)
+    assert first.status in ("solved", "stopped")
+    assert first.summary["updates"] < UPDATES
+    for name in ("summary.json", runs.POLICY):
+        (tmp_path / name).unlink()
+    again = run(**given)
+    for name in ("status", "updates", "policy_sha256"):
+        assert again.summary[name] == first.summary[name], name
+    assert again.summary.get("stop_reason") == first.summary.get("stop_reason")
+    (tmp_path / "summary.json").unlink()
+    if "stop_at_return" in ENDS[end]:
+        assert run(**given | {"stop_at_return": 1e6}).summary["updates"] == UPDATES
+    else:
+        assert run(**given, total=UPDATES + 1).summary["updates"] > first.summary["updates"]
+
+
 class Recorder(NullReporter):
     def __init__(self):
         self.messages, self.evaluations, self.steps = [], [], []

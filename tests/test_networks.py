@@ -18,11 +18,11 @@ from probes import ObsActionReward
 
 import jppo
 from jppo.envs.spaces import ActionSpec, ObsSpec
+from jppo.networks.actor_critic import make_network
+from jppo.networks.distributions import Categorical, DiagGaussian
+from jppo.networks.feed_forward import ConvTorso, Dense
 from jppo.ppo.checks.network import check_network
 from jppo.ppo.checks.optimizer import check_optimizer
-from jppo.ppo.distributions import Categorical, DiagGaussian
-from jppo.ppo.layers.feed_forward import ConvTorso, Dense
-from jppo.ppo.networks import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 from jppo.training.run import suggest_network

@@ -86,7 +86,7 @@ def shared_program(monkeypatch):
         return PROGRAMS[0]
 
     monkeypatch.setattr(pbt_trainer, "compile_group", compile_once)
-    monkeypatch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 1)
+    monkeypatch.setattr("jppo.training.device_loop.CHUNK_CAPACITY", 1)
 
 
 choose = jax.jit(choose_sources, static_argnames="fraction")
@@ -338,9 +338,9 @@ def test_a_checkpoint_contains_the_reason_why_a_run_ended():
         has_events=False,
     )
     run, resumed = (RunLog(types.SimpleNamespace(number=1), group) for _ in range(2))
-    run.end("diverged", error="no legal action")
+    run.end("stopped", "enough", "no legal action")
     resumed.restore(json.loads(json.dumps(run.to_json())))
-    assert (resumed.status, resumed.error) == ("diverged", "no legal action")
+    assert (resumed.status, resumed.stop_reason, resumed.error) == ("stopped", "enough", "no legal action")
 
 
 @pytest.mark.slow

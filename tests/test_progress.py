@@ -8,10 +8,10 @@ import re
 import pytest
 from rich.console import Console
 
+from jppo.config.terminal import OutputStream
 from jppo.runs.plots import format_steps
 from jppo.training.progress import (
     BarReporter,
-    DisplayStream,
     LineReporter,
     NullReporter,
     Reporter,
@@ -113,7 +113,7 @@ def test_bar_shows_last_status():
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_bar_crops_a_long_line_on_an_ascii_terminal(width):
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    bar = BarReporter(Console(file=DisplayStream(file), width=width, force_terminal=True, color_system=None), 5_120_000)
+    bar = BarReporter(Console(file=OutputStream(file), width=width, force_terminal=True, color_system=None), 5_120_000)
     bar.start()
     bar.update(1_530_000, 54_321.0, -1e60)
     bar.close()
@@ -125,7 +125,7 @@ def test_bar_crops_a_long_line_on_an_ascii_terminal(width):
 def test_bar_shows_everything_in_80_columns(encoding, sparkline):
     """A terminal without Unicode gets no character that it cannot show: such an error would silence all output."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    bar = BarReporter(Console(file=DisplayStream(file), width=80, force_terminal=True, color_system=None), 5_120_000)
+    bar = BarReporter(Console(file=OutputStream(file), width=80, force_terminal=True, color_system=None), 5_120_000)
     bar.start()
     for value in range(8):
         bar.update(1_530_000, 54_321.0, 1_000.0 * value - 8_000.0)
@@ -227,7 +227,7 @@ def full_disk():
 @pytest.mark.parametrize("make_stream", [closed_pipe, closed_stream, full_disk, lambda: None])
 def test_output_that_cannot_be_written_does_not_stop_training(make_stream):
     stream = make_stream()
-    display = DisplayStream(stream)
+    display = OutputStream(stream)
     for reporter in (LineReporter(display, 100), BarReporter(Console(file=display, force_terminal=True), 100)):
         reporter.start()
         for step in (10, 100):
@@ -236,6 +236,12 @@ def test_output_that_cannot_be_written_does_not_stop_training(make_stream):
         reporter.close()
     if stream is not None:
         stream.close()  # writes what is left in the buffer
+
+
+def test_output_escapes_characters_that_its_encoding_lacks():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print("ä\udc80", file=OutputStream(stream), flush=True)
+    assert stream.buffer.getvalue() == b"\\xe4\\udc80\n"
 
 
 def test_bar_prints_nothing_before_start():

@@ -17,13 +17,13 @@ from reference import GRU, LSTM, RecurrentReference
 import jppo
 from jppo.actors.env_runner import EnvRunner
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.ppo import gradient_step
-from jppo.ppo.gradient_step import Minibatch
-from jppo.ppo.kernels import microbatches
-from jppo.ppo.kernels.microbatches import count_microbatches, split_minibatch
-from jppo.ppo.layers.recurrent import Recurrent, initial_carry
+from jppo.kernels import microbatches
+from jppo.kernels.microbatches import split_minibatch
+from jppo.networks.actor_critic import make_network
+from jppo.networks.recurrent import Recurrent, initial_carry
+from jppo.ppo import minibatches
 from jppo.ppo.learner import make_learner
-from jppo.ppo.networks import make_network
+from jppo.ppo.minibatches import Minibatch, count_microbatches
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import episode_starts, make_policy
 from jppo.ppo.rollout import collect, init_collect
@@ -243,7 +243,7 @@ def test_microbatches_of_sequences_do_not_change_a_run(monkeypatch):
         found.append(count_microbatches(*args))
         return found[-1]
 
-    monkeypatch.setattr(gradient_step, "count_microbatches", recorded)
+    monkeypatch.setattr(minibatches, "count_microbatches", recorded)
     monkeypatch.setattr(microbatches, "_MIN_SEQUENCES", 1)
     config = dataclasses.replace(CONFIG, num_minibatches=1)
     options = {"total_steps": 2 * T * N, "config": config, "seed": 2, "num_devices": 2}

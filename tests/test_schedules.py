@@ -17,7 +17,7 @@ import jppo
 from jppo.actors.local import LocalRunner
 from jppo.config.ppo import check_hyperparams
 from jppo.config.schedules import from_json, parse, show_parsable, to_json
-from jppo.ppo.hyperparams import current_hyperparams
+from jppo.ppo.types import current_hyperparams
 from jppo.runs.run_dir import config_of, read_config
 
 linear, cosine, exponential = jppo.schedules.linear, jppo.schedules.cosine, jppo.schedules.exponential

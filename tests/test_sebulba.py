@@ -18,7 +18,8 @@ import jppo
 from jppo.actors import sebulba
 from jppo.actors.env_runner import EnvRunner, Fragment
 from jppo.errors import TrainingDiverged
-from jppo.ppo.types import EpisodeStats, Moments, Rollout
+from jppo.ppo.normalization import Moments
+from jppo.ppo.types import EpisodeStats, Rollout
 from jppo.runs.run_dir import load_policy_state, read_metrics
 from jppo.training import ray_loop
 from jppo.training.interrupts import stop_on_interrupt

@@ -17,10 +17,10 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jppo import kernels
 from jppo.config.ppo import PPOConfig
-from jppo.ppo import kernels
-from jppo.ppo.kernels import permutation as shuffle
-from jppo.ppo.kernels.permutation import balanced_factors
+from jppo.kernels import permutation as shuffle
+from jppo.kernels.permutation import balanced_factors
 from jppo.ppo.minibatches import epoch_keys, minibatch_indices
 
 KEYS = 20_000

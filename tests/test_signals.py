@@ -19,7 +19,10 @@ from processes import left_of, of_session, running
 import jppo
 from jppo.actors import ray_cluster
 from jppo.config.ray import RayConfig
+from jppo.devices.signals import defer_signals
 from jppo.runs.run_dir import read_metrics
+from jppo.training.interrupts import stop_on_interrupt
+from jppo.training.progress import NullReporter
 
 PATIENCE = 120.0  # time limit in seconds; a busy machine is slow
 SIZES = ["--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--hidden-sizes", "8"]
@@ -100,7 +103,7 @@ def end_session(command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_saves_and_leaves_no_process(command, number):
     command.await_(lambda: " steps/s " in command.out.read_text())
     command.await_(lambda: not any("ray::IDLE" in process.command for process in command.started()))
@@ -182,6 +185,32 @@ def test_all_processes_of_a_killed_driver_end_after_a_minute(command):
     os.kill(command.process.pid, signal.SIGKILL)
     assert command.process.wait(PATIENCE) == -signal.SIGKILL
     assert not left_of(everything, 90.0)
+
+
+@pytest.fixture
+def own_hangup():
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_stops_a_run_but_does_not_cut_it_off(own_hangup):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with stop_on_interrupt(NullReporter()) as stop_requested:
+        assert not stop_requested()
+        for _ in range(2):  # of the terminal and of its shell
+            signal.raise_signal(signal.SIGHUP)
+        assert stop_requested()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_nohup_keeps_a_run(own_hangup):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stop_on_interrupt(NullReporter()) as stop_requested, defer_signals():
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop_requested()
 
 
 def test_connecting_keeps_signal_handlers_and_defers_signals(monkeypatch):

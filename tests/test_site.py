@@ -1,4 +1,4 @@
-"""Tests the documentation site in a browser: pages, links and the search work without other servers."""
+"""Tests the documentation site in a browser: pages, links and search work without other servers, also from files."""
 
 import http.server
 import os
@@ -22,6 +22,8 @@ READ = """(async () => {
     images: [...document.images].map(image => [image.src, image.naturalWidth]),
     ids: [...document.querySelectorAll("[id]")].map(element => element.id),
     links: [...document.querySelectorAll("a[href]")].map(link => link.href),
+    longest_signature: Math.max(0, ...[...document.querySelectorAll(".doc-signature code")]
+      .flatMap(code => code.textContent.split("\\n").map(line => line.length))),
   };
 })()"""
 SEARCH = """(async () => {
@@ -51,7 +53,7 @@ def site(tmp_path_factory):
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium on the PATH: apt-get install chromium")
 def test_site_works_in_a_browser(site, tmp_path):
     names = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    assert len(names) > 60
+    assert len(names) > 50
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=site)) as server,
         Browser(tmp_path / "profile") as browser,
@@ -60,15 +62,18 @@ def test_site_works_in_a_browser(site, tmp_path):
         address = f"http://127.0.0.1:{server.server_port}"
         visits = {name: browser.visit(f"{address}/{name}", READ) for name in names}
         search = browser.visit(f"{address}/index.html?q=recurrent", SEARCH)
+        search_in_files = browser.visit(f"{site.as_uri()}/index.html?q=recurrent", SEARCH)
         server.shutdown()
-    for name, visit in [*visits.items(), ("the search", search)]:
+    for name, visit in [*visits.items(), ("the search", search), ("the search in files", search_in_files)]:
         assert visit.errors == [], name
         assert [url for url in visit.requests if not is_local(url)] == [], name
     images = [image for visit in visits.values() for image in visit.value["images"]]
     assert images
     assert [url for url, width in images if width == 0] == [], "these images did not load"
-    assert any("notes/recurrence" in link for link in search.value), search.value
+    for found in (search.value, search_in_files.value):
+        assert any("recurrence_and_masks" in link for link in found), found
     assert visits["index.html"].value["title"] == "jppo"
+    assert visits["reference/training.html"].value["longest_signature"] < 100
     check_links(address, {name: visit.value for name, visit in visits.items()}, site)
 
 

@@ -14,8 +14,8 @@ from probes import Masked, Probe
 import jppo
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.spaces import ActionSpec, ObsSpec, to_env_action
+from jppo.networks.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
 from jppo.ppo.checks.network import check_network
-from jppo.ppo.distributions import Categorical, DiagGaussian, Joint, MultiCategorical
 from jppo.ppo.policy import act, make_policy
 from jppo.ppo.types import PolicyState
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jppo.ppo.normalization import (
     NORMALIZED_BOUND,
+    Moments,
     all_reduce,
     empty_moments,
     moments_of,
@@ -18,7 +19,7 @@ from jppo.ppo.normalization import (
     pool_moments,
     scale_reward,
 )
-from jppo.ppo.types import EpisodeStats, Moments
+from jppo.ppo.types import EpisodeStats
 
 
 def assert_moments(moments, samples, rtol=1e-5, atol=1e-5):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -436,6 +437,26 @@ def test_a_copy_continues_the_means_of_its_source():
 
 def test_population_ends_when_a_callback_stops_a_run():
     result = pbt(callback=lambda event: event.stop("enough") if event.run.number == 2 else None, callback_every=6)
+    assert {(run.status, run.stop_reason, run.updates) for run in result.runs} == {("stopped", "enough", 6)}
+
+
+STOPS = []  # a list in the closure would be part of the run's identity
+
+
+def stop_and_record(event):
+    STOPS.append(event.run.number)
+    event.stop("enough")
+
+
+@pytest.mark.slow
+def test_population_that_ended_does_not_continue_after_a_crash(tmp_path, monkeypatch):
+    given = {"callback": stop_and_record, "callback_every": 6, "sweep_dir": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr("jppo.sweeps.store.write_outcome", Mock(side_effect=RuntimeError("crash")))
+        with pytest.raises(RuntimeError, match="crash"):
+            pbt(**given)
+    result = pbt(**given)
+    assert sorted(STOPS) == [0, 1, 2, 3], "the resumed sweep must not call it again"
     assert {(run.status, run.stop_reason, run.updates) for run in result.runs} == {("stopped", "enough", 6)}
 
 

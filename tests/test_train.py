@@ -18,7 +18,7 @@ import jppo
 from jppo.devices import memory
 from jppo.envs import make_env
 from jppo.errors import TrainingDiverged
-from jppo.ppo.networks import make_network
+from jppo.networks.actor_critic import make_network
 from jppo.ppo.policy import make_policy
 from jppo.ppo.types import PolicyState
 from jppo.runs.load import load_run
@@ -91,7 +91,7 @@ def repeated(run):
     recorder = Recorder(lambda: traced.append(len(traces)))
     traced = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jppo.ppo.anakin.CHUNK_CAPACITY", 3)
+        patch.setattr("jppo.training.device_loop.CHUNK_CAPACITY", 3)
         patch.setattr(run_settings, "make_anakin", counting)
         result = jppo.train(
             Cued(),

@@ -266,6 +266,13 @@ def test_trial_stops_at_a_return_and_with_its_callback(tmp_path, monkeypatch):
     stopped = FakeTune(tmp_path / "stopped", monkeypatch)
     on_device(callback=lambda event: event.stop("enough"), callback_every=2)(SPACE)
     assert list(stopped.checkpoints) == [2]
+    restored = FakeTune(tmp_path / "restored", monkeypatch, start=stopped.checkpoints[2])
+    on_device(callback=lambda event: event.stop("enough"), callback_every=2)(SPACE)
+    assert not restored.reports
+    on_device(callback=lambda event: event.stop("enough"), callback_every=2)(
+        SPACE | {"learning_rate": jppo.schedules.linear(1e-3, 0.0)}
+    )
+    assert list(restored.checkpoints) == [4]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Selects the actors' actions: with NumPy for jppo's own dense networks, otherwise with a compiled program.
 
 For a few rows, a compiled call takes 15 us on an idle core but up to 140 us between the steps of an environment, where
-NumPy is much faster (docs/notes/actor-step.md).
+NumPy is much faster.
 """
 
 import functools
@@ -15,9 +15,9 @@ import numpy as np
 from jppo.actors.numpy_params import numpy_obstacle, to_numpy_params
 from jppo.actors.numpy_policy import NumpyPolicy
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ActionSpec
+from jppo.envs.spaces import ActionSpec, Array, PyTree
 from jppo.ppo.policy import Policy, act
-from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 
 _MAX_RECURRENT_ENVS = 16  # with 32 environments, both implementations take about the same time
 

@@ -28,7 +28,7 @@ from jppo.actors.ray_cluster import (
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.signals import defer_signals
 from jppo.envs.host_families import pickle_registrations
-from jppo.errors import ActorsFailed
+from jppo.errors import ActorsFailed, Refused
 from jppo.ppo.types import PolicyState
 
 _UNPLACED_SECONDS = 20.0  # without a process, before the first message; actors wait for resources without limit
@@ -301,7 +301,7 @@ def _put(spec: RunnerSpec) -> Any:
         pickle_registrations(ray.cloudpickle.dumps, required=spec.env.source)
         return ray.put(spec)
     except (TypeError, pickle.PicklingError) as error:
-        raise ValueError(
+        raise Refused(
             f"{spec.env.name}, or the network, cannot be sent to another process ({error.__cause__ or error}); "
             "create unpicklable objects inside the function that makes the environment"
         ) from error

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.actors.action_selection import Act, make_action_selection
+from jppo.actors.numpy_params import check_categories
 from jppo.actors.rollout_evaluation import evaluate_rollout
 from jppo.devices.jit import jit, make_device_put
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK
-from jppo.ppo.networks import Network, RecurrentNetwork
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 from jppo.ppo.normalization import empty_moments
-from jppo.ppo.policy import Policy, make_policy
+from jppo.ppo.policy import Network, Policy, RecurrentNetwork, make_policy
 from jppo.ppo.rollout import env_keys, rollout_keys
-from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree, Rollout
+from jppo.ppo.types import Episode, EpisodeStats, PolicyState, Rollout
 
 _put = make_device_put()
 
@@ -88,6 +88,7 @@ class EnvRunner:
         steps = _Steps(self._spec, self._num_envs)
         self._streams, noise = self._programs.noise(self._streams)
         self._obs, seconds = self._run(act, np.asarray(noise), policy_state, steps)
+        check_categories(self._spec.env.obs_spec, steps.obs)
         rollout, stats, self._episode = self._programs.evaluate(
             policy_state,
             *(steps.rollout(), steps.unflatten(leaf[-1] for leaf in steps.obs), self._carry, steps.final_value),

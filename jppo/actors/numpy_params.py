@@ -10,13 +10,15 @@ import numpy as np
 
 from jppo.actors import numpy_policy
 from jppo.devices.jit import jit
+from jppo.envs.contract import BrokenContractError
 from jppo.envs.masks import has_mask
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec
-from jppo.ppo.layers.feed_forward import SCREEN_CONVOLUTIONS
-from jppo.ppo.networks import ActorCritic, RecurrentActorCritic
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, ObsSpec, PyTree
+from jppo.errors import Refused
+from jppo.networks.actor_critic import ActorCritic, RecurrentActorCritic
+from jppo.networks.feed_forward import SCREEN_CONVOLUTIONS
 from jppo.ppo.normalization import center_and_scale, is_moments
 from jppo.ppo.policy import Policy
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 
 
 @functools.cache
@@ -138,7 +140,30 @@ def describe_spaces(spec: PyTree) -> dict[str, Any]:
         return {"dict": {name: describe_spaces(part) for name, part in spec.items()}}
     if type(spec) in (tuple, list):
         return {"tuple": [describe_spaces(part) for part in spec]}
-    raise ValueError(
+    raise Refused(
         f"observations or actions come as {type(spec).__name__}; an exported policy takes arrays, dicts with names, "
         "and tuples"
     )
+
+
+def cast_leaves(obs_spec: PyTree, leaves: list[Any]) -> list[np.ndarray]:
+    """Returns the leaves of observations in the dtypes of their specs.
+
+    Raises ValueError with the leaf and the value for numbers that its space does not have.
+    """
+    paths = jax.tree_util.tree_leaves_with_path(obs_spec)
+    return [
+        numpy_policy.ObsArray.from_json(dataclasses.asdict(spec)).cast(leaf, f"observation{jax.tree_util.keystr(path)}")
+        for (path, spec), leaf in zip(paths, leaves, strict=True)
+    ]
+
+
+def check_categories(obs_spec: PyTree, obs: PyTree) -> None:
+    """Raises BrokenContractError if recorded observations [..., *obs] have categories that their spaces lack."""
+    specs = jax.tree.leaves(obs_spec)
+    if not any(spec.num_categories or spec.nvec for spec in specs):
+        return
+    try:
+        cast_leaves(obs_spec, jax.tree.leaves(obs))
+    except ValueError as error:
+        raise BrokenContractError(str(error), "declare all categories (n, start)", "spaces") from None

@@ -18,6 +18,7 @@ import ray
 
 from jppo.config.ray import RayConfig
 from jppo.devices.signals import defer_signals
+from jppo.errors import Refused
 
 _REACH_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20  # fragments up to this size bypass Ray's object store, which saves 2 ms
@@ -45,7 +46,7 @@ def connect(config: RayConfig) -> bool:
     with _lock:
         if ray.is_initialized():
             if config.address not in (None, "auto", _connection.address):
-                raise ValueError(f"Ray is connected already; address = {config.address!r} would be another cluster")
+                raise Refused(f"Ray is connected already; address = {config.address!r} would be another cluster")
             _connection.users += _connection.users > 0
             return _connection.users > 0
         if sys.stderr is None or sys.stderr.closed:
@@ -60,7 +61,7 @@ def connect(config: RayConfig) -> bool:
                 raise KeyboardInterrupt from error
             if not isinstance(error, Exception):
                 raise
-            raise ValueError(_explain(error, address, "address" if config.address else "RAY_ADDRESS")) from error
+            raise Refused(_explain(error, address, "address" if config.address else "RAY_ADDRESS")) from error
     _set_echo(False)
     return True
 
@@ -180,7 +181,7 @@ def check_resources(config: RayConfig, message: Callable[[str], None]) -> None:
     has = ray.cluster_resources()
     actors = config.num_actors or 0
     if config.actor_gpus and has.get("GPU", 0.0) < config.actor_gpus * actors:
-        raise ValueError(
+        raise Refused(
             f"{actors} actors of actor_gpus = {config.actor_gpus:g} need {config.actor_gpus * actors:g} GPUs; Ray has "
             f"{has.get('GPU', 0.0):g}"
         )

@@ -5,9 +5,10 @@ from typing import Any
 import jax
 
 from jppo.envs.base import merge_dims
+from jppo.envs.spaces import Array, PyTree
 from jppo.ppo.policy import Policy, episode_starts
 from jppo.ppo.rollout import episode_stats, successor_values
-from jppo.ppo.types import Array, Episode, EpisodeStats, PolicyState, PyTree
+from jppo.ppo.types import Episode, EpisodeStats, PolicyState
 
 _EVALUATION_ROWS = 4096  # samples per pass of the network after a rollout; limits the memory of image networks
 

@@ -18,15 +18,14 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.jit import jit, make_device_put
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.checks.agent import build_learner
-from jppo.ppo.keys import derive_key
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network, RecurrentNetwork
+from jppo.envs.spaces import Array
+from jppo.errors import Refused
+from jppo.ppo.learner import build_learner
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.normalization import pool_moments
-from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.policy import Policy
-from jppo.ppo.types import Array, EpisodeStats, Metrics, Rollout, TrainState
+from jppo.ppo.policy import Network, Policy, RecurrentNetwork
+from jppo.ppo.types import EpisodeStats, Metrics, Rollout, TrainState, derive_key
 
 
 class Sebulba(NamedTuple):
@@ -69,7 +68,7 @@ def make_sebulba(
         devices.
     """
     if config.staggered_start:
-        raise ValueError(
+        raise Refused(
             f"staggered_start = {config.staggered_start} supports on-device (JAX) environments only; leave it out"
         )
     env = make_host_env(env)

@@ -19,11 +19,10 @@ from jppo.config.overrides import check_overrides, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
-from jppo.errors import describe_empty_mask
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.errors import Refused, describe_empty_mask
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.writer import RunWriter
 from jppo.training.device_loop import DeviceLoop
 from jppo.training.interrupts import stop_on_interrupt
@@ -71,9 +70,9 @@ def bench(
     check_overrides(bench, overrides)
     ray, overrides = take_ray(ray, overrides)
     if not 0.0 < to_float(seconds) < math.inf:
-        raise ValueError(f"seconds = {seconds!r} must be a number greater than 0")
+        raise Refused(f"seconds = {seconds!r} must be a number greater than 0")
     if jax.process_count() > 1:
-        raise ValueError(f"bench supports one process only; JAX runs in {jax.process_count()} (jax.distributed)")
+        raise Refused(f"bench supports one process only; JAX runs in {jax.process_count()} (jax.distributed)")
     settings = RunSettings(
         env=env,
         total_steps=_TOTAL_STEPS,
@@ -160,9 +159,9 @@ def _check_result(ended: LoopResult, agent: Any, log: Logger, stop_requested: Ca
     if ended.error is not None:
         raise ended.error
     if log.empty_mask is not None:
-        raise ValueError(describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, log.updates + 1))
+        raise Refused(describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, log.updates + 1))
     if ended.status == "diverged":
-        raise ValueError(
+        raise Refused(
             f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite; lower learning_rate or "
             "max_grad_norm, or check the environment's rewards and observations for NaN"
         )

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from jppo.config.ppo import PPOConfig
-from jppo.ppo.types import PyTree, TrainState
+from jppo.envs.spaces import PyTree
+from jppo.ppo.types import TrainState
 
 
 def memory_by_purpose(

@@ -12,11 +12,11 @@ from jppo.config.overrides import check_overrides, take_network
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.envs.backends import require_device
-from jppo.ppo.advantages import Advantages
+from jppo.errors import Refused
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.display import DisplayedResult
 from jppo.training.device_loop import compile_chunk, state_shapes
 from jppo.training.settings import RunSettings, prepare_run
@@ -102,7 +102,7 @@ def plan(
     largest = largest_num_envs(sizes, devices, needed, free, measure)
     if needed > free:
         remedy = f"the largest num_envs that fits is {largest}" if largest else "lower num_steps as well"
-        raise ValueError(
+        raise Refused(
             f"num_envs = {sizes.num_envs} and num_steps = {sizes.num_steps} need {show_bytes(needed)} of device "
             f"memory and {show_bytes(free)} are free; {remedy}"
         )

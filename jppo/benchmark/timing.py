@@ -13,11 +13,12 @@ from jppo.devices.jit import jit
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.base import step_rows
 from jppo.envs.masks import nearest_legal
-from jppo.envs.spaces import ACTION_MASK, ActionSpec, to_env_action
-from jppo.ppo.anakin import CHUNK_CAPACITY, Anakin, AnakinState, collect_rollout
+from jppo.envs.spaces import ACTION_MASK, ActionSpec, Array, PyTree, to_env_action
+from jppo.ppo.anakin import Anakin, AnakinState, collect_rollout
 from jppo.ppo.normalization import pool_moments
 from jppo.ppo.policy import act
-from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, PolicyState, PyTree, Rollout, TrainState
+from jppo.ppo.types import CollectState, EpisodeStats, Metrics, PolicyState, Rollout, TrainState
+from jppo.training.device_loop import CHUNK_CAPACITY
 
 Program = Callable[[int], Any]  # runs its part the given number of times, and returns when it has finished
 

@@ -22,7 +22,7 @@ from jppo.config.ppo import Hyperparam, Hyperparams, PPOConfig
 from jppo.config.presets import PRESETS, Preset, choose_preset, preset_for
 from jppo.config.ray import RayConfig, num_cores, spread_envs
 from jppo.config.run import EVALUATION_FIELDS, SAVED_FIELDS
-from jppo.errors import strip_colours
+from jppo.errors import Refused, strip_colours
 
 EXIT_USAGE, EXIT_FAILED = 2, 3
 EXIT_CODES = {"diverged": 1, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
@@ -66,11 +66,11 @@ def check_options(name: str, command: Any, words: list[str]) -> None:
     known = _option_names(command)
     for word in words:
         if re.fullmatch("-[a-zA-Z]", word) and word != "-h":
-            raise ValueError(f"unknown option {word}; `jppo {name} --help` lists all options, which start with --")
+            raise Refused(f"unknown option {word}; `jppo {name} --help` lists all options, which start with --")
         option = word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option and option.removeprefix("no_") not in known:
             hint = _suggest_option(option, name, command, known)
-            raise ValueError(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
+            raise Refused(f"unknown option {show_option(option)}; {hint}`jppo {name} --help` lists all options")
 
 
 def _suggest_option(option: str, name: str, command: Any, known: list[str]) -> str:
@@ -151,7 +151,7 @@ def _parse_whole_number(text: str) -> int:
     with contextlib.suppress(ValueError):
         number = float(text)
     if not number.is_integer():
-        raise ValueError(f"{text!r} is not a whole number")
+        raise Refused(f"{text!r} is not a whole number")
     return int(number)
 
 
@@ -213,7 +213,7 @@ def _several_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         try:
             return spec.instance_from_str([word])
         except ValueError as error:
-            raise ValueError(f"{error}; separate several values with spaces" if "," in word else str(error)) from None
+            raise Refused(f"{error}; separate several values with spaces" if "," in word else str(error)) from None
 
     return dataclasses.replace(
         spec,

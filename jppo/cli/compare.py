@@ -6,6 +6,7 @@ from jppo.cli.arguments import RunDirs
 from jppo.cli.output import print_json
 from jppo.config.checks import escape_controls
 from jppo.config.terminal import wrap
+from jppo.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Compare:
         from jppo.training.tables import print_table
 
         if not self.run_dirs:
-            raise ValueError("no run directory; name at least two, for example: jppo compare runs/CartPole-v1/*")
+            raise Refused("no run directory; name at least two, for example: jppo compare runs/CartPole-v1/*")
         result = compare(self.run_dirs)
         if self.json:
             print_json(result.summary())

@@ -10,6 +10,7 @@ import tyro
 from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.config.presets import preset_for
 from jppo.config.terminal import columns, row_lines, wrap
+from jppo.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Envs:
         only = prefix if prefix in FAMILIES and is_installed(prefix) else ""
         rows = [row for row in _rows(only) if text in row[0].lower() or (text and text == gymnasium_group(row[0]))]
         if not rows and prefix in families and not is_installed(prefix):
-            raise ValueError(f"{prefix} is not installed; {install_command(prefix)}")
+            raise Refused(f"{prefix} is not installed; {install_command(prefix)}")
         missing = [family for family in families if not is_installed(family)]
         if not rows:
             others = f", and how to install {len(missing)} more families" if missing else ""
             problem = f"no installed environment has {self.pattern!r} in its name"
-            raise ValueError(f"{problem}; `jppo envs` lists all{others}")
+            raise Refused(f"{problem}; `jppo envs` lists all{others}")
         title = ("environment", "backends", "preset", "jppo play")
         print(*_table([title, *rows]), *wrap("device: environments in JAX; ray: Gymnasium environments"), sep="\n")
         if missing and not text:

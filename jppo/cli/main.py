@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 import tyro
@@ -43,7 +42,8 @@ from jppo.cli.train import Train
 from jppo.config.checks import did_you_mean, escape_controls, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
-from jppo.errors import strip_colours
+from jppo.config.terminal import OutputStream
+from jppo.errors import Refused, strip_colours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +108,26 @@ def main(argv: list[str] | None = None) -> int:
       0: success. 1: the run diverged, or a check failed. 2: invalid arguments. 3: actors failed, or results could not
       be written. 130: interrupted.
     """
-    owns_process = argv is None
-    if argv is None:
-        argv = sys.argv[1:]
+    if owns_process := argv is None:
         signal.signal(signal.SIGINT, exit_at_once)
-        warnings.showwarning = _show_warning
+        warnings.showwarning, sys.excepthook = _show_warning, _show_exception
+        argv = sys.argv[1:]
+    output, errors = OutputStream(sys.stdout), OutputStream(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            code = _call(argv, owns_process)
+        finally:
+            output.flush()
+        shows_progress = argv[:1] in (["train"], ["sweep"]) and "--json" not in argv
+        if code or shows_progress or output.error is None or isinstance(output.error, BrokenPipeError):
+            return code
+        reason = getattr(output.error, "strerror", None) or output.error
+        print(f"jppo: the output cannot be written: {reason}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _call(argv: list[str], owns_process: bool) -> int:
+    """Parses the arguments, runs the command and turns errors into exit codes."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(
             _help_text() if argv else f"{_USAGE}\n`jppo --help` lists the commands", file=None if argv else sys.stderr
@@ -128,20 +143,13 @@ def main(argv: list[str] | None = None) -> int:
             configure_jax(command)
             if isinstance(command, Train):
                 _import_training()
-        code = _run(command)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
+        return _run(command)
     except (ValueError, RuntimeError, AssertionError) as error:
         if (mistake := _find_mistake(error)) is None:
             raise
         mistake = name_options(mistake, COMMANDS[argv[0]]) if argv[0] in COMMANDS else mistake
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
-    except OSError as error:
-        if error.filename is not None:  # of a file, not of the output
-            raise
-        return _report_os_error(error)
     except KeyboardInterrupt:
         print("jppo: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -152,14 +160,12 @@ def _run(command: Any) -> int:
     try:
         code: int = command.run()
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich exits if the reader has closed the pipe
-            return 0
         print(f"jppo: sys.exit({error.code!r}) ended the command; the environment may call it", file=sys.stderr)
         return EXIT_FAILED
     except RuntimeError as error:
         if not isinstance(error.__cause__, SystemExit):
             raise
-        print(f"jppo: {error}", file=sys.stderr)
+        print(f"jppo: {escape_controls(str(error))}", file=sys.stderr)
         return EXIT_FAILED
     return code
 
@@ -170,32 +176,23 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"jppo: warning: {escape_controls(' '.join(text.split()))}", file=sys.stderr)
 
 
-def _report_os_error(error: OSError) -> int:
-    """Prints that the output cannot be written, and returns the exit code.
-
-    The exit code is 0 if the reader of the output has closed the pipe.
-    """
-    from jppo.training.progress import silence
-
-    silence(sys.stdout)
-    if isinstance(error, BrokenPipeError):
-        return 0
-    print(f"jppo: the output cannot be written: {error.strerror}", file=sys.stderr)
-    return EXIT_FAILED
+def _show_exception(*error: Any) -> None:
+    """Prints a traceback without the control characters of the message, which could change the terminal."""
+    print(escape_controls("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 
 
 def parse_command(argv: list[str]) -> Any:
     """Returns the command with its options.
 
     Raises:
-      ValueError: an argument is unknown, missing or wrong.
+      Refused: an argument is unknown, missing or wrong.
       SystemExit: --help.
     """
     name, words = argv[0], argv[1:]
     if name.startswith("-"):
-        raise ValueError(f"the command must come before the option {name}; `jppo --help` lists the commands")
+        raise Refused(f"the command must come before the option {name}; `jppo --help` lists the commands")
     if name not in COMMANDS:
-        raise ValueError(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
+        raise Refused(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
     command, pre_parsed, options = COMMANDS[name], pre_parse(words), dict[str, Any]()
     check_options(name, command, words)
     if hasattr(command, "with_defaults"):
@@ -206,7 +203,7 @@ def parse_command(argv: list[str]) -> Any:
             parsed = tyro.cli(command, prog=f"jppo {name}", args=words, config=config, registry=REGISTRY, **options)
     except SystemExit as end:
         if end.code:
-            raise ValueError(first_error(printed.getvalue(), name)) from None
+            raise Refused(first_error(printed.getvalue(), name)) from None
         raise  # --help
     return parsed.adjusted(pre_parsed) if hasattr(parsed, "adjusted") else parsed
 
@@ -220,13 +217,10 @@ def _help_text() -> str:
 
 def _find_mistake(error: Exception) -> str | None:
     """Returns the user's mistake; None for an error of jppo, an environment or a library, which needs its traceback."""
-    file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     platforms = os.environ.get("JAX_PLATFORMS")
-    if platforms and file.name == "xla_bridge.py":
+    if platforms and traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
         return f"JAX_PLATFORMS={platforms} names a platform that JAX does not have here; unset it, or see `jppo doctor`"
-    if isinstance(error, ValueError) and file.is_relative_to(Path(__file__).parents[1]):
-        return str(error)
-    return None
+    return str(error) if isinstance(error, Refused) else None
 
 
 def configure_jax(command: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jppo.cli.arguments import RunDirs
+from jppo.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Plot:
         from jppo.runs.plots import plot
 
         if not self.run_dirs:
-            raise ValueError("no run directory; name at least one, for example: jppo plot runs/CartPole-v1/*")
+            raise Refused("no run directory; name at least one, for example: jppo plot runs/CartPole-v1/*")
         if any(os.path.exists(path / "sweep.json") for path in self.run_dirs):
             if len(self.run_dirs) > 1:
-                raise ValueError("pass either one sweep directory or run directories")
+                raise Refused("pass either one sweep directory or run directories")
             if (self.metrics, self.x) != (Plot.metrics, Plot.x):
-                raise ValueError("--metrics and --x apply to run directories; `jppo sweep --run-dirs` writes some")
+                raise Refused("--metrics and --x apply to run directories; `jppo sweep --run-dirs` writes some")
             from jppo.sweeps.store import load_sweep
 
             load_sweep(self.run_dirs[0]).plot(self.output)

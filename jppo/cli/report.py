@@ -8,6 +8,7 @@ import tyro
 
 from jppo.cli.arguments import RunDirs
 from jppo.cli.output import StatusLine
+from jppo.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Report:
         from jppo.runs.report import write_report
 
         if not self.run_dirs:
-            raise ValueError("no run directory; name at least one, for example: jppo report runs/CartPole-v1/*")
+            raise Refused("no run directory; name at least one, for example: jppo report runs/CartPole-v1/*")
         if self.env is not None and not self.video:
-            raise ValueError("--env has no effect without --video")
+            raise Refused("--env has no effect without --video")
         with StatusLine() as status:
             write_report(self.run_dirs, self.output, video=self.video, env=self.env, progress=status.show)
         print(f"wrote {self.output}")

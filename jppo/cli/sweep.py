@@ -15,6 +15,7 @@ from jppo.cli.output import print_json
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import EVALUATION_FIELDS, RunConfig
+from jppo.errors import Refused
 
 
 class _Absent(tuple):
@@ -23,7 +24,7 @@ class _Absent(tuple):
 
 def _parse_layer_sizes(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise ValueError(f"{text!r} is not a list of layer sizes; write whole numbers with commas between them")
+        raise Refused(f"{text!r} is not a list of layer sizes; write whole numbers with commas between them")
     return tuple(int(size) for size in text.split(","))
 
 
@@ -90,13 +91,13 @@ class Sweep:
     """Number of devices that share the runs. Default: all; on CPU, one per core."""
     sweep_dir: Path | None = None
     """Directory for results, table and plot (default: runs/sweeps/<time>). Saved runs are not trained again."""
-    eval_every: int = 0
-    """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: int | None = None
+    eval_every: int | None = RunConfig.eval_every
+    """Number of updates between two evaluations of each run on whole episodes (metrics eval/*). Default: none."""
+    eval_episodes: int | None = RunConfig.eval_episodes
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
-    stop_at_return: float | None = None
+    stop_at_return: float | None = RunConfig.stop_at_return
     """End each run when its mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes. With --selection pbt, all runs end (needs --eval-every)."""  # noqa: E501
     run_dirs: bool = False
     """Also write a run directory for each run, for `jppo eval`, `plot` and `play`."""
@@ -110,21 +111,21 @@ class Sweep:
     def adjusted(self, pre_parsed: PreParse) -> "Sweep":
         """Returns the command. Raises ValueError for a setting without a value or an option that has no effect."""
         if self.selection != "pbt" and (self.pbt_every, self.pbt_fraction) != (None, PBTConfig.fraction):
-            raise ValueError("--pbt-every and --pbt-fraction need --selection pbt")
+            raise Refused("--pbt-every and --pbt-fraction need --selection pbt")
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
-                raise ValueError(f"{show_option(name)} needs one value, or several values to sweep")
+                raise Refused(f"{show_option(name)} needs one value, or several values to sweep")
         return dataclasses.replace(self, words=pre_parsed.words)
 
     def run(self) -> int:
         from jppo.sweeps.results import print_settings
         from jppo.sweeps.store import default_sweep_dir
         from jppo.sweeps.sweep import sweep
-        from jppo.training.progress import DisplayStream, make_reporter, short_path
+        from jppo.training.progress import make_reporter, short_path
 
         if not self.envs:
-            raise ValueError("no environment; name at least one, for example: jppo sweep CartPole-v1")
-        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
+            raise Refused("no environment; name at least one, for example: jppo sweep CartPole-v1")
+        stream = sys.stderr if self.json else sys.stdout
         overrides: dict[str, Any] = {
             name: list(values) for name, values in vars(self.settings).items() if values is not _ABSENT
         }

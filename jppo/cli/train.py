@@ -12,6 +12,7 @@ from jppo.cli.output import print_json
 from jppo.config.checks import names_module
 from jppo.config.run import SAVED_FIELDS, RunConfig
 from jppo.config.terminal import wrap
+from jppo.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,23 +30,23 @@ class Train(RunArguments):
     """Directory of the run (default: runs/<env>/<time>-<seed>). If it contains a run, that run is resumed with its own settings."""  # noqa: E501
     resume: Path | None = None
     """Directory of a run to resume. Like --run-dir, but the run must exist. ENV may be left out, unless it is a module:name."""  # noqa: E501
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float = RunConfig.checkpoint_seconds
     """Seconds between two checkpoints. The end of a run always writes one."""
-    max_checkpoints: int = 2
+    max_checkpoints: int = RunConfig.max_checkpoints
     """Number of most recent checkpoints to keep."""
     quiet: bool = False
     """Show no progress and no summary."""
     json: bool = False
     """Print the summary as one line of JSON on standard output, and everything else on standard error."""
-    log_every: int = 1
-    """Number of updates whose means form one line of metrics.jsonl."""
-    eval_every: int = 0
-    """Number of updates between two evaluations of the policy on whole episodes (metrics eval/*). 0: no evaluation."""
-    eval_episodes: int | None = None
+    log_every: int | None = RunConfig.log_every
+    """Number of updates whose means form one line of metrics.jsonl. Default: 1."""
+    eval_every: int | None = RunConfig.eval_every
+    """Number of updates between two evaluations of the policy on whole episodes (metrics eval/*). Default: none."""
+    eval_episodes: int | None = RunConfig.eval_episodes
     """Number of episodes of an evaluation. Default: 16."""
     eval_sampled: bool = False
     """Evaluations sample actions instead of taking the most likely ones."""
-    stop_at_return: float | None = None
+    stop_at_return: float | None = RunConfig.stop_at_return
     """End the run when the mean return reaches this value: of an evaluation if --eval-every is set, otherwise of about the last 100 episodes."""  # noqa: E501
     video: bool = False
     """Write an episode of the final policy to video.gif in the run directory."""
@@ -104,10 +105,10 @@ class Train(RunArguments):
     def run(self) -> int:
         from jppo.errors import ActorsFailed, TrainingDiverged
         from jppo.runs.run_dir import default_run_dir
-        from jppo.training.progress import DisplayStream, make_reporter, short_path, summary_lines
+        from jppo.training.progress import make_reporter, short_path, summary_lines
         from jppo.training.train import train
 
-        stream: Any = DisplayStream(sys.stderr if self.json else sys.stdout)
+        stream = sys.stderr if self.json else sys.stdout
         names = {field.name for field in dataclasses.fields(RunConfig)} & set(vars(self))
         run = {name: getattr(self, name) for name in names} | {
             "run_dir": self._choose_run_dir() or default_run_dir(self.env, self.seed),
@@ -117,7 +118,7 @@ class Train(RunArguments):
         try:
             result = train(**self.arguments(), total_steps=self.total_steps, run=RunConfig(**run))
         except (TrainingDiverged, ActorsFailed) as error:
-            print(f"jppo: {error}", file=DisplayStream(sys.stderr))
+            print(f"jppo: {error}", file=sys.stderr)
             if error.result is None:  # it failed before the first update
                 return EXIT_FAILED
             result = error.result
@@ -153,7 +154,7 @@ class Train(RunArguments):
         """Returns the directory of --run-dir or --resume. Raises ValueError if they name two."""
         run_dir, resume = self.run_dir, self.resume
         if run_dir is not None and resume is not None and run_dir.resolve() != resume.resolve():
-            raise ValueError(f"--run-dir {run_dir} and --resume {resume} are two different runs; give only one of them")
+            raise Refused(f"--run-dir {run_dir} and --resume {resume} are two different runs; give only one of them")
         return resume or run_dir
 
 

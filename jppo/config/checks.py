@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jppo.config.families import family_of, host_family_of
+from jppo.errors import Refused
 
 _ALIASES = {  # names in other libraries, and words for a parameter's values
     "lr": "learning_rate",
@@ -47,26 +48,26 @@ def check_int(name: str, value: Any, minimum: int = 1, maximum: int | None = Non
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_int or value < minimum or (maximum is not None and value > maximum):
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum:,}"
-        raise ValueError(f"{name} = {value!r} must be a whole number {limits}")
+        raise Refused(f"{name} = {value!r} must be a whole number {limits}")
     return int(value)
 
 
 def check_non_negative(name: str, value: Any) -> None:
     """Raises ValueError if the value is not a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < math.inf:
-        raise ValueError(f"{name} = {value!r} must be a number of at least 0")
+        raise Refused(f"{name} = {value!r} must be a number of at least 0")
 
 
 def check_bool(name: str, value: Any) -> None:
     """Raises ValueError if the value is not True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} = {value!r} must be True or False")
+        raise Refused(f"{name} = {value!r} must be True or False")
 
 
 def check_path(name: str, value: Any) -> None:
     """Raises ValueError if the value is neither None nor a path."""
     if value is not None and not isinstance(value, str | os.PathLike):
-        raise ValueError(f"{name} = {value!r} must be a path")
+        raise Refused(f"{name} = {value!r} must be a path")
 
 
 def check_function(name: str, value: Any, arguments: str) -> None:
@@ -80,7 +81,7 @@ def check_function(name: str, value: Any, arguments: str) -> None:
       TypeError: it cannot be called with these arguments.
     """
     if not callable(value):
-        raise ValueError(f"{name} = {value!r} must be a function of ({arguments})")
+        raise Refused(f"{name} = {value!r} must be a function of ({arguments})")
     with contextlib.suppress(ValueError):  # some builtins have no signature
         signature = inspect.signature(value)
         try:
@@ -93,14 +94,14 @@ def check_function(name: str, value: Any, arguments: str) -> None:
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     """Raises ValueError if the value is not one of the choices."""
     if value not in (choices := tuple(choices)):
-        raise ValueError(f"{name} = {value!r} is not one of {', '.join(map(str, choices))}")
+        raise Refused(f"{name} = {value!r} is not one of {', '.join(map(str, choices))}")
 
 
 def check_total_steps(total_steps: Any) -> int:
     """Returns `total_steps` as an int; whole floats such as 5e5 are accepted. Raises ValueError for other values."""
     is_number = isinstance(total_steps, numbers.Real) and not isinstance(total_steps, bool)
     if not is_number or not math.isfinite(total_steps) or total_steps != int(total_steps) or total_steps < 1:
-        raise ValueError(f"total_steps = {total_steps!r} must be a whole number of at least 1")
+        raise Refused(f"total_steps = {total_steps!r} must be a whole number of at least 1")
     return int(total_steps)
 
 

@@ -10,6 +10,7 @@ from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
 from jppo.config.run import EVENT_FIELDS, SWEEP_FIELDS, RunConfig
+from jppo.errors import Refused
 
 HYPERPARAM_NAMES = tuple(field.name for field in dataclasses.fields(Hyperparams))
 SCALE_ENVS, SCALED = "scale_envs", ("num_envs", "num_minibatches")  # not a field, and the fields that it multiplies
@@ -71,7 +72,7 @@ def override(
     """
     for name in values:
         if name not in CONFIG_NAMES + HYPERPARAM_NAMES:
-            raise ValueError(f"unknown setting {name!r}{suggest_setting(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
+            raise Refused(f"unknown setting {name!r}{suggest_setting(name, CONFIG_NAMES + HYPERPARAM_NAMES)}")
     structure = {name: value for name, value in values.items() if name in CONFIG_NAMES}
     if SCALE_ENVS in structure:
         factor = check_int(SCALE_ENVS, structure.pop(SCALE_ENVS))
@@ -86,7 +87,7 @@ def check_scale_envs(factor: Any, *names: str) -> None:
     """Raises ValueError if `scale_envs` is used together with explicit values of the fields that it multiplies."""
     for name in names:
         if name in SCALED:
-            raise ValueError(
+            raise Refused(
                 f"scale_envs = {factor} multiplies the num_envs and num_minibatches of the preset or of config; leave "
                 f"out {name} or scale_envs"
             )
@@ -101,11 +102,11 @@ def as_record(name: str, value: Any, kind: type[R]) -> R:
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} = {value!r} must be a jppo.{kind.__name__} or a mapping of its fields")
+        raise Refused(f"{name} = {value!r} must be a jppo.{kind.__name__} or a mapping of its fields")
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in value:
         if key not in fields:
-            raise ValueError(f"{name} has no field {key!r}{suggest_setting(str(key), fields)}")
+            raise Refused(f"{name} has no field {key!r}{suggest_setting(str(key), fields)}")
     return kind(**value)
 
 
@@ -148,7 +149,7 @@ def take_events(
     for name, default in vars(RunConfig()).items():
         if name not in supported and (value := getattr(record, name)) != default:
             remedy = "pass sweep_dir" if is_sweep and name == "run_dir" else "leave it out"
-            raise ValueError(
+            raise Refused(
                 f"run.{name} = {value!r} has no effect in {function}, which supports {', '.join(supported)}; {remedy}"
             )
     record.check_evaluations()

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from jppo.config.checks import check_int, did_you_mean, to_float
+from jppo.errors import Refused
 
 HALVING = "successive_halving"
 SELECTIONS = (HALVING, "pbt")
@@ -29,9 +30,9 @@ class PBTConfig:
         for name, limit in (("fraction", 0.5), ("resample_probability", 1.0)):
             value = getattr(self, name)
             if not 0.0 <= to_float(value) <= limit:
-                raise ValueError(f"pbt.{name} = {value!r} must be a number from 0 to {limit:g}")
+                raise Refused(f"pbt.{name} = {value!r} must be a number from 0 to {limit:g}")
         if not self.fraction:
-            raise ValueError("pbt.fraction = 0 would never replace a run; it must be greater than 0")
+            raise Refused("pbt.fraction = 0 would never replace a run; it must be greater than 0")
 
     def updates_between_exchanges(self, num_updates: int) -> int:
         """Returns `every`, or its default for a run of `num_updates` updates."""
@@ -49,4 +50,4 @@ def read_selection(selection: Any) -> PBTConfig | str | None:
     if isinstance(selection, str) and selection in SELECTIONS:  # an array compares its elements
         return HALVING if selection == HALVING else PBTConfig()
     hint = did_you_mean(str(selection), SELECTIONS)
-    raise ValueError(f"selection = {selection!r} must be None, a name or a jppo.PBTConfig; {hint}")
+    raise Refused(f"selection = {selection!r} must be None, a name or a jppo.PBTConfig; {hint}")

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from jppo.config.checks import check_bool, check_choice, check_int, did_you_mean, nearest_divisors, to_float
 from jppo.config.schedules import Schedule, check_schedule, linear
+from jppo.errors import Refused
 
 R = TypeVar("R")
 DEFAULT_STRATA = 8
@@ -104,7 +105,7 @@ class PPOConfig:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if not isinstance(self.hidden_sizes, tuple):
-            raise ValueError(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
+            raise Refused(f"hidden_sizes = {self.hidden_sizes!r} must be a tuple of whole numbers, such as (64, 64)")
         for size in self.hidden_sizes:
             check_int("hidden_sizes", size, 1, _LARGEST_SIZE)
         for field in dataclasses.fields(self):
@@ -116,18 +117,18 @@ class PPOConfig:
 
     def _check_batch(self) -> None:
         if self.clip_reward and self.normalize_reward:
-            raise ValueError("clip_reward and normalize_reward exclude each other; set one of them to false")
+            raise Refused("clip_reward and normalize_reward exclude each other; set one of them to false")
         if self.batch_size >= 2**31:
-            raise ValueError(f"num_envs*num_steps = {self.batch_size:,} must be less than 2**31")
+            raise Refused(f"num_envs*num_steps = {self.batch_size:,} must be less than 2**31")
         if self.batch_size % self.num_minibatches:
-            raise ValueError(
+            raise Refused(
                 f"num_envs*num_steps = {self.batch_size} is not divisible by num_minibatches = "
                 f"{self.num_minibatches}; nearest numbers that divide it: "
                 f"{nearest_divisors(self.batch_size, self.num_minibatches)}"
             )
         self._check_sequences()
         if self.normalize_advantage and self.minibatch_size < 2:
-            raise ValueError(
+            raise Refused(
                 f"num_minibatches = {self.num_minibatches} gives minibatches of {self.minibatch_size} sample, whose "
                 "advantages cannot be normalized; use fewer minibatches, or set normalize_advantage to false"
             )
@@ -138,14 +139,14 @@ class PPOConfig:
         if self.sequence_length is not None:
             check_int("sequence_length", self.sequence_length)
         if self.num_steps % self.steps_per_sequence:
-            raise ValueError(
+            raise Refused(
                 f"num_steps = {self.num_steps} is not divisible by sequence_length = {self.sequence_length}; nearest "
                 f"numbers that divide it: {nearest_divisors(self.num_steps, self.steps_per_sequence)}"
             )
         sequences = self.batch_size // self.steps_per_sequence
         if sequences % self.num_minibatches:
             nearest = nearest_divisors(sequences, self.num_minibatches)
-            raise ValueError(
+            raise Refused(
                 f"num_envs*num_steps = {self.batch_size} makes {sequences} sequences of {self.steps_per_sequence} "
                 f"steps, which are not divisible by num_minibatches = {self.num_minibatches}; use {nearest} "
                 "minibatches, more environments or a shorter sequence_length"
@@ -153,14 +154,14 @@ class PPOConfig:
         for name in ("actor_obs", "critic_obs"):
             names = getattr(self, name)
             if not (isinstance(names, tuple) and all(isinstance(leaf, str) for leaf in names)):
-                raise ValueError(f'{name} = {names!r} must be a tuple of names, such as ("state",)')
+                raise Refused(f'{name} = {names!r} must be a tuple of names, such as ("state",)')
             if len(set(names)) < len(names):
-                raise ValueError(f"{name} = {names} contains a name twice; use {tuple(dict.fromkeys(names))}")
+                raise Refused(f"{name} = {names} contains a name twice; use {tuple(dict.fromkeys(names))}")
         if self.actor_obs != self.critic_obs and (self.shared_torso or self.recurrent != "none"):
             shared, remedy = "their hidden layers (shared_torso = True)", "set shared_torso to false"
             if self.recurrent != "none":
                 shared, remedy = f"the {self.recurrent} and the layers before it", "use recurrent = none"
-            raise ValueError(
+            raise Refused(
                 f"actor_obs = {self.actor_obs} and critic_obs = {self.critic_obs} differ, but actor and critic share "
                 f"{shared}; use the same names for both, or {remedy}"
             )
@@ -263,15 +264,15 @@ def check_hyperparams(hyperparams: Hyperparams) -> None:
         value = getattr(hyperparams, name)
         if not isinstance(value, Schedule):
             if problem := _problem(name, value):
-                raise ValueError(f"{name} = {problem}")
+                raise Refused(f"{name} = {problem}")
             continue
         try:
             check_schedule(value)
         except ValueError as error:
-            raise ValueError(f"{name} = {value}: {error}") from None
+            raise Refused(f"{name} = {value}: {error}") from None
         for number in value.extremes:
             if problem := _problem(name, number):
-                raise ValueError(f"{name} = {value} has a value outside its range: {problem}")
+                raise Refused(f"{name} = {value} has a value outside its range: {problem}")
 
 
 def _problem(name: str, value: Any) -> str:

@@ -8,6 +8,7 @@ from jppo.config.checks import did_you_mean
 from jppo.config.families import atari_game, family_of, without_version
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
+from jppo.errors import Refused
 
 
 class Preset(NamedTuple):
@@ -312,7 +313,7 @@ def choose_preset(name: str, env_name: str) -> str:
     if name == "auto":
         return preset_for(env_name)
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r:.80}; {did_you_mean(str(name), PRESETS)}")
+        raise Refused(f"unknown preset {name!r:.80}; {did_you_mean(str(name), PRESETS)}")
     return name
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from jppo.config.checks import check_choice, check_int, check_non_negative, nearest_divisors
 from jppo.config.ppo import PPOConfig
+from jppo.errors import Refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class RayConfig:
         check_non_negative("actor_gpus", self.actor_gpus)
         timeout = self.actor_timeout
         if timeout is not None and (not isinstance(timeout, numbers.Real) or not timeout > 0.0):
-            raise ValueError(f"actor_timeout = {timeout!r} must be more than 0 seconds")
+            raise Refused(f"actor_timeout = {timeout!r} must be more than 0 seconds")
         check_int("max_restarts", self.max_restarts, 0)
 
 
@@ -89,28 +90,28 @@ def spread_envs(
     if agents > 1:
         for name, number in (("num_envs", config.num_envs), ("envs_per_actor", ray.envs_per_actor)):
             if number is not None and number % agents:
-                raise ValueError(not_divisible_by_agents(name, number, agents))
+                raise Refused(not_divisible_by_agents(name, number, agents))
     if (ray.num_actors or 0) % hosts:
-        raise ValueError(f"num_actors = {ray.num_actors} cannot be spread evenly over {hosts} hosts")
+        raise Refused(f"num_actors = {ray.num_actors} cannot be spread evenly over {hosts} hosts")
     num_actors = ray.num_actors
     num_actors = _default_actors(config, ray, cores, fixed, hosts, agents) if num_actors is None else num_actors
     processes = max(num_actors, hosts)
     if ray.envs_per_actor is None:
         if config.num_envs % processes:
             over = f"num_actors = {num_actors}" if num_actors or hosts == 1 else f"{hosts} hosts"
-            raise ValueError(
+            raise Refused(
                 f"num_envs = {config.num_envs} cannot be spread evenly over {over}; nearest numbers that divide it: "
                 f"{nearest_divisors(config.num_envs, processes)}; or set envs_per_actor"
             )
         if (envs_per_actor := config.num_envs // processes) % agents:
-            raise ValueError(
+            raise Refused(
                 f"num_actors = {num_actors} splits environments with {agents} agents: num_envs = {config.num_envs} are "
                 f"{config.num_envs // agents} environments, and num_actors must divide this"
             )
         return config, dataclasses.replace(ray, num_actors=num_actors, envs_per_actor=envs_per_actor)
     num_envs = processes * ray.envs_per_actor
     if fixed and num_envs != config.num_envs:
-        raise ValueError(
+        raise Refused(
             f"num_actors = {num_actors} with envs_per_actor = {ray.envs_per_actor} gives num_envs = {num_envs}, but "
             f"num_envs = {config.num_envs}; set only two of the three"
         )

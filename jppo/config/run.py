@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import check_bool, check_function, check_int, check_non_negative, check_path, to_float
+from jppo.errors import Refused
 
 EVAL_EPISODES = 16  # default
 MAX_STEPS = 100_000  # default maximum length of an evaluated episode
@@ -74,7 +75,7 @@ class RunConfig:
         check_int("eval_episodes", 1 if self.eval_episodes is None else self.eval_episodes)
         value = 0.0 if self.stop_at_return is None else self.stop_at_return
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(to_float(value)):
-            raise ValueError(f"stop_at_return = {value!r} must be a number")
+            raise Refused(f"stop_at_return = {value!r} must be a number")
         for name in ("resume", "wandb", "force"):
             check_bool(name, getattr(self, name))
         for name in ("deterministic", "eval_sampled", "video"):
@@ -85,6 +86,4 @@ class RunConfig:
         """Raises ValueError for a setting of evaluations without `eval_every`."""
         for name in EVALUATION_DETAILS:
             if (value := getattr(self, name)) and not self.eval_every:
-                raise ValueError(
-                    f"{name} = {value} without evaluations has no effect; set eval_every or leave out {name}"
-                )
+                raise Refused(f"{name} = {value} without evaluations has no effect; set eval_every or leave out {name}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jppo.config.checks import did_you_mean, to_float
+from jppo.errors import Refused
 
 _FORMS = "0.01, 0.01:0 (linear), cosine:0.01:0, exponential:0.01:0.001, piecewise:0.01:0.5:0 or warmup:0.1:3e-4"
 
@@ -79,7 +80,7 @@ class Exponential(Schedule):
 
     def check(self) -> None:
         if not (self.a > 0 and self.b > 0):
-            raise ValueError("both numbers must be positive")
+            raise Refused("both numbers must be positive")
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +103,7 @@ class Piecewise(Schedule):
     def check(self) -> None:
         ends = (0.0, *map(to_float, self.boundaries), 1.0)
         if any(not low < high for low, high in itertools.pairwise(ends)):
-            raise ValueError("the boundaries must increase and lie between 0 and 1")
+            raise Refused("the boundaries must increase and lie between 0 and 1")
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +127,7 @@ class Warmup(Schedule):
 
     def check(self) -> None:
         if not 0 < to_float(self.fraction) < 1:
-            raise ValueError(f"the fraction {self.fraction} must be between 0 and 1")
+            raise Refused(f"the fraction {self.fraction} must be between 0 and 1")
         if isinstance(self.schedule, Schedule):
             self.schedule.check()
 
@@ -162,9 +163,9 @@ def piecewise(values: Sequence[Any], boundaries: Sequence[Any]) -> Piecewise:
     try:
         values, boundaries = tuple(values), tuple(boundaries)
     except TypeError:
-        raise ValueError(f"piecewise({values}, {boundaries}) needs a list of values and a list of boundaries") from None
+        raise Refused(f"piecewise({values}, {boundaries}) needs a list of values and a list of boundaries") from None
     if len(values) != len(boundaries) + 1 or not boundaries:
-        raise ValueError(
+        raise Refused(
             f"piecewise({_show(values)}, {_show(boundaries)}) has {len(values)} values and {len(boundaries)} "
             "boundaries; it needs at least one boundary, and one more value than boundaries"
         )
@@ -188,7 +189,7 @@ def check_schedule(schedule: Schedule) -> None:
     """Raises ValueError if a number of a schedule is not finite or an argument is invalid. Takes concrete numbers."""
     for number in _numbers(schedule):
         if not math.isfinite(to_float(number)):
-            raise ValueError(f"{number!r} is not a finite number")
+            raise Refused(f"{number!r} is not a finite number")
     schedule.check()
 
 
@@ -222,7 +223,7 @@ def parse(text: str) -> Any:
     try:
         return _parse(text.split(":"))
     except (ValueError, TypeError):
-        raise ValueError(f"{text!r} is not a number or a schedule; write {_FORMS}") from None
+        raise Refused(f"{text!r} is not a number or a schedule; write {_FORMS}") from None
 
 
 def show_parsable(value: Any) -> str:
@@ -238,7 +239,7 @@ def show_parsable(value: Any) -> str:
 
 def _function(name: str) -> Any:
     if name not in _FUNCTIONS:
-        raise ValueError(f"unknown schedule {name!r}; {did_you_mean(name, _FUNCTIONS)}")
+        raise Refused(f"unknown schedule {name!r}; {did_you_mean(name, _FUNCTIONS)}")
     return _FUNCTIONS[name]
 
 

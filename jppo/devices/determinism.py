@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.errors import Refused
+
 GPU_FLAG = "--xla_gpu_deterministic_ops=true"  # no atomics in sums, and no kernels selected by timing
 
 
@@ -20,7 +22,7 @@ def ask_for_determinism() -> None:
 def check_determinism() -> None:
     """Raises ValueError if JAX uses a GPU and was started without the flag."""
     if jax.default_backend() == "gpu" and GPU_FLAG not in os.environ.get("XLA_FLAGS", "").split():
-        raise ValueError(
+        raise Refused(
             f"deterministic = True needs XLA_FLAGS={GPU_FLAG} in the environment when JAX starts on a GPU (jppo train "
             "--deterministic sets it)"
         )

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jppo.errors import Refused
+
 _USABLE_SHARE = 0.9  # of the free memory; the rest is a reserve
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -45,7 +47,7 @@ def check_memory(compiled: Any, num_devices: int, sizes: str, evaluation: int = 
     needed, free = bytes_needed(compiled) + evaluation, bytes_free(num_devices)
     if needed > free:
         share = f", {show_bytes(evaluation)} of it for evaluations" if evaluation else ""
-        raise ValueError(
+        raise Refused(
             f"the run needs {show_bytes(needed)} of memory per device{share}, but only {show_bytes(free)} are free; "
             f"lower {sizes}{' or eval_episodes' if evaluation else ''}, or start it anyway with force=True (--force)"
         )
@@ -74,7 +76,7 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise ValueError(f"the device does not have enough memory; {remedy}") from error
+        raise Refused(f"the device does not have enough memory; {remedy}") from error
 
 
 def host_bytes_free() -> float:

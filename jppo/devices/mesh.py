@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jppo.config.checks import check_int
 from jppo.config.ppo import PPOConfig
 from jppo.devices.signals import end_process_at
-from jppo.errors import HostFailed
+from jppo.errors import HostFailed, Refused
 
 AXIS = "devices"
 LEAST_SHARE = 2048  # minimum number of samples per CPU device and update; with fewer, devices mostly wait
@@ -55,11 +55,11 @@ def make_mesh(config: PPOConfig, num_devices: int) -> Mesh:
     check_int("num_devices", num_devices)
     if num_devices > share * len(hosts):
         where = "here" if len(hosts) == 1 else f"in {len(hosts)} processes, {share} in each"
-        raise ValueError(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {where} ({platform})")
+        raise Refused(f"num_devices = {num_devices!r}; JAX has {share * len(hosts)} {where} ({platform})")
     if num_devices % len(hosts):
-        raise ValueError(f"num_devices = {num_devices} cannot be spread evenly over {len(hosts)} processes")
+        raise Refused(f"num_devices = {num_devices} cannot be spread evenly over {len(hosts)} processes")
     if config.effective_strata % num_devices:
-        raise ValueError(
+        raise Refused(
             f"num_devices = {num_devices} must divide {config.effective_strata}, the number of strata of the shuffle "
             f"for num_envs = {config.num_envs}; set num_strata to a multiple of num_devices that divides num_envs"
         )
@@ -147,7 +147,7 @@ def assert_same_settings(settings: str) -> None:
     """Raises ValueError in all processes if their settings differ."""
     sums = allgather_ints([zlib.crc32(settings.encode()) >> 1])[:, 0]
     if (sums != sums[0]).any():
-        raise ValueError(
+        raise Refused(
             f"the settings of process {int(np.argmax(sums != sums[0]))} differ from those of process 0; set num_actors "
             "if machines have different numbers of cores, and install the same packages on all"
         )

@@ -1,10 +1,16 @@
-"""Controls when Ctrl-C and SIGTERM take effect."""
+"""Controls when Ctrl-C, SIGTERM and SIGHUP take effect."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+
+def end_signals() -> list[signal.Signals]:
+    """Returns Ctrl-C, SIGTERM of a scheduler, and SIGHUP of a closed terminal unless nohup ignores it."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *(() if is_ignored else (signal.SIGHUP,))]
 
 
 @contextlib.contextmanager
@@ -26,7 +32,7 @@ def end_process_at(number: signal.Signals) -> Iterator[None]:
 
 @contextlib.contextmanager
 def defer_signals(interruptible: bool = False) -> Iterator[None]:
-    """Defers Ctrl-C and SIGTERM to the end of the block.
+    """Defers Ctrl-C, SIGTERM and SIGHUP to the end of the block.
 
     Also restores the handler of SIGTERM, which `ray.init` replaces by one that does not save the run. Does nothing
     outside the main thread.
@@ -37,7 +43,7 @@ def defer_signals(interruptible: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = [signal.SIGTERM] if interruptible else [signal.SIGINT, signal.SIGTERM]
+    signals = end_signals()[int(interruptible) :]
     held: list[int] = []
     before: dict[signal.Signals, Any] = {}
     try:

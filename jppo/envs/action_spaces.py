@@ -7,6 +7,7 @@ import numpy as np
 
 from jppo.config.checks import MAX_INT32
 from jppo.envs.spaces import ActionSpec, PyTree
+from jppo.errors import Refused
 
 _MAX_INTEGERS = 1024  # of a component of an action that counts as a category
 
@@ -19,7 +20,7 @@ def action_spec_of(name: str, space: Any) -> PyTree:
     kind = type(space).__name__
     if kind == "Dict" and space.spaces:
         if len({type(key) for key in space.spaces}) > 1:
-            raise ValueError(f"{name}: action space {space} has names of different types, which JAX cannot sort")
+            raise Refused(f"{name}: action space {space} has names of different types, which JAX cannot sort")
         return {key: action_spec_of(name, part) for key, part in space.spaces.items()}
     if kind == "Tuple" and space.spaces:
         return tuple(action_spec_of(name, part) for part in space.spaces)
@@ -33,7 +34,7 @@ def action_spec_of(name: str, space: Any) -> PyTree:
         nvec, starts = categories
         return ActionSpec(shape=shape, dtype=jax_dtype(space.dtype), nvec=_ints(nvec), start=_ints(starts))
     if kind != "Box" or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(
+        raise Refused(
             f"{name}: action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
             f"floats or of at most {_MAX_INTEGERS:,} integers per component, or a Dict or Tuple of them"
         )

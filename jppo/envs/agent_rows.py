@@ -14,6 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from jppo.envs.contract import BrokenContractError, describe_returned
 from jppo.envs.spaces import ACTION_MASK, PyTree
+from jppo.errors import Refused
 
 
 def is_parallel_env(env: Any) -> bool:
@@ -145,11 +146,11 @@ class AgentRows:
 def _common_space(name: str, kind: str, space_of: Callable[[Any], Any], agents: list[Any]) -> Any:
     """Returns the space of all agents. Raises ValueError if they have different ones."""
     if not agents:
-        raise ValueError(f"{name}: possible_agents is empty")
+        raise Refused(f"{name}: possible_agents is empty")
     first = space_of(agents[0])
     for agent in agents[1:]:
         if (other := space_of(agent)) != first:
-            raise ValueError(
+            raise Refused(
                 f"{name}: the agents {agents[0]} and {agent} have different {kind} spaces, {first} and {other}; one "
                 "policy for all agents needs equal spaces (SuperSuit's pad_observations_v0 and pad_action_space_v0 "
                 "make them equal)"

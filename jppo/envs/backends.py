@@ -10,6 +10,7 @@ from jppo.envs.episodes import is_device_env
 from jppo.envs.families import check_family_name, ids_like
 from jppo.envs.gymnax import available
 from jppo.envs.modules import import_module_of, is_installed, names_in_families, unknown_environment
+from jppo.errors import Refused
 
 BACKENDS = ("auto", "device", "ray")
 
@@ -21,10 +22,10 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
       ValueError: the backend, the environment or its module is unknown.
     """
     if backend not in BACKENDS:
-        raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
+        raise Refused(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     if family_of(env) is not None:
         if backend == "ray":
-            raise ValueError(f"{env} runs on the device; use backend = 'device'")
+            raise Refused(f"{env} runs on the device; use backend = 'device'")
         check_family_name(env)
         return "device"
     if backend != "auto":
@@ -58,9 +59,9 @@ def _check_backend(env: Any, backend: str) -> None:
     from jppo.envs.gymnasium import is_host_env
 
     if backend == "device" and env not in available() and is_host_env(env):
-        raise ValueError(f"{env} is a Gymnasium environment; use backend = 'ray'")
+        raise Refused(f"{env} is a Gymnasium environment; use backend = 'ray'")
     if backend == "ray" and not is_host_env(env) and env in available():
-        raise ValueError(f"{env} is a gymnax environment; use backend = 'device'")
+        raise Refused(f"{env} is a gymnax environment; use backend = 'device'")
 
 
 def require_device(env: Any, function: str, remedy: str) -> None:
@@ -76,4 +77,4 @@ def require_device(env: Any, function: str, remedy: str) -> None:
     kind = "a function" if inspect.isfunction(env) else "a Gymnasium environment"
     if isinstance(env, str) and names_module(env):  # nobody has made the environment, it may be any object
         kind, remedy = "not the name of a JAX environment", f"in Python, {remedy}"
-    raise ValueError(f"{name} is {kind}; {function} supports JAX environments only: {remedy}")
+    raise Refused(f"{name} is {kind}; {function} supports JAX environments only: {remedy}")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jppo.config.checks import find_similar
 from jppo.envs.spaces import ActionSpec, Array, PyTree
+from jppo.errors import Refused
 
 
 class Step(NamedTuple):
@@ -48,7 +49,7 @@ def replace_fields(params: Any, changes: dict[str, Any]) -> Any:
         choices = f"choose from {', '.join(sorted(known))}" if known else "the environment has none"
         similar = next(filter(None, (find_similar(name, known) for name in unknown)), None)
         hint = f"did you mean {similar}? " if similar else ""
-        raise ValueError(f"unknown parameters {', '.join(unknown)}; {hint}{choices}")
+        raise Refused(f"unknown parameters {', '.join(unknown)}; {hint}{choices}")
     return params.replace(**changes) if changes else params
 
 
@@ -88,7 +89,7 @@ def step_rows(env: Environment, keys: Array, state: PyTree, action: PyTree) -> S
     wanted = (agents,) if agents > 1 else ()
     for name in ("reward", "terminated", "truncated"):
         if (shape := jnp.shape(getattr(after, name))[1:]) != wanted:
-            raise ValueError(f"{env.name}: step returned {name} of shape {shape}; it must be {wanted}")
+            raise Refused(f"{env.name}: step returned {name} of shape {shape}; it must be {wanted}")
     return merge_dims(after._replace(state=()))._replace(state=after.state) if agents > 1 else after
 
 

@@ -10,12 +10,12 @@ from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.masks import lacks_legal_action, nearest_legal
 from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
-from jppo.errors import EMPTY_MASK
+from jppo.errors import EMPTY_MASK, Refused
 
 _FIVE = "return obs, reward, terminated, truncated, info"
 
 
-class BrokenContractError(ValueError):
+class BrokenContractError(Refused):
     """A value that an environment returns is invalid. The arguments are the problem and the remedy."""
 
     def __init__(self, problem: str, remedy: str = "", check: str = "contract") -> None:
@@ -110,13 +110,13 @@ def probe_env(name: str, env: Any) -> None:
         else:
             read_step(returned)
     except BrokenContractError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise Refused(f"{name}: {error}") from None
     except MisfitError as error:
-        raise ValueError(f"{name}: the observation of {when} does not fit observation_space: {error}") from None
+        raise Refused(f"{name}: the observation of {when} does not fit observation_space: {error}") from None
     faults = observations.faults
     for kind in ("categories", "loss"):
         if kind in faults:
-            raise ValueError(f"{name}: the observation does not fit observation_space: {faults[kind]}")
+            raise Refused(f"{name}: the observation does not fit observation_space: {faults[kind]}")
     if "range" in faults:
         text = f"{name}: {faults['range']} of its observation_space; declare wider bounds (PPO does not use them)"
         warnings.warn(text, stacklevel=3)

@@ -13,6 +13,7 @@ import numpy as np
 from jppo.config.checks import find_similar
 from jppo.envs.host_families import import_family
 from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
 
 _NOT_DRAWN = ("envpool.toy_text", "envpool.gfootball")  # modules of tasks without a renderer
 _egl: list[ctypes.CDLL] = []  # the library EGL, if it was loaded before EnvPool
@@ -40,7 +41,7 @@ def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) ->
     if task not in tasks:
         similar = find_similar(task, tasks)
         hint = f"did you mean envpool:{similar}?" if similar else "`jppo envs envpool` lists all tasks"
-        raise ValueError(f"envpool has no task {task!r}; {hint}")
+        raise Refused(f"envpool has no task {task!r}; {hint}")
     if render_mode:
         _check_renderer(name)
     options = {"render_mode": render_mode} if render_mode else {}
@@ -51,11 +52,11 @@ def make_envpool(name: str, seeds: list[int], render_mode: str | None = None) ->
                 task, env_type="gymnasium", num_envs=len(seeds), num_threads=1, env_seed=seeds, **options
             )
         except (ImportError, RuntimeError) as error:  # a library or a file is missing
-            raise ValueError(f"EnvPool cannot make {name}: {error}") from error
+            raise Refused(f"EnvPool cannot make {name}: {error}") from error
         _ = vector.observation_space, vector.action_space  # makes the spaces, which EnvPool keeps
     if (num_players := vector.spec.config.max_num_players) > 1:
         vector.close()
-        raise ValueError(f"{name} has {num_players} players; jppo supports only EnvPool's tasks with one player")
+        raise Refused(f"{name} has {num_players} players; jppo supports only EnvPool's tasks with one player")
     return vector
 
 
@@ -73,9 +74,9 @@ def _import_envpool(name: str) -> Any:
 def _check_renderer(name: str) -> None:
     """Raises ValueError if a task cannot be drawn. MuJoCo would end the process if it did not find EGL."""
     if not can_draw_envpool(name):
-        raise ValueError(f"{name} cannot be drawn: EnvPool has no renderer for it")
+        raise Refused(f"{name} cannot be drawn: EnvPool has no renderer for it")
     if "mujoco" in _module_of(name) and sys.platform == "linux" and not _egl:
-        raise ValueError(
+        raise Refused(
             f"{name} cannot be drawn: the library libEGL.so.1 is missing (apt install libegl1), or envpool was "
             "imported before jppo made the environment"
         )

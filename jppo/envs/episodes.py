@@ -16,6 +16,7 @@ from jppo.envs.device_contract import trace_episodic_env
 from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.resets import Reset, make_restart
 from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused
 
 
 class EpisodicEnv(NamedTuple):
@@ -71,7 +72,7 @@ def with_limit_and_reset(env: EpisodicEnv, limit: int | None = None, pool: int |
       ValueError: an argument or a space is not supported, or reset or step returns invalid values.
     """
     if not isinstance(env, EpisodicEnv):
-        raise ValueError(f"env has the type {type(env).__name__}; it must be a jppo.EpisodicEnv")
+        raise Refused(f"env has the type {type(env).__name__}; it must be a jppo.EpisodicEnv")
     limit = None if limit is None else check_int("limit", limit, maximum=MAX_INT32)
     pool = None if pool is None else check_int("pool", pool, maximum=MAX_INT32)
     action_spec = action_spec_of(env.name, env.action_space)

@@ -17,10 +17,11 @@ from jppo.envs.envpool import is_envpool, reset_by_number
 from jppo.envs.gymnasium_spaces import as_arrays, dtypes_of, obs_spec_of
 from jppo.envs.gymnasium_vector import SameStepVector, make_vector, name_of
 from jppo.envs.host_families import register_atari
+from jppo.envs.mask_wrapper import METHOD
 from jppo.envs.masks import check_mask_spec
 from jppo.envs.observations import MisfitError, Observations
 from jppo.envs.spaces import ACTION_MASK, PyTree
-from jppo.errors import describe_error, forbid_exit
+from jppo.errors import Refused, describe_error, forbid_exit
 
 
 class HostStep(NamedTuple):
@@ -42,7 +43,7 @@ class HostEnvironment(NamedTuple):
     action_space: Any
     obs_spec: PyTree  # ObsSpec leaves, in dtypes that JAX has
     action_spec: PyTree  # ActionSpec leaves
-    has_info_mask: bool = False  # whether the observations contain the mask of the info (`InfoMask`)
+    adds_mask: bool = False  # whether the mask comes from `MaskWrapper`
     num_agents: int = 1  # M agents share the policy; there is one row per agent
 
     def make(self, seeds: Sequence[int], render: bool = False) -> "HostEnvs":
@@ -60,9 +61,9 @@ class HostEnvs:
     @forbid_exit
     def __init__(self, env: HostEnvironment, seeds: list[int], render: bool = False) -> None:
         self._name, self._seeds = env.name, seeds
-        self._vector = make_vector(env.source, seeds, "rgb_array" if render else None, env.has_info_mask)
+        self._vector = make_vector(env.source, seeds, "rgb_array" if render else None, env.adds_mask)
         if render and self._vector.render_mode != "rgb_array":
-            raise ValueError(
+            raise Refused(
                 f"{env.name} cannot be drawn: its render_mode is {self._vector.render_mode!r}; a function of yours can "
                 'take render_mode and make the environment with it ("rgb_array")'
             )
@@ -103,7 +104,7 @@ class HostEnvs:
         except Exception as error:  # from any graphics library
             is_mujoco = "mujoco" in f"{type(error).__module__} {error}".lower()
             hint = " (MUJOCO_GL=egl or osmesa may help)" if is_mujoco else ""
-            raise ValueError(f"{self._name} cannot be drawn here: {error}{hint}") from error
+            raise Refused(f"{self._name} cannot be drawn here: {error}{hint}") from error
 
     @forbid_exit
     def close(self) -> None:
@@ -140,20 +141,20 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         call = (
             f"{type(getattr(env, 'unwrapped', env)).__name__}(...)" if spec is None else f"gymnasium.make({spec.id!r})"
         )
-        raise ValueError(
+        raise Refused(
             f"{name} is {what}; pass a function that makes a new gymnasium environment, because a run needs "
             f"num_envs of them: lambda: {call}"
         )
     vector = make_vector(env, [0])
     try:
         _resetter(name, vector)
-        if masked := _has_info_mask(name, vector):
+        if masked := _has_mask_outside(name, vector):
             vector.close()
-            vector = make_vector(env, [0], has_info_mask=True)
+            vector = make_vector(env, [0], adds_mask=True)
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
         if not jax.tree.leaves(obs_spec):
-            raise ValueError(f"{name}: observation space {obs_space} has no arrays, so the network would see nothing")
+            raise Refused(f"{name}: observation space {obs_space} has no arrays, so the network would see nothing")
         check_mask_spec(obs_spec, action_spec)
         if not isinstance(vector, SyncVectorEnv):
             _check_obs(name, vector)
@@ -170,7 +171,7 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
         action_space=action_space,
         obs_spec=obs_spec,
         action_spec=action_spec,
-        has_info_mask=masked,
+        adds_mask=masked,
         num_agents=agents,
     )
 
@@ -183,15 +184,23 @@ def is_host_env(env: Any) -> bool:
     return ":" in env or env in gymnasium.registry
 
 
-def _has_info_mask(name: str, vector: Any) -> bool:
-    """Returns whether to move masks from the infos into the observations, which EnvPool's infos do not allow."""
-    space = vector.single_observation_space
-    in_obs = isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces
-    if in_obs or ACTION_MASK not in _reset_infos(vector):
+def _has_mask_outside(name: str, vector: Any) -> bool:
+    """Returns whether single environments have a mask outside of their observations: in the info, or as a method.
+
+    Raises:
+      BrokenContractError: a vector environment has one; `MaskWrapper` wraps single environments only.
+    """
+    space, is_single = vector.single_observation_space, type(vector) is SameStepVector
+    if isinstance(space, gymnasium.spaces.Dict) and ACTION_MASK in space.spaces:
         return False
-    if is_envpool(vector):
-        problem = f"{name}: the infos have an action_mask, which jppo does not support for EnvPool"
-        raise BrokenContractError(problem, "make the mask a leaf of a Dict of observations", check="masks")
+    single = [env for env in getattr(vector, "envs", ())[:1] if isinstance(env, gymnasium.Env)]
+    is_method = hasattr(vector, METHOD) or any(env.has_wrapper_attr(METHOD) for env in single)
+    if not is_method and ACTION_MASK not in _reset_infos(vector):
+        return False
+    if not is_single:
+        problem = f"{name}: a vector environment has {'action_masks()' if is_method else 'an action_mask in its infos'}"
+        remedy = "make the mask a leaf of a Dict of observations, or pass a function that makes one environment"
+        raise BrokenContractError(problem, remedy, check="masks")
     return True
 
 
@@ -213,7 +222,7 @@ def _check_obs(name: str, vector: Any) -> None:
     try:
         observations.see(obs, (vector.num_envs,))
     except (MisfitError, TypeError) as error:  # TypeError: arrays of objects or strings
-        raise ValueError(f"{name}: the observation of reset does not fit observation_space: {error}") from None
+        raise Refused(f"{name}: the observation of reset does not fit observation_space: {error}") from None
 
 
 def _resetter(

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from jppo.envs.action_spaces import jax_dtype
-from jppo.envs.spaces import ObsSpec, PyTree
+from jppo.envs.spaces import PyTree, obs_leaf_spec
+from jppo.errors import Refused
 
 
 def obs_spec_of(name: str, space: Any) -> PyTree:
@@ -17,18 +17,16 @@ def obs_spec_of(name: str, space: Any) -> PyTree:
     kind = type(space).__name__
     if kind == "Dict":
         if len({type(key) for key in space.spaces}) > 1:
-            raise ValueError(f"{name}: observation space {space} has names of different types, which JAX cannot sort")
+            raise Refused(f"{name}: observation space {space} has names of different types, which JAX cannot sort")
         return {key: obs_spec_of(name, part) for key, part in space.spaces.items()}
     if kind == "Tuple":
         return tuple(obs_spec_of(name, part) for part in space.spaces)
-    if kind == "Discrete":
-        return ObsSpec(shape=(), dtype=jax_dtype(space.dtype), num_categories=int(space.n), start=int(space.start))
-    if kind not in ("Box", "MultiBinary", "MultiDiscrete") or 0 in space.shape:
-        raise ValueError(
+    if kind not in ("Box", "Discrete", "MultiBinary", "MultiDiscrete") or 0 in space.shape:
+        raise Refused(
             f"{name}: observation space {space} is not supported; Box, Discrete, MultiDiscrete, MultiBinary, and "
             "Dict and Tuple of them are (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
         )
-    return ObsSpec(shape=tuple(space.shape), dtype=jax_dtype(space.dtype))
+    return obs_leaf_spec(name, space, tuple(space.shape), space.dtype)
 
 
 def dtypes_of(space: Any) -> PyTree:

@@ -17,14 +17,15 @@ from jppo.envs.agent_rows import AgentRows, is_parallel_env
 from jppo.envs.envpool import make_envpool
 from jppo.envs.episodes import is_device_env
 from jppo.envs.host_families import make_by_id, make_family_env
-from jppo.envs.info_mask import InfoMask, InfoMaskVector
+from jppo.envs.mask_wrapper import MaskWrapper
 from jppo.envs.modules import import_module_of
+from jppo.errors import Refused
 
 
 class SameStepVector(SyncVectorEnv):
     """SyncVectorEnv with SAME_STEP autoreset that does not merge the infos, which jppo does not read.
 
-    With SyncVectorEnv itself, CartPole-v1 with two actors trained 24 % slower (docs/notes/actor-step.md).
+    With SyncVectorEnv itself, CartPole-v1 with two actors trained 24 % slower.
     """
 
     _in_a_row: np.ndarray | None = None  # view of the observation buffer, with environments joined along the first axis
@@ -54,7 +55,7 @@ class SameStepVector(SyncVectorEnv):
         space, into = self.single_observation_space, self._observations
         if isinstance(into, np.ndarray) and space.shape:
             if (lengths := set(map(len, rows))) != {space.shape[0]}:
-                raise ValueError(f"observations have lengths {sorted(lengths)}; the space {space} has {space.shape[0]}")
+                raise Refused(f"observations have lengths {sorted(lengths)}; the space {space} has {space.shape[0]}")
             if self._in_a_row is None:
                 self._in_a_row = into.reshape(-1, *space.shape[1:])
             np.concatenate(rows, out=self._in_a_row)  # twice as fast as Gymnasium's concatenate
@@ -72,12 +73,12 @@ def make_source(source: Any, seeds: list[int]) -> Any:
     return make(num_envs=len(seeds)) if "num_envs" in _parameters(make) else make()
 
 
-def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, has_info_mask: bool = False) -> Any:
+def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, adds_mask: bool = False) -> Any:
     """Makes a vector environment with one environment, or one agent, per seed.
 
     Args:
       source: see `make_host_env`.
-      has_info_mask: move the masks in the infos into the observations.
+      adds_mask: wrap each single environment in `MaskWrapper`.
 
     Raises:
       ValueError: an unknown name, a missing package, or a function that makes something else.
@@ -89,14 +90,10 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
     if "num_envs" in _parameters(make):
         vector = make(num_envs=len(seeds))
         if not isinstance(vector, VectorEnv):
-            raise ValueError(
-                f"{source} takes num_envs but returned a {type(vector).__name__}, not a vector environment"
-            )
+            raise Refused(f"{source} takes num_envs but returned a {type(vector).__name__}, not a vector environment")
         if vector.num_envs != len(seeds):
-            raise ValueError(
-                f"{source} was called with num_envs = {len(seeds)} but made {vector.num_envs} environments"
-            )
-        return InfoMaskVector(name_of(source), vector) if has_info_mask else vector
+            raise Refused(f"{source} was called with num_envs = {len(seeds)} but made {vector.num_envs} environments")
+        return vector
 
     first = make()
     if is_parallel_env(first):
@@ -104,7 +101,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
         return _check_distinct(AgentRows(name_of(source), [lambda: first, *[make] * (count - 1)]), source)
 
     def adapt(env: Any) -> gymnasium.Env:
-        return InfoMask(_checked(env, source)) if has_info_mask else _checked(env, source)
+        return MaskWrapper(_checked(env, source)) if adds_mask else _checked(env, source)
 
     makers = [lambda: adapt(first), *[lambda: adapt(make())] * (len(seeds) - 1)]
     vector = SameStepVector(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -114,7 +111,7 @@ def make_vector(source: Any, seeds: list[int], render_mode: str | None = None, h
 def _check_distinct(vector: Any, source: Any) -> Any:
     """Returns the vector environment. Raises ValueError if it contains the same environment twice."""
     if len({id(getattr(env, "unwrapped", env)) for env in vector.envs}) < len(vector.envs):
-        raise ValueError(f"{source} returned the same environment twice; it must make a new one in each call")
+        raise Refused(f"{source} returned the same environment twice; it must make a new one in each call")
     return vector
 
 
@@ -130,12 +127,12 @@ def _maker(source: Any, render_mode: str | None) -> Callable[..., Any]:
         if hasattr(module, attribute):
             maker = getattr(module, attribute)
             if not callable(maker):
-                raise ValueError(
+                raise Refused(
                     f"{source} is a {type(maker).__name__}, not a class or function that makes a gymnasium.Env"
                 )
             return _maker(maker, render_mode)
         if attribute not in gymnasium.registry:
-            raise ValueError(f"{source}: module {module.__name__} has no {attribute} and registers no such environment")
+            raise Refused(f"{source}: module {module.__name__} has no {attribute} and registers no such environment")
         source = attribute
     return functools.partial(make_by_id, source, render_mode)
 
@@ -144,15 +141,15 @@ def _checked(env: Any, source: Any) -> gymnasium.Env:
     if not isinstance(env, gymnasium.Env):
         remedy = "pass the JAX environment itself" if callable(source) else "use backend = 'device'"
         hint = f"; {remedy}" if is_device_env(env) or hasattr(env, "step_env") else ""
-        raise ValueError(
+        raise Refused(
             f"{name_of(source)} made an object of type {type(env).__name__}; it must make a gymnasium.Env{hint}"
         )
     for name in ("observation_space", "action_space"):
         kind, space = type(env.unwrapped).__name__, getattr(env, name, None)
         if space is None:
-            raise ValueError(f"{kind} has no {name}")
+            raise Refused(f"{kind} has no {name}")
         if not isinstance(space, gymnasium.Space):
-            raise ValueError(
+            raise Refused(
                 f"{name} of {kind} is {space!r} of type {type(space).__module__}.{type(space).__name__}; "
                 "it must be a gymnasium.Space"
             )
@@ -174,7 +171,7 @@ def _check_call(make: Callable[..., Any], source: Any) -> None:
     if required:
         name = name_of(source)
         values = ", ".join(f"{one}=..." for one in required)
-        raise ValueError(f"{name} needs the arguments {', '.join(required)}; pass lambda: {name}({values})")
+        raise Refused(f"{name} needs the arguments {', '.join(required)}; pass lambda: {name}({values})")
 
 
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

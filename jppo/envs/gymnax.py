@@ -21,7 +21,7 @@ from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.host_families import host_env_names
 from jppo.envs.modules import make_named, unknown_environment
 from jppo.envs.spaces import Array, PyTree
-from jppo.errors import forbid_exit
+from jppo.errors import Refused, forbid_exit
 
 OVERWRITTEN = "another package has overwritten gymnax with an older version, as stable-gymnax does"
 REINSTALL = "pip install --force-reinstall --no-deps 'gymnax>=1.0.1,<2'"
@@ -53,7 +53,7 @@ def make_env(env: Any, params: Any = None, **overrides: Any) -> Environment:
     """
     if isinstance(env, Environment):
         if params is not None or overrides:
-            raise ValueError(f"{env.name} is already made; pass the parameters to the make_env call that makes it")
+            raise Refused(f"{env.name} is already made; pass the parameters to the make_env call that makes it")
         return env
     if names_module(env):
         return make_env(make_named(env), params, **overrides)._replace(name=env)
@@ -78,12 +78,12 @@ def make_source(name: str) -> Any:
     if name not in available():
         if host_family_of(name) or name in host_env_names():
             remedy = "pass the name itself and backend='ray', or for options a function that makes the environment"
-            raise ValueError(f"{name} runs in actors, not on the device; {remedy}")
+            raise Refused(f"{name} runs in actors, not on the device; {remedy}")
         raise unknown_environment(name, [*available(), *ids_like(name)])
     try:
         return import_gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit-bsuite downloads its images
-        raise ValueError(f"{name} could not be made, because its download failed ({error})") from error
+        raise Refused(f"{name} could not be made, because its download failed ({error})") from error
 
 
 class _Placeholder(types.ModuleType):
@@ -119,7 +119,7 @@ def import_gymnax() -> Any:
                 stack.callback(placeholder.leave)
         import gymnax
     if not hasattr(gymnax, "register"):
-        raise ValueError(f"{OVERWRITTEN}; {REPAIR}")
+        raise Refused(f"{OVERWRITTEN}; {REPAIR}")
     return gymnax
 
 

@@ -14,6 +14,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLi
 
 from jppo.config.families import GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.envs.modules import is_installed, unknown_environment
+from jppo.errors import Refused
 
 _ATARI_STEPS = 27_000  # of four frames: the usual limit of 30 minutes at 60 frames per second
 _GYMNASIUM_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "opencv": "atari"}  # word in Gymnasium's error -> extra
@@ -38,16 +39,16 @@ def import_family(family: str, name: str) -> Any:
         raise _missing(name, f"{package}: {error}", family) from None
 
 
-def missing_dependency(name: str, error: Exception) -> ValueError:
+def missing_dependency(name: str, error: Exception) -> Refused:
     """Returns the exception for an environment of Gymnasium whose package is missing."""
     extras = [extra for word, extra in _GYMNASIUM_EXTRAS.items() if word in str(error).lower()]
     return _missing(name, str(error), extras[0] if extras else "")
 
 
-def _missing(name: str, reason: str, extra: str) -> ValueError:
+def _missing(name: str, reason: str, extra: str) -> Refused:
     if extra:
-        return ValueError(f"{name} needs a package that is not installed; pip install 'jppo[{extra}]'")
-    return ValueError(f"{name} needs a package that is not installed: {reason}")
+        return Refused(f"{name} needs a package that is not installed; pip install 'jppo[{extra}]'")
+    return Refused(f"{name} needs a package that is not installed: {reason}")
 
 
 def register_atari(required: str = "") -> None:
@@ -95,11 +96,11 @@ def make_by_id(name: str, render_mode: str | None, **options: Any) -> gymnasium.
     except gymnasium.error.DependencyNotInstalled as error:
         raise missing_dependency(name, error) from None
     except ImportError as error:  # environments that moved to another package
-        raise ValueError(f"{name}: {error}") from None
+        raise Refused(f"{name}: {error}") from None
     except TypeError as error:
         if "unexpected keyword argument 'render_mode'" not in str(error):
             raise
-        raise ValueError(f"{name} cannot be drawn: it has no parameter render_mode") from None
+        raise Refused(f"{name} cannot be drawn: it has no parameter render_mode") from None
     except gymnasium.error.Error:
         if name in gymnasium.registry:
             raise

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.envs.spaces import ACTION_MASK, ActionSpec, PyTree
+from jppo.errors import Refused
 
 AnyArray = Any  # a NumPy or a JAX array
 
@@ -32,14 +33,14 @@ def check_mask_spec(obs_spec: PyTree, action_spec: PyTree) -> None:
     if not has_mask(obs_spec):
         return
     if not isinstance(action_spec, ActionSpec) or action_spec.is_box:
-        raise ValueError("action_mask needs a Discrete or MultiDiscrete action space")
+        raise Refused("action_mask needs a Discrete or MultiDiscrete action space")
     shape = getattr(obs_spec[ACTION_MASK], "shape", None)
     if shape is None:
-        raise ValueError("action_mask must be one array; it is a dict or tuple")
+        raise Refused("action_mask must be one array; it is a dict or tuple")
     if (size := math.prod(shape)) != action_spec.num_logits:
         has_combinations = action_spec.nvec and size == math.prod(action_spec.nvec)
         remedy = "; for a mask of combinations, use one Discrete action" if has_combinations else ""
-        raise ValueError(
+        raise Refused(
             f"action_mask has shape {shape}, {size} entries; the action space has {action_spec.num_logits} categories"
             f"{remedy}"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from jppo.config.checks import closest_names, find_similar
 from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES, atari_game, without_version
+from jppo.errors import Refused
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
 _NAMES_OF = {  # names, without the prefix of their family
@@ -27,7 +28,7 @@ _NAMES_OF = {  # names, without the prefix of their family
 }
 
 
-class MissingDownloadError(ValueError):
+class MissingDownloadError(Refused):
     """A download that an environment needs has failed. This is not a fault of the environment."""
 
 
@@ -45,15 +46,13 @@ def import_module_of(source: str) -> tuple[Any, str]:
     """
     module_name, _, attribute = source.partition(":")
     if module_name == "gymnax":  # Gymnasium may have an environment of the same name
-        raise ValueError(f"{source}: names of gymnax environments have no prefix; use {attribute}")
+        raise Refused(f"{source}: names of gymnax environments have no prefix; use {attribute}")
     if module_name.endswith(".py"):
-        raise ValueError(
-            f"{source}: write the name of the module, not of its file: {Path(module_name).stem}:{attribute}"
-        )
+        raise Refused(f"{source}: write the name of the module, not of its file: {Path(module_name).stem}:{attribute}")
     if not attribute:
-        raise ValueError(f"{source} has no name after the colon; write module:name")
+        raise Refused(f"{source} has no name after the colon; write module:name")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ValueError(f"{source}: {module_name!r} is not a valid module name; write module:name")
+        raise Refused(f"{source}: {module_name!r} is not a valid module name; write module:name")
     try:
         return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
@@ -61,10 +60,10 @@ def import_module_of(source: str) -> tuple[Any, str]:
             raise
         family = find_similar(module_name.lower(), _PREFIXES)
         hint = f"; did you mean {family}:{attribute}?" if family else ""
-        raise ValueError(f"{source}: there is no module {module_name} on the Python path{hint}") from None
+        raise Refused(f"{source}: there is no module {module_name} on the Python path{hint}") from None
     except SyntaxError as error:
         place = f" in {error.filename}, line {error.lineno}" if error.filename else ""
-        raise ValueError(f"{source}: {error.msg}{place}") from None
+        raise Refused(f"{source}: {error.msg}{place}") from None
 
 
 def make_named(source: str) -> Any:
@@ -77,11 +76,11 @@ def make_named(source: str) -> Any:
     if not hasattr(module, name):
         similar = find_similar(name, [known for known in vars(module) if not known.startswith("_")])
         hint = f"; did you mean {similar}?" if similar else ""
-        raise ValueError(f"{source}: module {module.__name__} has no {name}{hint}")
+        raise Refused(f"{source}: module {module.__name__} has no {name}{hint}")
     found = getattr(module, name)
     made = found() if callable(found) else found
     if isinstance(made, str):
-        raise ValueError(f"{source} made the str {made!r}; it must make an environment")
+        raise Refused(f"{source} made the str {made!r}; it must make an environment")
     return made
 
 
@@ -107,7 +106,7 @@ def _with_prefix(name: str, known: list[str]) -> Iterator[str]:
             yield f"{family}:{short}"
 
 
-def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
+def unknown_environment(name: str, known: Iterable[str]) -> Refused:
     """Returns the exception for an unknown environment; its message contains up to three similar names."""
     known = list(known)
     near = closest_names(name, known)
@@ -118,4 +117,4 @@ def unknown_environment(name: str, known: Iterable[str]) -> ValueError:
         versions = [one for one in near if without_version(one) == without_version(name)]
         near = list(dict.fromkeys([*versions, *_with_prefix(name, known), *near]))[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else forms
-    return ValueError(f"unknown environment {name!r}; {hint}")
+    return Refused(f"unknown environment {name!r}; {hint}")

@@ -55,7 +55,7 @@ class Observations:
         if categories:
             first = int(getattr(space, "start", 0))
             last = first + categories - 1
-            if (outside := leaf[(leaf < first) | (leaf > last)]).size:
+            if (outside := leaf[(leaf < first) | (leaf > last) | (leaf != np.floor(leaf))]).size:
                 self._note("categories", f"{path} is {outside.flat[0]}; its space says {first} to {last}")
             return
         if leaf.dtype.kind == "b":
@@ -66,7 +66,8 @@ class Observations:
         outside = (leaf < low - slack) | (leaf > high + slack)
         if outside.any():
             bounds = f"[{low[outside][0]:g}, {high[outside][0]:g}]"
-            self._note("range", f"{path} has {leaf[outside][0]:g}, outside {bounds}")
+            is_category = type(space).__name__ == "MultiDiscrete"  # one-hot, so that others would be zeros
+            self._note("categories" if is_category else "range", f"{path} has {leaf[outside][0]:g}, outside {bounds}")
 
     def _note(self, kind: str, text: str) -> None:
         self.faults.setdefault(kind, text)
@@ -111,7 +112,8 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     """Returns the smallest and the largest value of a space that is not Discrete."""
     kind = type(space).__name__
     if isinstance(space, ObsSpec):
-        return -np.inf, np.inf
+        first = np.reshape(space.start, space.shape) if space.nvec else -np.inf
+        return first, first + np.reshape(space.nvec, space.shape) - 1 if space.nvec else np.inf
     if kind == "MultiBinary":
         return 0, 1
     if kind == "MultiDiscrete":

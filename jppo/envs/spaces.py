@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jppo.errors import Refused
+
 Array = jax.Array
 PyTree = Any
 
 ACTION_MASK = "action_mask"  # name of the observation leaf that marks legal actions
+MAX_CATEGORIES = 10_000  # of one observation array, whose one-hot form is the network's input
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,58 @@ class ObsSpec:
     shape: tuple[int, ...]
     dtype: str
     num_categories: int = 0  # of a Discrete space, whose integers reach the network one-hot; 0 for a Box
-    start: int = 0  # the first category
+    start: int | tuple[int, ...] = 0  # the first category; of a MultiDiscrete space, that of each component
+    nvec: tuple[int, ...] = ()  # numbers of categories of a flattened MultiDiscrete space, each of which is one-hot
+    high: float = 255.0  # of uint8: the space's largest value, by which the network's input is divided
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
         """Shape of the network's input."""
+        if self.nvec:
+            return (sum(self.nvec),)
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
+
+
+def obs_leaf_spec(name: str, space: Any, shape: tuple[int, ...], dtype: Any) -> ObsSpec:
+    """Returns the spec of one observation array, on the device and on the host.
+
+    64-bit integers of a Box become float32, because JAX would wrap them to 32 bits.
+
+    Args:
+      space: a Discrete, MultiDiscrete or other space of Gymnasium or gymnax, or None.
+      dtype: of the environment's arrays.
+
+    Raises:
+      ValueError: the space has more than 10,000 categories, or categories that are not int32.
+    """
+    dtype, kind = np.dtype(dtype), type(space).__name__
+    if kind not in ("Discrete", "MultiDiscrete"):
+        high = 255.0
+        if dtype == np.uint8 and getattr(space, "dtype", None) == dtype:  # declared bounds of floats are of others
+            high = float(np.max(getattr(space, "high", 255))) or 1.0
+        is_wide = dtype.kind in "iu" and dtype.itemsize == 8
+        name_of_dtype = "float32" if is_wide else str(jax.dtypes.canonicalize_dtype(dtype))
+        return ObsSpec(shape=shape, dtype=name_of_dtype, high=high)
+    sizes = np.ravel(space.n if kind == "Discrete" else space.nvec).astype(np.int64)
+    starts = np.ravel(np.broadcast_to(getattr(space, "start", 0), np.shape(getattr(space, "nvec", 0)))).astype(np.int64)
+    if sizes.sum() > MAX_CATEGORIES:
+        raise Refused(
+            f"{name}: the observation space {kind} has {sizes.sum():,} categories, which would be one-hot; at most "
+            f"{MAX_CATEGORIES:,} are possible: return an embedding or features of the category, or its digits as a Box"
+        )
+    if (starts < -(2**31)).any() or (starts + sizes > 2**31 - 1).any():
+        raise Refused(f"{name}: the observation space {space} has categories beyond int32; let it start at 0")
+    dtype_name = str(jax.dtypes.canonicalize_dtype(dtype))
+    if kind == "Discrete":
+        return ObsSpec(shape=shape, dtype=dtype_name, num_categories=int(sizes[0]), start=int(starts[0]))
+    return ObsSpec(shape=shape, dtype=dtype_name, nvec=tuple(sizes.tolist()), start=tuple(starts.tolist()))
+
+
+def component_categories(nvec: tuple[int, ...], start: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns, for each one-hot feature of a MultiDiscrete space, its component and its category, [sum(nvec)]."""
+    columns = np.repeat(np.arange(len(nvec)), nvec)
+    first = np.concatenate([np.arange(n) for n in nvec])
+    return columns, (first + np.repeat(np.broadcast_to(start, len(nvec)), nvec)).astype(np.int32)
 
 
 @dataclass(frozen=True)

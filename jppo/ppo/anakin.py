@@ -14,19 +14,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.checks.agent import build_learner
-from jppo.ppo.hyperparams import current_hyperparams
-from jppo.ppo.keys import derive_key
-from jppo.ppo.learner import Learner
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network, RecurrentNetwork
-from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.policy import Policy
+from jppo.envs.spaces import Array
+from jppo.ppo.learner import Learner, build_learner
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network, Policy, RecurrentNetwork
 from jppo.ppo.rollout import collect, init_collect, stagger
-from jppo.ppo.types import Array, CollectState, EpisodeStats, Metrics, Rollout, TrainState
-
-CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
+from jppo.ppo.types import CollectState, EpisodeStats, Metrics, Rollout, TrainState, current_hyperparams, derive_key
 
 
 class AnakinState(struct.PyTreeNode, kw_only=True):
@@ -153,39 +147,3 @@ def collect_rollout(
         sequence_length=config.sequence_length,
         keep_next_obs=config.keep_next_obs,
     )
-
-
-def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> tuple[AnakinState, Any, Metrics]:
-    """Runs `length` updates, or fewer: stops after an update that diverges or reaches a target.
-
-    The length is an argument, not a shape, so that one compiled program serves every chunk.
-
-    Args:
-      flags: [] bool, whether all updates so far were finite; or a record of them with the properties `running` and
-        `reached` and the method `after(metrics, config)` (see `ReturnTarget`). The result of the chunk before.
-      length: [] i32, at most CHUNK_CAPACITY.
-
-    Returns:
-      the state, the flags, and metrics in the first rows of buffers [CHUNK_CAPACITY]. With a target, the metric
-      "reached" marks the update that reached it.
-    """
-    step, has_target = jax.jit(agent.step), hasattr(flags, "after")  # the step is traced once for both uses
-    shapes = jax.eval_shape(step, state)[1]
-    shapes |= {"reached": shapes["finite"]} if has_target else {}
-    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
-
-    def should_continue(loop: tuple[Array, Any, AnakinState, Metrics]) -> Array:
-        done, flags, _, _ = loop
-        return jnp.logical_and(done < length, flags.running if has_target else flags)
-
-    def body(loop: tuple[Array, Any, AnakinState, Metrics]) -> tuple[Array, Any, AnakinState, Metrics]:
-        done, flags, state, buffers = loop
-        state, metrics = step(state)
-        flags = flags.after(metrics, agent.config) if has_target else metrics["finite"]
-        metrics |= {"reached": flags.reached} if has_target else {}
-        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
-        return done + 1, flags, state, buffers
-
-    start = (jnp.zeros((), jnp.int32), flags, state, buffers)
-    _, flags, state, buffers = jax.lax.while_loop(should_continue, body, start)
-    return state, flags, buffers

@@ -1,37 +1,64 @@
 """One PPO update: advantages, then epochs of minibatches. The rollouts of both modes are its input."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jppo.config.checks import check_total_steps
 from jppo.config.ppo import Hyperparams, PPOConfig
+from jppo.devices.mesh import AXIS, make_mesh
 from jppo.envs.base import merge_dims
-from jppo.envs.spaces import ACTION_MASK
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
+from jppo.kernels.finite import all_finite
+from jppo.networks.actor_critic import make_network
 from jppo.ppo import losses
-from jppo.ppo.advantages import Advantages, gae_advantages
 from jppo.ppo.checks.loss import call_with, check_advantages, check_bonus, check_kl, check_loss_init, check_precision
+from jppo.ppo.checks.network import check_network
 from jppo.ppo.checks.observations import first_empty_mask
-from jppo.ppo.gradient_step import (
+from jppo.ppo.checks.optimizer import check_optimizer
+from jppo.ppo.checks.settings import check_agents, check_functions, check_own_options, check_sequences
+from jppo.ppo.losses import Advantages, Loss, LossModule, gae_advantages, ppo_loss
+from jppo.ppo.minibatches import (
     LearnerSpec,
+    Optimizer,
     ParamsAndOptState,
+    adam,
+    epoch_keys,
     gradient_step,
     join_params,
+    local_strata,
     make_minibatch,
+    minibatch_indices,
     split_params,
     take_rows,
 )
-from jppo.ppo.hyperparams import current_hyperparams, evaluate_schedules, schedule_metrics
-from jppo.ppo.kernels.finite import all_finite
-from jppo.ppo.keys import derive_key
-from jppo.ppo.losses import Loss, LossModule, ppo_loss
-from jppo.ppo.minibatches import epoch_keys, local_strata, minibatch_indices
-from jppo.ppo.normalization import all_reduce, empty_moments, is_moments, moments_of, scale_reward, where_active
-from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.policy import Policy, episode_starts
-from jppo.ppo.types import Array, Batch, EpisodeStats, Metrics, Moments, PolicyState, PyTree, Rollout, TrainState
+from jppo.ppo.normalization import (
+    Moments,
+    all_reduce,
+    empty_moments,
+    is_moments,
+    moments_of,
+    scale_reward,
+    where_active,
+)
+from jppo.ppo.policy import Network, Policy, RecurrentNetwork, episode_starts, make_policy
+from jppo.ppo.types import (
+    Batch,
+    EpisodeStats,
+    Metrics,
+    PolicyState,
+    Rollout,
+    TrainState,
+    current_hyperparams,
+    derive_key,
+    evaluate_schedules,
+    schedule_metrics,
+)
 
 _LR_FACTOR, _LR_SCALE_RANGE = 1.5, (1e-2, 1e2)  # of kl_control="adapt"
 
@@ -275,3 +302,52 @@ def _adapt_learning_rate_scale(state: TrainState, kl: Array) -> Array:
     scale = jnp.where(kl > 2.0 * target, scale / _LR_FACTOR, scale)
     scale = jnp.where(kl < 0.5 * target, scale * _LR_FACTOR, scale)
     return jnp.clip(scale, *_LR_SCALE_RANGE)
+
+
+class LearnerSetup(NamedTuple):
+    """The parts of an agent that do not depend on how rollouts are collected."""
+
+    policy: Policy
+    learner: Learner
+    mesh: Mesh
+    num_updates: int  # of the whole run
+
+
+def build_learner(
+    env: Any,
+    config: PPOConfig,
+    total_steps: int,
+    network: Network | RecurrentNetwork | None,
+    optimizer: Optimizer,
+    loss: Loss | LossModule | None,
+    advantages: Advantages | None,
+    num_devices: int,
+) -> LearnerSetup:
+    """Validates an agent's arguments and returns the parts that both modes share.
+
+    Args:
+      env: an Environment or a HostEnvironment.
+      total_steps: environment steps of a run, rounded up to whole updates.
+      network: None for the network that the config describes.
+      optimizer, loss, advantages: see `make_learner`.
+      num_devices: devices over which environments are sharded.
+
+    Raises:
+      ValueError: an invalid network, optimizer, loss or advantages, or a number of devices that is not available or
+        does not fit.
+    """
+    check_functions(loss, advantages)
+    if network is None:
+        network = make_network(config, env.obs_spec, env.action_spec)
+    else:
+        check_own_options(network, config)
+    params = check_network(network, env.obs_spec, env.action_spec)
+    check_optimizer(optimizer, params)
+    action_spec = jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=config.action_bounds), env.action_spec)
+    policy = make_policy(network, env.obs_spec, action_spec, params)
+    check_sequences(policy, config)
+    mesh = make_mesh(config, num_devices)
+    check_agents(env, config, num_devices)
+    learner = make_learner(policy, config, optimizer, loss, advantages, AXIS if num_devices > 1 else None)
+    num_updates = config.num_updates(check_total_steps(total_steps))
+    return LearnerSetup(policy=policy, learner=learner, mesh=mesh, num_updates=num_updates)

@@ -5,9 +5,41 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jppo.ppo.types import Array, Moments, PyTree
+from jppo.envs.spaces import Array, PyTree
+
+
+class Moments(struct.PyTreeNode, kw_only=True):
+    """Count, mean and sum of squared deviations of a set of samples; `+` gives the moments of the union of two sets.
+
+    Accurate in float32 even if the mean is large compared with the spread.
+    Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
+
+    count: Array  # [] f32
+    mean: Array  # [...] f32
+    m2: Array  # [...] f32, sum of (x - mean)^2
+
+    def __add__(self, other: "Moments") -> "Moments":
+        count = self.count + other.count
+        share = other.count / jnp.maximum(count, 1.0)
+        delta = other.mean - self.mean
+        return Moments(
+            count=count, mean=self.mean + delta * share, m2=self.m2 + other.m2 + delta * delta * (self.count * share)
+        )
+
+    @property
+    def variance(self) -> Array:
+        """Population variance, [...] f32; 0 for an empty set."""
+        return self.m2 / jnp.maximum(self.count, 1.0)
+
+    @property
+    def std(self) -> Array:
+        """Population standard deviation, [...] f32; 0 for an empty set."""
+        return jnp.sqrt(self.variance)
+
 
 NORMALIZED_BOUND = 10.0
 _EPS = 1e-8

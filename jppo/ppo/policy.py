@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
@@ -10,13 +10,53 @@ import jax.numpy as jnp
 
 from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
-from jppo.envs.spaces import ACTION_MASK, ObsSpec, to_env_action
+from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree, component_categories, to_env_action
+from jppo.kernels.initial_weights import make_init
+from jppo.networks.actor_critic import OUTPUT_GAINS, ActorCritic, RecurrentActorCritic
+from jppo.networks.distributions import limit_categories
 from jppo.ppo.checks.observations import check_obs
-from jppo.ppo.distributions import limit_categories
-from jppo.ppo.kernels.initial_weights import make_init
-from jppo.ppo.networks import OUTPUT_GAINS, ActorCritic, Network, RecurrentActorCritic, RecurrentNetwork
 from jppo.ppo.normalization import normalize
-from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.ppo.types import PolicyState
+
+
+class Network(Protocol):
+    """Policy and value function of an agent: any object with these two methods, such as a flax.linen module.
+
+    Observations are pytrees of float32 leaves [B, *obs]: one-hot for discrete spaces, and normalized if
+    config.normalize_obs. Each row of the outputs must depend on the same row of the observations only.
+    """
+
+    def init(self, key: Array, obs: PyTree, /) -> PyTree:
+        """Returns initial parameters, a pytree of float arrays."""
+
+    def apply(self, params: PyTree, obs: PyTree, /) -> tuple[Any, Array]:
+        """Returns (distribution, value).
+
+        The distribution is a pytree with leaves [B, ...] and the methods `sample(seed=key)`, `log_prob(action)`,
+        `entropy()` and `mode()`, such as `Categorical` or `DiagGaussian`. The value has the shape [B].
+        """
+
+
+class RecurrentNetwork(Protocol):
+    """A network with a memory: `carry` is a pytree with leaves [B, ...] that each step of an episode hands to the next.
+
+    The first step of an episode gets `initial_carry`. A network may also have a method
+
+        unroll(params, obs, carry, reset) -> (distribution, value, carry)
+
+    that does the same as L calls of `apply`, for example with products for all steps at once. obs has leaves
+    [L, B, ...]; carry [B, ...] is the carry before the first step; reset [L, B] is True where an episode starts: there
+    the carry must be reset before the step. Distribution and value have leaves [L*B, ...].
+    """
+
+    def init(self, key: Array, obs: PyTree, carry: PyTree, /) -> PyTree:
+        """Returns initial parameters, a pytree of float arrays."""
+
+    def initial_carry(self, batch_size: int, /) -> PyTree:
+        """Returns the carry at the start of an episode, leaves [batch_size, ...]."""
+
+    def apply(self, params: PyTree, obs: PyTree, carry: PyTree, /) -> tuple[Any, Array, PyTree]:
+        """Returns (distribution, value, carry after this step); see `Network` for the first two."""
 
 
 class Policy(NamedTuple):
@@ -178,8 +218,10 @@ def _unroll_network(network: Any, params: PyTree, features: PyTree, carry: PyTre
 
 
 def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:
-    """Returns the network's features for raw observations [B, *obs]: float32; one-hot for discrete spaces; images of
-    uint8 divided by 255. The leaf `action_mask` is not part of them."""
+    """Returns the network's features for raw observations [B, *obs] as float32: categories one-hot, uint8 divided by
+    the largest value of its space. The leaf `action_mask` is not part of them.
+
+    `ObsArray.features` in `jppo.actors.numpy_policy` is the same function in NumPy."""
     return jax.tree.map(_to_features, without_mask(obs_spec), without_mask(obs))
 
 
@@ -190,7 +232,10 @@ def _to_float32(x: Array) -> Array:
 
 def _to_features(spec: ObsSpec, obs: Array) -> Array:
     if spec.num_categories:
-        return jax.nn.one_hot(obs - spec.start, spec.num_categories, dtype=jnp.float32)
+        return jax.nn.one_hot(obs - jnp.asarray(spec.start, obs.dtype), spec.num_categories, dtype=jnp.float32)
+    if spec.nvec:
+        columns, categories = component_categories(spec.nvec, spec.start)
+        return (obs.astype(jnp.int32).reshape(len(obs), -1)[:, columns] == categories[None]).astype(jnp.float32)
     if obs.dtype == jnp.uint8:
-        return obs.astype(jnp.float32) / 255.0
+        return obs.astype(jnp.float32) / spec.high
     return obs.astype(jnp.float32)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jppo.envs.base import Environment, merge_dims, reset_rows, step_rows
-from jppo.ppo.keys import derive_key
+from jppo.envs.spaces import Array, PyTree
 from jppo.ppo.normalization import moments_of, where_active
 from jppo.ppo.policy import Policy, act, reset_carry, select_rows
-from jppo.ppo.types import Array, CollectState, Episode, EpisodeStats, PolicyState, PyTree, Rollout, Transition
+from jppo.ppo.types import CollectState, Episode, EpisodeStats, PolicyState, Rollout, Transition, derive_key
 
 
 def init_collect(env: Environment, key: Array, env_index: Array, carry: PyTree = ()) -> CollectState:

@@ -4,6 +4,7 @@ Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A 
 """
 
 import operator
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ from flax import struct
 
 from jppo.config import schedules
 from jppo.config.ppo import Hyperparams
+from jppo.config.schedules import Schedule
 from jppo.envs.spaces import Array, PyTree
+from jppo.ppo.normalization import Moments
 
 Metrics = dict[str, Array]
 # obs [B, *obs], or a pytree of them -> distribution, value [B]
@@ -21,36 +24,6 @@ Apply = Callable[[PyTree], tuple[Any, Array]]
 
 for _record in (Hyperparams, *schedules.KINDS):
     jax.tree_util.register_dataclass(_record)
-
-
-class Moments(struct.PyTreeNode, kw_only=True):
-    """Count, mean and sum of squared deviations of a set of samples; `+` gives the moments of the union of two sets.
-
-    Accurate in float32 even if the mean is large compared with the spread.
-    Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
-    """
-
-    count: Array  # [] f32
-    mean: Array  # [...] f32
-    m2: Array  # [...] f32, sum of (x - mean)^2
-
-    def __add__(self, other: "Moments") -> "Moments":
-        count = self.count + other.count
-        share = other.count / jnp.maximum(count, 1.0)
-        delta = other.mean - self.mean
-        return Moments(
-            count=count, mean=self.mean + delta * share, m2=self.m2 + other.m2 + delta * delta * (self.count * share)
-        )
-
-    @property
-    def variance(self) -> Array:
-        """Population variance, [...] f32; 0 for an empty set."""
-        return self.m2 / jnp.maximum(self.count, 1.0)
-
-    @property
-    def std(self) -> Array:
-        """Population standard deviation, [...] f32; 0 for an empty set."""
-        return jnp.sqrt(self.variance)
 
 
 class Transition(struct.PyTreeNode, kw_only=True):
@@ -159,3 +132,28 @@ class CollectState(struct.PyTreeNode, kw_only=True):
     episode: Episode
     carry: PyTree = ()  # [N, ...] of a recurrent network, for the next step; () for feed-forward networks
     active: PyTree = ()  # [N] bool, see `Transition`
+
+
+def derive_key(key: Array, purpose: str) -> Array:
+    """Returns a key for one purpose, such as "loss"; different purposes and different keys give different results."""
+    return jax.random.fold_in(key, zlib.crc32(purpose.encode()))
+
+
+def evaluate_schedules(hyperparams: Hyperparams, progress: Array | float) -> Hyperparams:
+    """Returns the hyperparameters with the value of each schedule at a progress in [0, 1]."""
+    values = {name: x(progress) if isinstance(x, Schedule) else x for name, x in vars(hyperparams).items()}
+    return Hyperparams(**values)
+
+
+def current_hyperparams(state: TrainState) -> Hyperparams:
+    """Returns the values of the next update; its progress is update / num_updates, at most 1."""
+    return evaluate_schedules(state.hyperparams, jnp.minimum(1.0, state.update / state.num_updates))
+
+
+def schedule_metrics(hyperparams: Hyperparams, current: Hyperparams) -> Metrics:
+    """Returns the metrics hyperparams/*: the current value of each schedule.
+
+    The learning rate is left out, because it is the metric "learning_rate".
+    """
+    names = [name for name, value in vars(hyperparams).items() if isinstance(value, Schedule)]
+    return {f"hyperparams/{name}": getattr(current, name) for name in names if name != "learning_rate"}

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import re
 import shutil
 import time
 import zlib
@@ -17,10 +18,11 @@ import numpy as np
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import from_json, to_json
 from jppo.devices.mesh import allgather_ints
-from jppo.ppo.types import PyTree
-from jppo.runs.files import jsonable, read_json, short_reason
+from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
+from jppo.runs.files import check_own_files, jsonable, read_json, short_reason
 from jppo.runs.leaves import copy_leaves, restore_leaves
-from jppo.runs.run_dir import versions
+from jppo.runs.run_dir import unused_path, versions
 
 FORMAT = 6
 FOLDER = "checkpoints"
@@ -62,7 +64,7 @@ class Checkpoints:
     keeps_hyperparams = True
 
     def __init__(self, run_dir: Path, seconds: float, max_checkpoints: int, message: Callable[[str], None]) -> None:
-        """Reads the newest intact checkpoint and deletes incomplete and newer damaged ones.
+        """Reads the newest intact checkpoint and renames newer damaged ones. orbax deletes incomplete ones.
 
         Args:
           seconds: minimum time between two checkpoints.
@@ -70,23 +72,24 @@ class Checkpoints:
           message: called with a text for each problem.
 
         Raises:
-          ValueError: all checkpoints are damaged, or they have another format.
+          ValueError: all checkpoints are damaged, or they have another format, or one is a link.
         """
+        check_own_files(run_dir, (), (FOLDER, *list_checkpoints(run_dir / FOLDER)))
         self._folder, self._max_checkpoints, self._message = run_dir / FOLDER, max_checkpoints, message
         self._interval = seconds
         self._manager: Any = None  # made by the first save, because orbax is slow to import
         self.start = latest_checkpoint(run_dir, message)
         self.update = 0 if self.start is None else self.start.update
         if len(set(allgather_ints([self.update])[:, 0].tolist())) > 1:
-            raise ValueError(
+            raise Refused(
                 f"the processes of this run read different checkpoints in {self._folder}; use one shared disk"
             )
         if not jax.process_index():
             with contextlib.suppress(OSError):  # saving reports it
                 self._folder.mkdir(exist_ok=True)
-                for path in self._folder.iterdir():
-                    if not path.name.isdecimal() or int(path.name) > self.update:
-                        shutil.rmtree(path, ignore_errors=True)
+                for path in list_checkpoints(self._folder):
+                    if int(path.name) > self.update:  # orbax would keep it instead of the next ones
+                        path.rename(unused_path(path.with_name(f"{path.name}.damaged")))
         self._pending: int | None = None  # the update that is being saved
         self._failed, self._last_save = False, time.monotonic()
 
@@ -116,7 +119,7 @@ class Checkpoints:
             return
         leaves = copy_leaves(state)
         info = {"format": FORMAT, "jppo": versions()["jppo"], "seconds": seconds, "counts": counts}
-        info["log"] = log or {}
+        info |= {"update": update, "log": log or {}}
         info["crc32"] = {name: _crc32(leaf) for name, leaf in leaves.items()}
         self._last_save = time.monotonic()
         try:
@@ -194,7 +197,7 @@ def latest_checkpoint(run_dir: Path, message: Callable[[str], None]) -> Checkpoi
                 following = "; the checkpoint before it is used" if path != paths[0] else ""
                 message(f"{path} is damaged ({error}){following}")
         else:
-            raise ValueError(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
+            raise Refused(f"all {len(paths)} checkpoints in {run_dir} are damaged; use another run_dir")
     return None
 
 
@@ -210,10 +213,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         info = read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"]
         if int(info["format"]) == FORMAT:
+            if (update := info.get("update", int(path.name))) != int(path.name):
+                raise Refused(f"it is a copy of {update}")
             leaves = {name: _read_array(path, name) for name in info["crc32"]}
             for name, checksum in info["crc32"].items():
                 if checksum not in (None, zlib.crc32(leaves[name].tobytes())):
-                    raise ValueError(f"{name} has another checksum")
+                    raise Refused(f"{name} has another checksum")
             return Checkpoint(
                 path=path,
                 update=int(path.name),
@@ -226,7 +231,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise _Damaged(short_reason(error)) from error
     version = info.get("jppo")
     advice = "" if version == versions()["jppo"] else "resume with that version, or "
-    raise ValueError(
+    raise Refused(
         f"{path} has checkpoint format {info['format']}, this version of jppo reads {FORMAT}; it was written by jppo "
         f"{version}: {advice}start a new run in another run_dir"
     )
@@ -252,7 +257,7 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
     run = f"run_dir {run_dir} already contains a run"
     metrics = run_dir / "metrics.jsonl"
     if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
-        raise ValueError(f"{run} without checkpoints; use another run_dir")
+        raise Refused(f"{run} without checkpoints; use another run_dir")
     old, new = _identity_fields(before), _identity_fields(jsonable(now))
     names = [name for name in old | new if old.get(name) != new.get(name)]
     if names:
@@ -260,16 +265,16 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
             f"{name} is {_show_setting(old, name)} in the run, but {_show_setting(new, name)} now" for name in names
         )
         remedy = "pass the values of the run to resume it, or use another run_dir for the new ones"
-        raise ValueError(f"{run} with other settings: {differences}; {remedy}")
+        raise Refused(f"{run} with other settings: {differences}; {remedy}")
     old_steps, new_steps = before["total_steps"], now["total_steps"]
     scheduled = [name for name, value in now["hyperparams"].items() if isinstance(value, dict)]
     if new_steps != old_steps and scheduled:
-        raise ValueError(
+        raise Refused(
             f"{run} with total_steps = {old_steps}; it cannot change to {new_steps}, because schedules depend on it: "
             + ", ".join(f"{name} = {_show_setting(new, name)}" for name in scheduled)
         )
     if new_steps < old_steps:
-        raise ValueError(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
+        raise Refused(f"{run} with total_steps = {old_steps}; it can be increased, but {new_steps} is lower")
 
 
 def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
@@ -293,6 +298,15 @@ def _crc32(leaf: Any) -> int | None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns the directories of complete checkpoints, oldest first."""
-    paths = (path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal())
+    """Returns the directories of complete checkpoints, oldest first: those with the names that orbax gives them."""
+    paths = (path for path in folder.glob("*") if re.fullmatch("[1-9][0-9]*", path.name))
     return sorted(paths, key=lambda path: int(path.name))
+
+
+def delete_checkpoints(run_dir: Path) -> None:
+    """Deletes all checkpoints of a run, and its directory if it contains no other files."""
+    for path in list_checkpoints(run_dir / FOLDER):
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # with files of others
+        (run_dir / FOLDER).rmdir()
+        run_dir.rmdir()

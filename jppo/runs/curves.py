@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jppo.config.checks import did_you_mean
+from jppo.errors import Refused
 from jppo.runs.groups import group_runs
 from jppo.runs.run_dir import read_metrics
 
@@ -48,7 +49,7 @@ def read_groups(run_dirs: Sequence[Path]) -> list[GroupMetrics]:
         runs = [read_metrics(path) for path in group.paths]
         for path, metrics in zip(group.paths, runs, strict=True):
             if missing := [name for name in _REQUIRED if name not in metrics]:
-                raise ValueError(f"{path}/metrics.jsonl is damaged: it has no {', '.join(missing)}")
+                raise Refused(f"{path}/metrics.jsonl is damaged: it has no {', '.join(missing)}")
         names = list(map(str, group.paths))
         groups.append(GroupMetrics(env=group.env, settings=group.label, names=names, runs=runs))
     return groups
@@ -76,12 +77,12 @@ def make_curve(group: GroupMetrics, metric: str = RETURN, x: str = "steps") -> C
 def _with_values(name: str, metrics: Metrics, metric: str) -> Metrics:
     """Returns the metrics of the updates in which a metric has a value."""
     if metric not in metrics:
-        raise ValueError(f"{name} has no metric {metric!r}; {did_you_mean(metric, metrics)}")
+        raise Refused(f"{name} has no metric {metric!r}; {did_you_mean(metric, metrics)}")
     kept = with_episodes(metrics) if metric.startswith("episode/") else metrics
     found = np.isfinite(kept[metric].astype(float))
     if not found.any():
         what = "no episode ended in this run" if metric.startswith("episode/") else "this metric has no value"
-        raise ValueError(f"{name}: {what}, so there is no {metric} to plot")
+        raise Refused(f"{name}: {what}, so there is no {metric} to plot")
     return {key: column[found] for key, column in kept.items()}
 
 

@@ -15,11 +15,10 @@ from jppo.envs.base import Environment, reset_rows, step_rows
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import HostEnvironment
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 from jppo.errors import EMPTY_MASK
-from jppo.ppo.keys import derive_key
 from jppo.ppo.policy import Policy, act, reset_carry
-from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.ppo.types import PolicyState, derive_key
 from jppo.runs.display import html_table, show_record
 from jppo.runs.policy import row_without_legal_action
 

@@ -13,7 +13,8 @@ from jppo.envs.backends import choose_backend
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.gymnax import make_env
 from jppo.envs.spaces import ObsSpec
-from jppo.ppo.keys import derive_key
+from jppo.errors import Refused
+from jppo.ppo.types import derive_key
 from jppo.runs.episodes import Evaluation, check_legal_actions, make_host_player, make_player
 from jppo.runs.load import load_run, needs_env
 from jppo.runs.policy import TrainedPolicy
@@ -55,7 +56,7 @@ def evaluate(
         something else, the environment and the policy have different spaces, or an action_mask marks no legal action.
     """
     if check_int("num_episodes", num_episodes) > _MAX_EPISODES:
-        raise ValueError(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
+        raise Refused(f"num_episodes = {num_episodes} must be from 1 to {_MAX_EPISODES:,}")
     seed, max_steps = check_seed(seed), check_int("max_steps", max_steps)
     env, policy = open_policy(env_or_run, policy, "jppo.evaluate")
     if isinstance(env, HostEnvironment):
@@ -77,7 +78,7 @@ def open_policy(env_or_run: Any, policy: Any, function: str) -> tuple[Any, Train
     if policy is None:
         trained = _open_policy("env_or_run", env_or_run)
         if trained.env is None:
-            raise ValueError(f"this TrainedPolicy has no environment; use {function}(env, policy)")
+            raise Refused(f"this TrainedPolicy has no environment; use {function}(env, policy)")
         return trained.env, trained
     is_result = isinstance(getattr(env_or_run, "policy", None), TrainedPolicy)
     env = env_or_run.policy.env if is_result else env_or_run
@@ -102,7 +103,7 @@ def _open_policy(name: str, run: Any) -> TrainedPolicy:
     if not isinstance(policy, TrainedPolicy):
         kinds = "a result of jppo.train, a run of a sweep, its policy or a run directory"
         remedy = " (or pass a policy)" if name != "policy" else ""
-        raise ValueError(f"{name} is a {type(run).__name__}; it must be {kinds}{remedy}")
+        raise Refused(f"{name} is a {type(run).__name__}; it must be {kinds}{remedy}")
     return policy
 
 
@@ -114,7 +115,7 @@ def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
 
     def essence(spec: Any) -> tuple[Any, ...]:
         if isinstance(spec, ObsSpec):
-            return spec.shape, spec.num_categories, spec.start, spec.dtype == "uint8"
+            return spec.shape, spec.num_categories, spec.start, spec.nvec, spec.dtype == "uint8" and spec.high
         return spec.shape, spec.num_actions, spec.nvec, spec.start if not spec.is_box else 0
 
     for kind, own, other in (
@@ -122,4 +123,4 @@ def _check_spaces(env: Any, policy: TrainedPolicy) -> None:
         ("actions", policy.action_spec, env.action_spec),
     ):
         if jax.tree.map(essence, own) != jax.tree.map(essence, other):
-            raise ValueError(f"{env.name} has other {kind} than the policy: {other}; the policy was trained for {own}")
+            raise Refused(f"{env.name} has other {kind} than the policy: {other}; the policy was trained for {own}")

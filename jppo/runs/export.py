@@ -19,13 +19,13 @@ from jax import export
 from jppo import __version__
 from jppo.actors import numpy_policy
 from jppo.actors.numpy_params import describe_spaces, numpy_obstacle, to_numpy_params
+from jppo.actors.numpy_policy.spaces import ObsArray, array_descriptions
 from jppo.config.checks import check_seed
 from jppo.devices.jit import jit
-from jppo.envs.spaces import ObsSpec
-from jppo.errors import describe_error
-from jppo.ppo.keys import derive_key
+from jppo.envs.spaces import Array, ObsSpec, PyTree
+from jppo.errors import Refused, describe_error
 from jppo.ppo.policy import act, reset_carry
-from jppo.ppo.types import Array, PyTree
+from jppo.ppo.types import derive_key
 from jppo.runs.policy import TrainedPolicy, actor_leaves, as_arguments, complete_obs
 from jppo.runs.run_dir import check_output, write_output
 
@@ -58,9 +58,9 @@ def export_policy(
     path = Path(path)
     check_output_path(path)
     if isinstance(platforms, str) or not platforms or set(platforms) - set(PLATFORMS):
-        raise ValueError(f"platforms = {platforms!r} must be a sequence of {', '.join(PLATFORMS)}")
+        raise Refused(f"platforms = {platforms!r} must be a sequence of {', '.join(PLATFORMS)}")
     if not isinstance(policy, TrainedPolicy | str | Path):
-        raise ValueError(
+        raise Refused(
             f"policy is a {type(policy).__name__}; it must be a TrainedPolicy, such as result.policy, or a run "
             "directory"
         )
@@ -87,23 +87,23 @@ def load_exported(path: str | Path) -> "ExportedPolicy":
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise Refused(f"{path} cannot be read: {error.strerror or error}") from None
     head, mark, version = content.rpartition(_MARK)
     if not mark or not version.isdigit():
         remedy = "; load an .npz file with jppo.numpy_policy.load" if content[:2] == b"PK" else ""
-        raise ValueError(f"{path} is incomplete or was not written by jppo as a .stablehlo file{remedy}")
+        raise Refused(f"{path} is incomplete or was not written by jppo as a .stablehlo file{remedy}")
     if int(version) != _VERSION:
-        raise ValueError(
+        raise Refused(
             f"{path} has version {int(version)} of the format; jppo {__version__} reads {_VERSION}: load "
             "it with the version of jppo that exported it"
         )
     program, digest = head[:-_DIGEST_SIZE], head[-_DIGEST_SIZE:]
     if hashlib.sha256(program).digest() != digest:
-        raise ValueError(f"{path} is damaged: its bytes are not those that were exported")
+        raise Refused(f"{path} is damaged: its bytes are not those that were exported")
     try:
         return ExportedPolicy(export.deserialize(bytearray(program)))
     except Exception as error:  # deserialize raises errors of many types
-        raise ValueError(f"{path} is damaged: it holds no program that this JAX can read ({error!r})") from error
+        raise Refused(f"{path} is damaged: it holds no program that this JAX can read ({error!r})") from error
 
 
 class ExportedPolicy:
@@ -122,6 +122,10 @@ class ExportedPolicy:
         self._obs_spec = jax.tree.map(lambda leaf: ObsSpec(shape=leaf.shape[1:], dtype=str(leaf.dtype)), obs)
         self._carry_like = memory[0] if memory else ()
         outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+        for spaces in outputs.pop("spaces", ()):  # files of jppo 0.2 lack it
+            parts = [ObsArray.from_json(leaf)._asdict() for leaf in array_descriptions(json.loads(spaces))]
+            specs = [ObsSpec(**part | {"dtype": str(part["dtype"])}) for part in parts]
+            self._obs_spec = jax.tree.unflatten(jax.tree.structure(obs), specs)
         self._actor_obs = tuple(outputs.get("actor_obs", ()))  # files of jppo 0.2 lack it
         self._call, self._seeds = jit(exported.call), itertools.count()
 
@@ -167,10 +171,10 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
         greedy = act(policy, trained.state, obs, carry=carry)
         sampled = act(policy, trained.state, obs, derive_key(jax.random.key(seed), "act"), carry)
         outputs = {"greedy": greedy.env_action, "sampled": sampled.env_action, "value": greedy.value}
-        outputs |= {"actor_obs": dict.fromkeys(actor_leaves(policy), ())}
+        outputs |= {"actor_obs": dict.fromkeys(actor_leaves(policy), ()), "spaces": {spaces: ()}}
         return outputs | ({"state": greedy.carry} if memory else {})
 
-    describe_spaces(policy.obs_spec)  # refuses containers that a file cannot name
+    spaces = json.dumps(describe_spaces(policy.obs_spec))  # refuses containers that a file cannot name
     describe_spaces(policy.action_spec)
     (batch,) = export.symbolic_shape("batch")
 
@@ -184,7 +188,7 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
     try:
         program = bytes(export.export(jax.jit(jppo_policy), platforms=platforms)(*arguments).serialize())
     except Exception as error:  # of the user's network
-        raise ValueError(
+        raise Refused(
             f"the network cannot be exported ({describe_error(error)}); its operations must work for any batch size "
             f"and on all of {', '.join(platforms)}"
         ) from error
@@ -193,7 +197,7 @@ def _as_stablehlo(trained: TrainedPolicy, platforms: Sequence[str]) -> bytes:
 
 def _as_npz(policy: TrainedPolicy) -> bytes:
     if obstacle := numpy_obstacle(policy.policy):
-        raise ValueError(f"NumPy cannot apply this policy, because {obstacle}; export it as .stablehlo")
+        raise Refused(f"NumPy cannot apply this policy, because {obstacle}; export it as .stablehlo")
     description, arrays = to_numpy_params(policy.policy, policy.state)
     numpy_policy.NumpyPolicy(description, arrays)  # raises here what it would raise there
     file, described = io.BytesIO(), json.dumps(description | {"written_by": f"jppo {__version__}"})

@@ -1,20 +1,38 @@
-"""Atomic file writes and JSON."""
+"""Reads and writes the files of run and sweep directories: regular files, written atomically, and JSON."""
 
 import contextlib
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from jppo.config.schedules import Schedule, to_json
+from jppo.errors import Refused
+
+
+def check_own_files(folder: Path, files: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
+    """Raises Refused if one of jppo's files or folders in a folder is a link or of another kind; it may be missing."""
+    for names, kind, is_kind in ((files, "regular file", os.path.isfile), (folders, "folder", os.path.isdir)):
+        for path in map(folder.joinpath, names):
+            if os.path.islink(path) or (os.path.exists(path) and not is_kind(path)):
+                found = "a link" if os.path.islink(path) else f"not a {kind}"
+                raise Refused(f"{path} is {found}, and jppo would write it; use another directory, or move it")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a regular file to read. Raises OSError, also for others: a named pipe would wait for ever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return open(path, "rb")
 
 
 def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
-    """Writes a whole file or nothing: writes a temporary file beside it, then renames it. A symbolic link is followed.
+    """Writes a whole file or nothing: writes a temporary file beside it, then renames it. It replaces a symbolic link.
 
     Args:
       data: the content, whole or in parts; a str is encoded as UTF-8.
@@ -22,7 +40,6 @@ def write_atomically(path: Path, data: bytes | str | Iterable[bytes]) -> None:
     Raises:
       OSError: the file cannot be written. The previous file, if any, is unchanged.
     """
-    path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         data = data.encode() if isinstance(data, str) else data
@@ -43,9 +60,10 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Reads a JSON file. Raises OSError if it cannot be read, and ValueError if it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            return json.loads(file.read().decode())
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        raise Refused("its values are nested too deeply") from None
 
 
 def jsonable(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jppo.config.checks import escape_controls
 from jppo.config.presets import PRESETS, preset_for
 from jppo.config.schedules import Schedule, from_json
+from jppo.errors import Refused
 from jppo.runs.run_dir import read_config
 
 _NO_SETTINGS = {"config", "hyperparams", "actors", "seed", "versions", "video"}
@@ -52,7 +53,7 @@ def all_settings(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     try:
         numbers = {name: from_json(value) for name, value in config["hyperparams"].items()}
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
+        raise Refused(f"{run_dir}/config.json is damaged: {error}") from None
     left_out = _NO_SETTINGS if config.get("stop_at_return") is not None else _NO_SETTINGS | _EVALUATION
     others = {name: value for name, value in config.items() if name not in left_out}
     return config["config"] | numbers | others | config.get("actors", {})

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.ppo.types import PyTree
+from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
 
 
-class LeafMismatch(ValueError):
+class LeafMismatch(Refused):
     """The saved state has other leaves, shapes or dtypes than the run needs."""
 
 

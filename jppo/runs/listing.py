@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from jppo.errors import Refused
+from jppo.runs.files import open_file
 from jppo.runs.groups import changed_settings
 from jppo.runs.load import read_summary
 from jppo.runs.run_dir import parse_row, read_config
@@ -39,7 +41,7 @@ def find_runs(folder: Path) -> list[RunState | ValueError]:
       ValueError: the folder does not exist.
     """
     if not os.path.isdir(folder):
-        raise ValueError(f"there is no folder {folder}; name the folder of your runs: jppo runs FOLDER")
+        raise Refused(f"there is no folder {folder}; name the folder of your runs: jppo runs FOLDER")
     found: list[RunState | ValueError] = []
     for path, names, files in os.walk(folder):
         names.sort()
@@ -75,14 +77,14 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the last lines of metrics.jsonl. Raises ValueError if they are damaged or the file is missing."""
     try:
         start = max(0, path.stat().st_size - _TAIL_BYTES)
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(start)
             lines = file.read().split(b"\n")[:-1]
     except OSError:
-        raise ValueError(f"{path.parent} is not a run directory: it has no metrics.jsonl") from None
+        raise Refused(f"{path.parent} is not a run directory: it has no metrics.jsonl") from None
     rows = [parse_row(line) for line in (lines[1:] if start else lines)]  # the first one may be incomplete
     if None in rows:
-        raise ValueError(f"{path} is damaged")
+        raise Refused(f"{path} is damaged")
     return cast(list[dict[str, Any]], rows)
 
 

@@ -8,8 +8,9 @@ import jax
 
 from jppo.config.checks import names_module
 from jppo.envs.backends import choose_backend
+from jppo.errors import Refused
 from jppo.ppo.anakin import make_anakin
-from jppo.ppo.networks import Network
+from jppo.ppo.policy import Network
 from jppo.ppo.types import PolicyState
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoint, latest_checkpoint
@@ -64,9 +65,7 @@ def load_run(
     run_dir = Path(run_dir)
     settings = runs.read_config(run_dir)
     if settings.get("network") == "custom" and network is None:
-        raise ValueError(
-            f"{run_dir} was trained with a custom network; pass it: jppo.load_policy(run_dir, network=...)"
-        )
+        raise Refused(f"{run_dir} was trained with a custom network; pass it: jppo.load_policy(run_dir, network=...)")
     is_env_passed = env is not None
     if not is_env_passed:
         env = _check_env_name(run_dir, settings, trust_env)
@@ -85,7 +84,7 @@ def load_run(
         return LoadedRun(agent, _policy_state(run_dir, like, best), settings)
     except ValueError as error:
         if is_env_passed and isinstance(error.__cause__ or error, LeafMismatch):
-            raise ValueError(
+            raise Refused(
                 f"{agent.env.name} does not fit the policy in {run_dir}, which was trained in {settings['env']} with "
                 "other observations or actions; pass the environment of the run"
             ) from None
@@ -106,12 +105,12 @@ def _check_env_name(run_dir: Path, settings: dict[str, Any], trust_env: bool) ->
     """
     name = settings["env"]
     if settings.get("environment") == "custom":
-        raise ValueError(
+        raise Refused(
             f"{run_dir} was trained in a custom environment, {name}; name it with --env module:name on the command "
             "line; in Python, use jppo.load_policy(run_dir, env=...) or jppo.evaluate(env, run_dir)"
         )
     if names_module(name) and not trust_env:
-        raise ValueError(
+        raise Refused(
             f"{run_dir} was trained in {name}, which would import a module; if you trust it, use --env {name}, "
             f"in Python load_policy(run_dir, trust_env=True)"
         )
@@ -127,7 +126,7 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
     has_best, has_final = ((run_dir / name).exists() for name in (runs.BEST, runs.POLICY))
     if best:
         if not has_best and not has_final and newest_checkpoint() is None:
-            raise ValueError(no_policy)
+            raise Refused(no_policy)
         return runs.load_policy_state(run_dir, like, best=True)
     damage: ValueError | None = None
     if has_final:
@@ -139,7 +138,7 @@ def _policy_state(run_dir: Path, like: Any, best: bool) -> PolicyState:
             damage = error
     checkpoint = newest_checkpoint()
     if checkpoint is None:
-        raise damage or ValueError(no_policy)
+        raise damage or Refused(no_policy)
     if damage is not None:
         warnings.warn(
             f"{damage}; the policy of the newest checkpoint, after update {checkpoint.update}, is used", stacklevel=4

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jppo.config.checks import check_choice
+from jppo.errors import Refused
 from jppo.runs.curves import POINTS, RETURN, X_AXES, Curve, GroupMetrics, make_curve, read_groups, smooth, with_episodes
 from jppo.runs.run_dir import check_output, write_output
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
@@ -40,9 +41,9 @@ def draw_metrics(groups: Sequence[GroupMetrics], metrics: Sequence[str] = (RETUR
     """Returns a PNG with one panel per metric. Arguments and errors: see `plot`."""
     check_choice("x", x, X_AXES)
     if isinstance(metrics, str):
-        raise ValueError(f"metrics = {metrics!r} must be a list of names, such as [{metrics!r}]")
+        raise Refused(f"metrics = {metrics!r} must be a list of names, such as [{metrics!r}]")
     if not metrics:
-        raise ValueError(f"metrics is empty; name at least one, for example {RETURN}")
+        raise Refused(f"metrics is empty; name at least one, for example {RETURN}")
     envs = {group.env for group in groups}
     num_columns = min(len(metrics), 2)
     num_rows = -(-len(metrics) // num_columns)

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jppo.actors.numpy_params import cast_leaves
 from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.devices.jit import jit
 from jppo.envs.masks import lacks_legal_action
-from jppo.envs.spaces import ACTION_MASK
-from jppo.errors import EMPTY_MASK
-from jppo.ppo.keys import derive_key
+from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
+from jppo.errors import EMPTY_MASK, Refused
 from jppo.ppo.policy import Policy, act, make_policy, reset_carry
-from jppo.ppo.types import Array, PolicyState, PyTree
+from jppo.ppo.types import PolicyState, derive_key
 from jppo.runs.display import DisplayedResult, Picture
 
 
@@ -88,7 +88,7 @@ class TrainedPolicy(DisplayedResult):
         obs = complete_obs(self.obs_spec, actor_leaves(self.policy), obs)
         batch, single, carry, start = as_arguments(self.obs_spec, self._carry_like, obs, state, episode_start)
         if (row := row_without_legal_action(self.policy, batch)) is not None:
-            raise ValueError(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
+            raise Refused(f"action_mask marks no legal action in row {row} of the observations; {EMPTY_MASK}")
         if seed is None:
             if self._key is None:
                 self._key = derive_key(jax.random.key(0), "act without a seed")
@@ -155,7 +155,7 @@ def as_arguments(
     batch, single = as_batch(obs_spec, obs)
     size = len(jax.tree.leaves(batch)[0])
     if not jax.tree.leaves(carry_like) and (state is not None or episode_start is not None):
-        raise ValueError("this policy is not recurrent: call it without state and episode_start")
+        raise Refused("this policy is not recurrent: call it without state and episode_start")
     if state is None:
         carry = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), carry_like)
     else:
@@ -178,7 +178,7 @@ def _check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
     wanted = [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(like)]
     found = [np.shape(leaf) for leaf in jax.tree.leaves(state)]
     if jax.tree.structure(state) != structure or found != wanted:
-        raise ValueError(
+        raise Refused(
             f"state has arrays of shapes {found}; for {size} observations, this policy needs {wanted}, as the call "
             "before returned them"
         )
@@ -205,11 +205,11 @@ def _as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
     try:
         start = np.asarray(False if episode_start is None else episode_start)
     except ValueError:
-        raise ValueError(f"episode_start is a ragged list; for {size} observations it must be {size} bools") from None
+        raise Refused(f"episode_start is a ragged list; for {size} observations it must be {size} bools") from None
     if start.dtype != bool:
-        raise ValueError(f"episode_start must be bool; it is {start.dtype}")
+        raise Refused(f"episode_start must be bool; it is {start.dtype}")
     if start.shape not in ((), (size,)):
-        raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
+        raise Refused(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
     return np.broadcast_to(start | (state is None), (size,))
 
 
@@ -231,7 +231,12 @@ def complete_obs(obs_spec: Any, seen: Collection[str], obs: Any) -> Any:
     leaf = _to_arrays({shown: obs_spec[shown]}, {shown: obs[shown]})[0].shape
     lead = leaf[: max(0, len(leaf) - len(jax.tree.leaves(obs_spec[shown])[0].shape))]
     missing = set(obs_spec) - set(obs) - {ACTION_MASK}
-    return obs | {name: jax.tree.map(lambda spec: np.zeros((*lead, *spec.shape)), obs_spec[name]) for name in missing}
+    return obs | {name: jax.tree.map(lambda spec: _blank(spec, lead), obs_spec[name]) for name in missing}
+
+
+def _blank(spec: ObsSpec, lead: tuple[int, ...]) -> np.ndarray:
+    """Returns an observation that its space has: zeros or first categories."""
+    return np.zeros((*lead, *spec.shape)) + np.reshape(spec.start, spec.shape if spec.nvec else ())
 
 
 def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
@@ -246,11 +251,9 @@ def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
     for leaf, spec in zip(leaves, specs, strict=True):
         if leaf.shape[1:] != spec.shape or not leaf.ndim:
             shape = leaf.shape[1:] if single else leaf.shape
-            raise ValueError(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
+            raise Refused(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
     if len(sizes := {len(leaf) for leaf in leaves}) > 1:
-        raise ValueError(
-            f"the observations are arrays with {sorted(sizes)} rows; each must have the same number of rows"
-        )
+        raise Refused(f"the observations are arrays with {sorted(sizes)} rows; each must have the same number of rows")
     return jax.tree.unflatten(structure, leaves), single
 
 
@@ -266,11 +269,13 @@ def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:
     except ValueError:
         leaves = [None]
     if any(leaf is None or isinstance(leaf, dict) for leaf in leaves):
-        raise ValueError(f"the observation consists of {_name_leaves(obs)}; the policy takes {_name_leaves(obs_spec)}")
+        raise Refused(f"the observation consists of {_name_leaves(obs)}; the policy takes {_name_leaves(obs_spec)}")
     try:
-        return [np.asarray(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+        for leaf, spec in zip(leaves, specs, strict=True):
+            np.asarray(np.asarray(leaf), spec.dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"the observation cannot be converted to arrays: {error}") from None
+        raise Refused(f"the observation cannot be converted to arrays: {error}") from None
+    return cast_leaves(obs_spec, leaves)
 
 
 def _as_dicts(obs_spec: PyTree, obs: Any) -> Any:

@@ -17,8 +17,9 @@ from jppo.devices.jit import jit
 from jppo.envs import Environment
 from jppo.envs.families import choose_mujoco_gl
 from jppo.envs.gymnasium import HostEnvironment
-from jppo.ppo.keys import derive_key
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused
+from jppo.ppo.types import derive_key
 from jppo.runs.display import Picture
 from jppo.runs.episodes import DeviceEpisodes, check_legal_actions, make_host_player, start_episodes, step_episodes
 from jppo.runs.evaluation import open_policy
@@ -128,7 +129,7 @@ def check_drawable(env: Environment | HostEnvironment) -> None:
         _choose_display()
         env.make([0], render=True).close()
     elif env.render is None and env.name not in DRAWABLE:
-        raise ValueError(
+        raise Refused(
             f"{env.name} cannot be drawn: it has no render function; `jppo envs` shows which environments have one; "
             "your own environment can be a jppo.EpisodicEnv with render"
         )
@@ -189,7 +190,7 @@ def _checked_image(name: str, image: Any) -> np.ndarray:
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         found = f"shape {array.shape} and dtype {array.dtype}"
-        raise ValueError(f"{name}: render returned an array of {found}; return an image [height, width, 3] of uint8")
+        raise Refused(f"{name}: render returned an array of {found}; return an image [height, width, 3] of uint8")
     return array
 
 

@@ -22,8 +22,10 @@ import numpy as np
 from jppo import __version__
 from jppo.config import schedules
 from jppo.config.ppo import Hyperparams, PPOConfig
-from jppo.ppo.types import PolicyState, PyTree
-from jppo.runs.files import read_json, write_atomically
+from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
+from jppo.ppo.types import PolicyState
+from jppo.runs.files import open_file, read_json, write_atomically
 from jppo.runs.leaves import copy_leaves, restore_leaves, with_dtype
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
@@ -80,17 +82,17 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     try:
         config = read_json(run_dir / "config.json")
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{run_dir} is not a run directory: it has no config.json{_hint(run_dir)}") from None
+        raise Refused(f"{run_dir} is not a run directory: it has no config.json{_hint(run_dir)}") from None
     except OSError as error:
-        raise ValueError(f"{run_dir}/config.json cannot be read: {error.strerror}") from None
+        raise Refused(f"{run_dir}/config.json cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{run_dir}/config.json is damaged: {error}") from None
+        raise Refused(f"{run_dir}/config.json is damaged: {error}") from None
     missing = set(_SETTINGS) - (set(config) if isinstance(config, dict) else set())
     if missing:
-        raise ValueError(f"{run_dir}/config.json is damaged: it has no {', '.join(sorted(missing))}")
+        raise Refused(f"{run_dir}/config.json is damaged: it has no {', '.join(sorted(missing))}")
     for name, kind in (_SETTINGS | {"actors": dict, "log_every": int}).items():
         if name in config and (not isinstance(config[name], kind) or isinstance(config[name], bool)):
-            raise ValueError(f"{run_dir}/config.json is damaged: {name} is {config[name]!r}")
+            raise Refused(f"{run_dir}/config.json is damaged: {name} is {config[name]!r}")
     return config
 
 
@@ -108,7 +110,7 @@ def config_of(settings: dict[str, Any], run_dir: Path) -> tuple[PPOConfig, Hyper
         hyperparams = {name: schedules.from_json(value) for name, value in settings["hyperparams"].items()}
         return PPOConfig(**fields), Hyperparams(**hyperparams)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
+        raise Refused(f"{run_dir}/config.json is damaged or of another version of jppo: {error}") from None
 
 
 def metrics_until(run_dir: Path, update: int) -> Iterator[dict[str, np.ndarray]]:
@@ -130,7 +132,7 @@ def rows_until(run_dir: Path, update: int) -> Iterator[tuple[bytes, dict[str, An
                 last = row["update"]
                 yield line, row
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); use another run_dir") from None
+        raise Refused(f"{path} cannot be read ({error.strerror}); use another run_dir") from None
 
 
 def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
@@ -143,18 +145,18 @@ def read_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     try:
         for number, (_, row) in enumerate(_complete_lines(path), 1):
             if row is None:
-                raise ValueError(f"{path} is damaged: line {number} does not contain the metrics of an update")
+                raise Refused(f"{path} is damaged: line {number} does not contain the metrics of an update")
             rows.append(row)
     except OSError:
-        raise ValueError(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
+        raise Refused(f"{run_dir} is not a run directory: it has no metrics.jsonl") from None
     if not rows:
-        raise ValueError(f"{path} has no updates yet")
+        raise Refused(f"{path} has no updates yet")
     return _to_columns(rows)
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yields the lines of metrics.jsonl with their content, see `parse_row`. Raises OSError."""
-    with open(path, "rb") as lines:
+    with open_file(path) as lines:
         for line in lines:
             if line.endswith(b"\n"):
                 yield line, parse_row(line)
@@ -203,10 +205,10 @@ def read_best(run_dir: Path) -> BestPolicy | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             return BestPolicy(int(file["update"]), float(file["score"]), str(file["measure"]))
     except _NPZ_ERRORS as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise Refused(f"{path} is damaged: {error}") from error
 
 
 def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicyState:
@@ -220,19 +222,19 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
     """
     path = run_dir / (BEST if best else POLICY)
     if best and not path.exists():
-        raise ValueError(f"{run_dir} has no best policy yet; omit best=True (--best) to load the newest one")
+        raise Refused(f"{run_dir} has no best policy yet; omit best=True (--best) to load the newest one")
     if not path.exists():
-        raise ValueError(f"{run_dir} has no policy: its run did not finish")
+        raise Refused(f"{run_dir} has no policy: its run did not finish")
     like = on_one_device(like)
     dtypes = {jax.tree_util.keystr(key): leaf.dtype for key, leaf in jax.tree_util.tree_leaves_with_path(like)}
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             leaves = {
                 name: with_dtype(file[name], dtypes.get(name)) for name in file.files if name not in BestPolicy._fields
             }
         return restore_leaves(leaves, like, "", path)
     except _NPZ_ERRORS as error:
-        raise ValueError(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
+        raise Refused(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
 
 
 def on_one_device(like: PyTree) -> PyTree:
@@ -248,17 +250,17 @@ def check_output(path: Path, *endings: str) -> None:
       endings: accepted endings, each optionally followed by a description in the error message.
     """
     if path.suffix.lower() not in [ending.split()[0] for ending in endings]:
-        raise ValueError(f"output {path} must end in {' or '.join(endings)}")
+        raise Refused(f"output {path} must end in {' or '.join(endings)}")
     if not os.path.isdir(path.parent):
-        raise ValueError(f"output {path} cannot be written: there is no directory {path.parent}")
-    if os.path.isdir(path):  # Path.is_dir raises OSError for a name that is too long
-        raise ValueError(f"output {path} cannot be written: it is a directory")
+        raise Refused(f"output {path} cannot be written: there is no directory {path.parent}")
+    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists raises OSError for a name that is too long
+        raise Refused(f"output {path} cannot be written: it is not a regular file")
 
 
 def write_output(path: Path, data: bytes, ending: str) -> None:
-    """Writes an output file. Raises ValueError if its name has another ending, or if it cannot be written."""
+    """Writes an output file and follows a link. Raises ValueError if its ending is another, or it cannot be written."""
     check_output(path, ending)
     try:
-        write_atomically(path, data)
+        write_atomically(Path(os.path.realpath(path)), data)
     except OSError as error:
-        raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error
+        raise Refused(f"output {path} cannot be written: {error.strerror or error}") from error

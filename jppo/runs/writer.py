@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from jppo.devices.signals import defer_signals
+from jppo.errors import Refused
 from jppo.ppo.types import PolicyState
 from jppo.runs.checkpoints import FOLDER, list_checkpoints
-from jppo.runs.files import jsonable, short_reason, write_atomically, write_json
+from jppo.runs.files import check_own_files, jsonable, open_file, short_reason, write_atomically, write_json
 from jppo.runs.run_dir import BEST, POLICY, BestPolicy, rows_until, save_policy
 
-_METRICS, _LOCK = "metrics.jsonl", ".lock"
+_METRICS, _LOCK, _EVENTS = "metrics.jsonl", ".lock", "tensorboard"
+_FILES = ("config.json", _METRICS, _LOCK, "summary.json", POLICY, BEST, "video.gif")  # that a run writes
 
 
 class RunWriter:
@@ -40,7 +41,8 @@ class RunWriter:
           message: called with a text for each problem.
 
         Raises:
-          ValueError: the directory cannot be written, another process writes to it, or it contains other files.
+          ValueError: the directory cannot be written, another process writes to it, or it contains other files, or
+            links with the names of a run's files.
         """
         wandb_module = _import_wandb() if wandb else None
         self._new_parents = [parent for parent in path.parents if not os.path.exists(parent)]
@@ -51,9 +53,10 @@ class RunWriter:
         self._wandb: Any = None
         with _as_value_error(path):
             path.mkdir(parents=True, exist_ok=True)
+            check_own_files(path, _FILES, (FOLDER, _EVENTS))
             if not resume and not _is_new(path):
                 content = "already contains a run" if (path / "config.json").exists() else "is not empty"
-                raise ValueError(f"run_dir {path} {content}; use another directory")
+                raise Refused(f"run_dir {path} {content}; use another directory")
             self._lock = _lock(path)
             (path / _METRICS).touch()
         try:
@@ -142,7 +145,7 @@ class RunWriter:
         return self._failed
 
     def abort(self) -> None:
-        """Closes the files without a policy or summary. Deletes the directory of a new run that has saved no update."""
+        """Closes the files without a policy or summary. Deletes those of a new run that has saved no update."""
         try:
             with contextlib.suppress(Exception):  # the caller raises the original error
                 self._close_wandb()
@@ -150,9 +153,9 @@ class RunWriter:
             with defer_signals(), contextlib.suppress(Exception):
                 self._close()
                 if not (self._resume or self._has_lines or list_checkpoints(self.path / FOLDER)):
-                    shutil.rmtree(self.path)
+                    delete_run(self.path)
                     for parent in self._new_parents:
-                        parent.rmdir()  # raises if it contains another run
+                        parent.rmdir()  # raises if it contains other files
 
     def _try(self, name: str, write: Callable[[], None], consequence: str) -> bool:
         """Writes a file and returns whether it succeeded. Reports the first failure of each file."""
@@ -198,10 +201,10 @@ class _TensorBoard:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
-        folder = run_dir / "tensorboard"
+        folder = run_dir / _EVENTS
         folder.mkdir(exist_ok=True)
         self._event, self._summary = Event, Summary
-        self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}.jppo")
         if purge_step is not None:
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=purge_step, wall_time=time.time(), session_log=start))
@@ -219,10 +222,19 @@ class _TensorBoard:
             self._writer.close()
 
 
+def delete_run(path: Path) -> None:
+    """Deletes the files of a run, and its directory if it contains no others. Raises OSError."""
+    for file in (*map(path.joinpath, _FILES), *(path / _EVENTS).glob("*.jppo")):
+        file.unlink(missing_ok=True)
+    for folder in (path / _EVENTS, path / FOLDER, path):
+        with contextlib.suppress(OSError):  # missing, or with files of others
+            folder.rmdir()
+
+
 def _is_new(path: Path) -> bool:
     """Returns whether the directory contains no files except those of a process that was killed at its start."""
     names = {file.name for file in path.iterdir() if not file.name.startswith("config.json.")}
-    return names <= {_METRICS, _LOCK} and not (_METRICS in names and (path / _METRICS).stat().st_size)
+    return names <= {_METRICS, _LOCK, "wandb"} and not (_METRICS in names and (path / _METRICS).stat().st_size)
 
 
 def _lock(path: Path) -> Any:
@@ -233,7 +245,7 @@ def _lock(path: Path) -> Any:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise ValueError(f"run_dir {path} is being written by another process; use another directory") from None
+        raise Refused(f"run_dir {path} is being written by another process; use another directory") from None
     except NotImplementedError:  # a file system without locks
         pass
     return lock
@@ -244,7 +256,7 @@ def is_written(path: Path) -> bool:
     import fcntl  # because filelock would create a missing file
 
     try:
-        with open(path / _LOCK, "rb") as file:
+        with open_file(path / _LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -259,12 +271,12 @@ def _as_value_error(path: Path) -> Any:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"run_dir {path} cannot be written: {short_reason(error)}") from error
+        raise Refused(f"run_dir {path} cannot be written: {short_reason(error)}") from error
 
 
 def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError:
-        raise ValueError("--wandb needs the wandb package: pip install 'jppo[wandb]'") from None
+        raise Refused("--wandb needs the wandb package: pip install 'jppo[wandb]'") from None
     return wandb

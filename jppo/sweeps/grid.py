@@ -23,6 +23,7 @@ from jppo.config.ppo import Hyperparams, check_hyperparams
 from jppo.config.run import EVAL_EPISODES
 from jppo.config.schedules import Schedule, to_json
 from jppo.envs.backends import require_device
+from jppo.errors import Refused
 from jppo.ppo.anakin import Anakin
 from jppo.runs.files import jsonable
 from jppo.runs.groups import format_value
@@ -112,7 +113,7 @@ def make_groups(
     is_list = isinstance(settings.env, list | tuple) and not hasattr(settings.env, "_fields")  # of a NamedTuple
     envs = list(settings.env) if is_list else [settings.env]
     if not envs:
-        raise ValueError("env = [] must contain at least one environment")
+        raise Refused("env = [] must contain at least one environment")
     for env in envs:
         require_device(env, "sweep", "pass an environment of that kind, or use jppo.tune.trainable instead")
     groups: list[ProgramGroup] = []
@@ -137,7 +138,7 @@ def make_groups(
                 groups.append(ProgramGroup(settings=shared, agent=prepared.agent, runs=runs, parts=parts, **options))
         names.append(groups[-1].env_name)
     if len(set(names)) < len(names):
-        raise ValueError(f"env = {', '.join(names)} must name each environment once")
+        raise Refused(f"env = {', '.join(names)} must name each environment once")
     return groups
 
 
@@ -200,7 +201,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for name, value in settings.items():
         if name not in names:
-            raise ValueError(f"unknown setting {name!r}{suggest_setting(name, names)}")
+            raise Refused(f"unknown setting {name!r}{suggest_setting(name, names)}")
         if name in _TUPLES:
             several = isinstance(value, list | tuple) and 0 < len(value) == sum(
                 isinstance(x, list | tuple) for x in value
@@ -210,7 +211,7 @@ def check_settings(settings: dict[str, Any]) -> dict[str, list[Any]]:
         choices = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
         choices = [tuple(x) if isinstance(x, list) else x for x in choices]
         if not choices or any(x == y for x, y in itertools.combinations(choices, 2)):
-            raise ValueError(f"{name} = {value!r} must be one value or a list of distinct values")
+            raise Refused(f"{name} = {value!r} must be one value or a list of distinct values")
         values[name] = choices
     return values
 
@@ -221,10 +222,10 @@ def check_seeds(seeds: Any) -> list[int]:
         return list(range(check_int("seeds", seeds, 1, _MAX_SEEDS)))
     message = f"seeds = {seeds!r} must be a number of seeds or a list of distinct seeds"
     if isinstance(seeds, bool | float | str) or seeds is None:
-        raise ValueError(message)
+        raise Refused(message)
     chosen = [check_seed(seed) for seed in seeds]
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(message)
+        raise Refused(message)
     return chosen
 
 
@@ -234,7 +235,7 @@ def check_num_devices(num_devices: int | None) -> int:
     if num_devices is None:
         return available
     if check_int("num_devices", num_devices, 1) > available:
-        raise ValueError(f"num_devices = {num_devices}; JAX has {available} here ({jax.devices()[0].platform})")
+        raise Refused(f"num_devices = {num_devices}; JAX has {available} here ({jax.devices()[0].platform})")
     return num_devices
 
 

@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.pbt import PBTConfig
 from jppo.devices.jit import jit
+from jppo.envs.spaces import PyTree
 from jppo.errors import first_line
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.runs.episodes import check_legal_actions
 from jppo.sweeps.grid import ProgramGroup

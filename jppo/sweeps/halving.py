@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.ppo.types import PyTree
+from jppo.envs.spaces import PyTree
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.group_monitor import GroupLoop
 from jppo.sweeps.log import PopulationLogger, RunLog, SweepProgress

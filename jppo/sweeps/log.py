@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from jppo.config.pbt import PBTConfig
+from jppo.envs.spaces import PyTree
 from jppo.errors import describe_empty_mask
 from jppo.ppo.anakin import AnakinState
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome
@@ -25,6 +26,7 @@ from jppo.training.return_target import count_needed_episodes
 
 _HISTORY_ROWS = 1 << 20  # updates kept in memory, summed over all runs
 _EPISODES = ("count", "return_mean", "return_std")
+_STATUS = ("updates", "status", "stop_reason", "error")  # attributes of a run in a checkpoint
 
 
 class RunLog:
@@ -148,7 +150,7 @@ class RunLog:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the run's part of a checkpoint, without the best policy."""
-        content = {"updates": self.updates, "recent": self.recent.to_json(), "status": self.status, "error": self.error}
+        content = {name: getattr(self, name) for name in _STATUS} | {"recent": self.recent.to_json()}
         if self.monitor is None:
             return content
         events = {"best": self.monitor.best, "last_eval": self.monitor.last_eval, "event": dict(self.means.partial)}
@@ -156,7 +158,7 @@ class RunLog:
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores the result of `to_json`. The best policy is not part of it."""
-        self.updates, self.status, self.error = (content[name] for name in ("updates", "status", "error"))
+        vars(self).update({name: content[name] for name in _STATUS})
         self.recent.restore(content["recent"])
         if self.monitor is not None:
             self.monitor.best = None if content["best"] is None else BestPolicy(*content["best"])

@@ -12,9 +12,10 @@ from jppo.config.overrides import CONFIG_NAMES
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import RANGES, Hyperparams
 from jppo.config.schedules import Schedule
+from jppo.envs.spaces import Array
+from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
-from jppo.ppo.keys import derive_key
-from jppo.ppo.types import Array
+from jppo.ppo.types import derive_key
 from jppo.sweeps.grid import ProgramGroup
 
 FACTORS = (0.8, 1.25)
@@ -31,30 +32,30 @@ def check_pbt(pbt: PBTConfig, groups: list[ProgramGroup], values: dict[str, list
     """
     run = groups[0].settings.run
     if run.stop_at_return is not None and not run.eval_every:
-        raise ValueError(f"pbt needs evaluations for stop_at_return = {run.stop_at_return:g}; set eval_every")
+        raise Refused(f"pbt needs evaluations for stop_at_return = {run.stop_at_return:g}; set eval_every")
     swept = {name: choices for name, choices in values.items() if len(choices) > 1}
     for name, choices in swept.items():
         if name in CONFIG_NAMES:
-            raise ValueError(
+            raise Refused(
                 f"{name} = {choices}: pbt changes fields of jppo.Hyperparams only, and {name} is a field of "
                 "jppo.PPOConfig; pass one value"
             )
         for value in choices:
             if isinstance(value, Schedule) or math.isinf(value):
-                raise ValueError(f"{name} = {value}: pbt changes finite numbers only; pass numbers, or one value")
+                raise Refused(f"{name} = {value}: pbt changes finite numbers only; pass numbers, or one value")
     if not swept:
-        raise ValueError("pbt needs a hyperparameter with several values, for example two values of learning_rate")
+        raise Refused("pbt needs a hyperparameter with several values, for example two values of learning_rate")
     for group in groups:
         runs, updates = len(group.runs), group.agent.num_updates
         if runs < _LEAST_RUNS:
-            raise ValueError(f"pbt needs at least {_LEAST_RUNS} runs, this sweep has {runs}; use more seeds or values")
+            raise Refused(f"pbt needs at least {_LEAST_RUNS} runs, this sweep has {runs}; use more seeds or values")
         if group.max_parallel_runs is not None and group.max_parallel_runs < runs:
-            raise ValueError(
+            raise Refused(
                 f"max_parallel_runs = {group.max_parallel_runs}: pbt trains all {runs} runs of a program at once; "
                 "leave it out"
             )
         if (every := pbt.updates_between_exchanges(updates)) >= updates:
-            raise ValueError(f"pbt.every = {every} must be less than the number of updates, {updates}")
+            raise Refused(f"pbt.every = {every} must be less than the number of updates, {updates}")
 
 
 def search_ranges(group: ProgramGroup) -> dict[str, tuple[float, float]]:

@@ -1,19 +1,22 @@
 """Trains the runs of a program with population-based training, and resumes it from checkpoints."""
 
 import functools
-import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jppo.config.pbt import PBTConfig
+from jppo.config.run import RunConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, show_bytes
+from jppo.errors import Refused
 from jppo.ppo.anakin import AnakinState
-from jppo.ppo.keys import derive_key
-from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.ppo.types import derive_key
+from jppo.runs.checkpoints import Checkpoint, Checkpoints, delete_checkpoints
+from jppo.runs.files import check_own_files
 from jppo.runs.leaves import restore_leaves
 from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.group_monitor import GroupLoop
@@ -23,7 +26,7 @@ from jppo.sweeps.pbt import exchange, search_ranges
 from jppo.sweeps.population import Population, compile_group, from_host, init_population, to_host
 from jppo.sweeps.sweep_run import FINISHED, INTERRUPTED
 
-CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SECONDS = RunConfig.checkpoint_seconds
 
 
 class PBTTrainer(GroupTrainer):
@@ -40,11 +43,12 @@ class PBTTrainer(GroupTrainer):
         if self._stop_requested():
             return None
         if checkpoint_dir is not None:
+            check_own_files(checkpoint_dir.parent, (), (checkpoint_dir.name,))
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, 2, message)
+            checkpoints = Checkpoints(checkpoint_dir, CHECKPOINT_SECONDS, RunConfig.max_checkpoints, message)
         population = compile_group(group._replace(max_parallel_runs=runs), runs, self._progress.reporter)
         if population.bytes > (free := bytes_free(group.num_devices)):
-            raise ValueError(
+            raise Refused(
                 f"pbt trains all {runs} runs at once and needs {show_bytes(population.bytes)} of device memory, "
                 f"but {show_bytes(free)} are free; use fewer runs or lower num_envs = {group.agent.config.num_envs}"
             )
@@ -58,8 +62,8 @@ class PBTTrainer(GroupTrainer):
                 message(f"{group.env_name}: resuming at update {log.updates}")
             state = self._train(population, state, log, checkpoints)
             interrupted = log.updates < group.agent.num_updates and bool(log.active.any())
-            if checkpoints is not None and interrupted:
-                log.save(checkpoints, state, {})
+            if checkpoints is not None:
+                log.save(checkpoints, state)
         finally:
             if checkpoints is not None:
                 checkpoints.close()
@@ -67,7 +71,7 @@ class PBTTrainer(GroupTrainer):
         results = to_host(state.replace(collect=()), runs)  # the states of environments may be large
         self._end_runs(log.runs, results, INTERRUPTED if interrupted else FINISHED)
         if checkpoint_dir is not None and not interrupted:
-            shutil.rmtree(checkpoint_dir)
+            delete_checkpoints(checkpoint_dir)
         return self._error
 
     def _train(
@@ -150,8 +154,8 @@ class PBTLogger(PopulationLogger):
             run.end("")  # a diverged run trains again
             run.copies.append((self.updates, copied.spec.number))
 
-    def save(self, checkpoints: Checkpoints, state: AnakinState, counts: dict[str, int]) -> None:
-        """Saves a checkpoint after the last logged update, see `Logger.save`."""
+    def save(self, checkpoints: Checkpoints, state: AnakinState, *_: Any) -> None:
+        """Saves a checkpoint after the last logged update, see `Logger.save`. Each run has its own end."""
         for run in self.runs:
             if run.monitor is not None:
                 run.monitor.save_best()  # only policies of events are candidates, not that of the checkpoint
@@ -159,7 +163,7 @@ class PBTLogger(PopulationLogger):
         log = {"copies": copies, "runs": [run.to_json() for run in self.runs]}  # a thread writes them
         everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
         best = {str(index): run.best_policy for index, run in enumerate(self.runs) if run.best_policy is not None}
-        checkpoints.save(self.updates, self.seconds, counts, everything | {"best": best}, log)
+        checkpoints.save(self.updates, self.seconds, {}, everything | {"best": best}, log)
 
     def restore(self, start: Checkpoint, like: AnakinState) -> AnakinState:
         """Restores the log and returns the state on the host. Raises ValueError if the checkpoint does not fit.

@@ -16,13 +16,14 @@ from jppo.config.run import RunConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_free, bytes_needed, bytes_needed_beside, show_bytes
 from jppo.devices.mesh import AXIS, mesh_1d, shard_over_devices
-from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused
+from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.runs.display import show_count
 from jppo.runs.leaves import is_key
 from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.log import PopulationLogger
-from jppo.training.device_loop import make_target
+from jppo.training.device_loop import make_target, run_chunk
 from jppo.training.evaluator import evaluation_key, make_evaluation
 from jppo.training.history import RecentEpisodes
 from jppo.training.progress import Reporter
@@ -121,7 +122,7 @@ def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Populat
         if limit is not None or population.bytes <= free:
             break
         if runs_per_device == 1:
-            raise ValueError(
+            raise Refused(
                 f"one run needs {show_bytes(population.bytes)} of device memory and {show_bytes(free)} are free; lower "
                 f"num_envs = {agent.config.num_envs} or num_steps = {agent.config.num_steps}"
             )

@@ -1,7 +1,6 @@
 """Results of a sweep: scores of the settings, tables and pictures."""
 
 import glob
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -10,16 +9,20 @@ import numpy as np
 from rich.table import Table
 
 from jppo.config.terminal import wrap
+from jppo.errors import Refused
 from jppo.runs.display import html_table, show_count
+from jppo.runs.files import check_own_files
 from jppo.runs.groups import format_value
 from jppo.runs.plots import SettingCurves, draw_curves, draw_populations
 from jppo.runs.statistics import bootstrap_interval, interquartile_mean
+from jppo.runs.writer import delete_run
 from jppo.sweeps.sweep_run import DIVERGED, FINISHED, INTERRUPTED, STATUSES, SweepRun, as_cell, to_columns
 from jppo.training.history import join_blocks
 from jppo.training.progress import short_path
 from jppo.training.tables import print_table
 
 _MAX_SETTINGS_SHOWN = 10
+RUN_DIRS = "run_dirs"  # folder in the directory of a sweep
 
 
 class SettingResult(NamedTuple):
@@ -93,7 +96,7 @@ class SweepResult:
         for run in self.runs:
             if run.number == number:
                 return run
-        raise ValueError(f"run {number} does not exist; the runs are {', '.join(str(run.number) for run in self.runs)}")
+        raise Refused(f"run {number} does not exist; the runs are {', '.join(str(run.number) for run in self.runs)}")
 
     @property
     def envs(self) -> list[str]:
@@ -129,11 +132,11 @@ class SweepResult:
           ValueError: the environment is missing or unknown, or no run was trained.
         """
         if not self.runs:
-            raise ValueError("the sweep has no runs")
+            raise Refused("the sweep has no runs")
         if env is None and len(self.envs) > 1:
-            raise ValueError(f"the sweep has several environments; name one of {', '.join(self.envs)}")
+            raise Refused(f"the sweep has several environments; name one of {', '.join(self.envs)}")
         if env not in (None, *self.envs):
-            raise ValueError(f"the sweep has no run in {env!r}; its environments are {', '.join(self.envs)}")
+            raise Refused(f"the sweep has no run in {env!r}; its environments are {', '.join(self.envs)}")
         return self.ranked(env or self.envs[0])[0]
 
     @property
@@ -226,7 +229,7 @@ class SweepResult:
                 if metrics:
                     panels.setdefault(env, []).append(SettingCurves(label, metrics))
         if not panels:
-            raise ValueError("no episode ended in this sweep, so there is no return to plot")
+            raise Refused("no episode ended in this sweep, so there is no return to plot")
         draw_curves(panels, Path(path))
 
     def write_run_dirs(self) -> None:
@@ -238,14 +241,15 @@ class SweepResult:
           ValueError: the sweep has no sweep_dir, or a file cannot be written.
         """
         if self.sweep_dir is None:
-            raise ValueError("run directories need a sweep_dir")
-        folder, digits = self.sweep_dir / "run_dirs", len(str(max((run.number for run in self.runs), default=0)))
+            raise Refused("run directories need a sweep_dir")
+        folder, digits = self.sweep_dir / RUN_DIRS, len(str(max((run.number for run in self.runs), default=0)))
         for run in self.runs:
             path = folder / f"{run.number:0{digits}}-{run.name}"
             if (existing := next(folder.glob(f"*{glob.escape(run.name)}"), path)) != path:
                 existing.rename(path)
             if run.status != INTERRUPTED and not (path / "summary.json").exists():
-                shutil.rmtree(path, ignore_errors=True)  # left by a crash
+                check_own_files(folder, (), (path.name,))
+                delete_run(path)  # left by a crash
                 run.save(path)
 
 

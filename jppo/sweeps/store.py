@@ -8,15 +8,16 @@ from typing import Any
 
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import from_json
-from jppo.runs.files import read_json, short_reason, write_atomically, write_json
+from jppo.errors import Refused
+from jppo.runs.files import check_own_files, read_json, short_reason, write_atomically, write_json
 from jppo.runs.groups import format_value
 from jppo.runs.run_dir import unused_path, versions
 from jppo.sweeps.grid import ProgramGroup, RunSpec, describe_run, run_fingerprint
-from jppo.sweeps.results import SweepResult
+from jppo.sweeps.results import RUN_DIRS, SweepResult
 from jppo.sweeps.sweep_run import INTERRUPTED, RunOutcome, SweepRun, read_outcome, to_columns, write_outcome
 from jppo.training.settings import list_own_parts
 
-_SWEEP, _RUNS = "sweep.json", "runs"
+_SWEEP, _RUNS, _TABLE, _COPIES, _PICTURE = "sweep.json", "runs", "runs.csv", "copies.csv", "curves.png"
 
 
 def default_sweep_dir() -> Path:
@@ -70,13 +71,13 @@ class SweepStore:
         runs = [self._runs[number] for number in sorted(self._runs)]
         result = SweepResult(runs, swept, self.path, not_started)
         if self.path is not None and runs:
-            _write_table(self.path / "runs.csv", [run.row for run in runs])
+            _write_table(self.path / _TABLE, [run.row for run in runs])
             if copies := result.copies:
-                _write_table(self.path / "copies.csv", copies)
+                _write_table(self.path / _COPIES, copies)
             else:  # of an earlier sweep in this directory
-                (self.path / "copies.csv").unlink(missing_ok=True)
+                (self.path / _COPIES).unlink(missing_ok=True)
             if any(run.episodes for run in runs):
-                result.plot(self.path / "curves.png")
+                result.plot(self.path / _PICTURE)
         return result
 
     def __len__(self) -> int:
@@ -85,8 +86,9 @@ class SweepStore:
     def _prepare_directory(self, path: Path) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
+            check_own_files(path, (_SWEEP, _TABLE, _COPIES, _PICTURE), (_RUNS, RUN_DIRS))
             if any(path.iterdir()) and not (path / _SWEEP).exists():
-                raise ValueError(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
+                raise Refused(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
             (path / _RUNS).mkdir(exist_ok=True)
             description = {
                 "envs": list(dict.fromkeys(group.env_name for group in self._groups)),
@@ -97,7 +99,7 @@ class SweepStore:
             }
             write_json(path / _SWEEP, description)
         except OSError as error:
-            raise ValueError(f"sweep_dir {path} cannot be written: {short_reason(error)}") from error
+            raise Refused(f"sweep_dir {path} cannot be written: {short_reason(error)}") from error
 
     def _add(self, group: ProgramGroup, spec: RunSpec, outcome: RunOutcome) -> None:
         self._runs[spec.number] = SweepRun(
@@ -124,7 +126,7 @@ def load_sweep(path: Path) -> SweepResult:
         description = read_json(path / _SWEEP)
         names, settings = list(description["runs"]), dict(description["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a sweep directory of this version of jppo ({error})") from None
+        raise Refused(f"{path} is not a sweep directory of this version of jppo ({error})") from None
     runs = []
     for number, name in enumerate(names):
         if not (file := path / _RUNS / f"{name}.npz").exists():
@@ -145,7 +147,7 @@ def load_sweep(path: Path) -> SweepResult:
         )
         runs.append(run)
     if not runs:
-        raise ValueError(f"{path} contains no finished run yet")
+        raise Refused(f"{path} contains no finished run yet")
     return SweepResult(runs, [name for name, choices in settings.items() if len(choices) > 1], path)
 
 

@@ -11,10 +11,9 @@ from jppo.config.pbt import PBTConfig, read_selection
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import RunConfig
 from jppo.devices.memory import explain_out_of_memory
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.display import show_count
 from jppo.sweeps.grid import ProgramGroup, check_num_devices, check_seeds, check_settings, make_groups
 from jppo.sweeps.halving import GroupTrainer

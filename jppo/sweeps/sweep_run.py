@@ -12,9 +12,10 @@ import numpy as np
 
 from jppo.config.ppo import Hyperparams
 from jppo.config.schedules import Schedule
+from jppo.errors import Refused
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
-from jppo.runs.files import jsonable, write_atomically
+from jppo.runs.files import jsonable, open_file, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
@@ -154,7 +155,7 @@ class SweepRun(RunOutcome):
             writer.save_best(self.best_policy_state, self.best)
         if failed := writer.close(self.policy_state, summary):
             (run_dir / "summary.json").unlink(missing_ok=True)  # marks the directory as incomplete
-            raise ValueError(f"{run_dir} cannot be written: {', '.join(failed)} failed")
+            raise Refused(f"{run_dir} cannot be written: {', '.join(failed)} failed")
 
 
 def as_cell(value: Any) -> int | float | str:
@@ -195,7 +196,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
       the result of the run, and its description.
     """
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             best = None if about.get("best") is None else BestPolicy(*about["best"])
@@ -214,7 +215,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state
         ), about
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it to train this run again") from None
+        raise Refused(f"{path} is damaged ({error}); delete it to train this run again") from None
 
 
 def _read_policy(file: Any, name: str, like: PolicyState | None) -> Any:
@@ -226,5 +227,5 @@ def _read_policy(file: Any, name: str, like: PolicyState | None) -> Any:
     if len(leaves) == len(shapes):
         leaves = [with_dtype(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)]
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in shapes]:
-        raise ValueError("the policy has other shapes")
+        raise Refused("the policy has other shapes")
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -19,10 +19,10 @@ from jppo.config.ray import RayConfig, Resources
 from jppo.config.run import RunConfig
 from jppo.envs.backends import BACKENDS
 from jppo.envs.host_families import pickle_registrations, restore_registrations
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.errors import Refused
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs.run_dir import safe_name
 from jppo.runs.statistics import interquartile_mean
 from jppo.sweeps.grid import check_seeds, check_settings, make_groups
@@ -86,11 +86,11 @@ def trainable(
     hyperparams = None if hyperparams is None else as_record("hyperparams", hyperparams, Hyperparams)
     check_hyperparams(hyperparams or Hyperparams())
     if backend not in BACKENDS:
-        raise ValueError(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
+        raise Refused(f"backend = {backend!r} is not one of {', '.join(BACKENDS)}")
     choose_preset(preset, "")
     check_int("checkpoint_updates", checkpoint_updates, 0)
     if ray is not None and ray.num_actors is None:
-        raise ValueError("ray.num_actors must be a number, because Tune reserves resources for each actor")
+        raise Refused("ray.num_actors must be a number, because Tune reserves resources for each actor")
     settings = RunSettings(
         env=env,
         total_steps=None if total_steps is None else check_total_steps(total_steps),
@@ -161,7 +161,7 @@ def population(
     resources = as_record("resources", resources, Resources)
     for name, values in check_settings(settings).items():
         if name in CONFIG_NAMES and len(values) > 1:
-            raise ValueError(f"{name} needs one program per value, and a trial is one program: use the search space")
+            raise Refused(f"{name} needs one program per value, and a trial is one program: use the search space")
     run_settings = RunSettings(
         env=env,
         total_steps=total_steps,
@@ -182,7 +182,7 @@ def population(
         values = check_settings(settings | space)
         groups = make_groups(run_settings, seeds=seeds, values=values, num_devices=len(jax.local_devices()))
         if len(groups) > 1:
-            raise ValueError(
+            raise Refused(
                 f"the trial has {len(groups)} programs; pass one environment, one value per PPOConfig "
                 "field and one kind of schedule per hyperparameter"
             )
@@ -199,7 +199,7 @@ def _pickle(arguments: Any) -> bytes:
     try:
         return ray_core.cloudpickle.dumps(arguments)
     except (TypeError, pickle.PicklingError) as error:
-        raise ValueError(
+        raise Refused(
             f"the arguments cannot be sent to the processes of Ray Tune: {error}; pass objects that can be pickled, or "
             "create them in a function"
         ) from error

@@ -13,7 +13,7 @@ from ray import tune
 from jppo.config.overrides import CONFIG_NAMES, HYPERPARAM_NAMES, suggest_setting, take_network
 from jppo.config.ray import RayConfig
 from jppo.envs.backends import choose_backend
-from jppo.errors import TrainingDiverged
+from jppo.errors import Refused, TrainingDiverged
 from jppo.runs.run_dir import read_metrics
 from jppo.training.evaluator import METRICS
 from jppo.training.hooks import RunHooks
@@ -122,7 +122,7 @@ def apply_space(space: dict[str, Any], settings: RunSettings) -> RunSettings:
     names = (*CONFIG_NAMES, *HYPERPARAM_NAMES, "seed")
     for name in space:
         if name not in names:
-            raise ValueError(f"the search space has an unknown setting {name!r}{suggest_setting(name, names)}")
+            raise Refused(f"the search space has an unknown setting {name!r}{suggest_setting(name, names)}")
     network, overrides = take_network(settings.network, settings.overrides)
     values = dict(space)
     seed = values.pop("seed", settings.seed)

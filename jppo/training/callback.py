@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.config.ppo import check_hyperparams
-from jppo.ppo.types import PyTree
+from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
 from jppo.runs.leaves import describe_array, is_key
 
 
@@ -90,12 +91,12 @@ class CallbackEvent:
         """
         self._check_open("log")
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a metric must be a text, not {name!r}")
+            raise Refused(f"the name of a metric must be a text, not {name!r}")
         if name in self.metrics or name.startswith("eval/"):
-            raise ValueError(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
+            raise Refused(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
         number = value.item() if getattr(value, "size", 0) == 1 else value
         if not isinstance(number, int | float):
-            raise ValueError(f"the metric {name!r} must be a number, not {' '.join(repr(value).split())}")
+            raise Refused(f"the metric {name!r} must be a number, not {' '.join(repr(value).split())}")
         self.logged[name] = float(number)
 
 
@@ -113,7 +114,7 @@ def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
     finally:
         event._read_state = None
     if returned is not None:
-        raise ValueError(
+        raise Refused(
             f"the callback returned a value of type {type(returned).__name__}, but it must return None; use "
             "event.stop() to end the run and event.state = ... to change the state"
         )
@@ -126,7 +127,7 @@ def call(callback: Callback, event: CallbackEvent) -> PyTree | None:
         check_hyperparams(jax.device_get(getattr(state, "train", state).hyperparams))
     for name in changed:
         if not name.startswith(".collect") and ".hyperparams." not in name and not _is_finite(new[name]):
-            raise ValueError(
+            raise Refused(
                 f"the callback {_name(callback)} set event.state{name} to NaN or infinity after update {event.update}; "
                 "it must contain finite numbers"
             )
@@ -161,7 +162,7 @@ def fit_state(old: PyTree, new: PyTree) -> PyTree:
                 remedy = (
                     "numbers and schedules cannot replace each other; pass a number to jppo.train if a callback sets it"
                 )
-            raise ValueError(f"event.state{name} is {received}, but the run needs {needed}; {remedy}")
+            raise Refused(f"event.state{name} is {received}, but the run needs {needed}; {remedy}")
         like, leaf = wanted[name], found[name]
         leaf = jnp.asarray(leaf, like.dtype) if is_number else leaf
         is_new = leaf is not like or id(leaf) in used

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jppo.actors.numpy_params import check_categories
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.devices.signals import end_process_at
-from jppo.ppo import anakin
-from jppo.ppo.anakin import Anakin, AnakinState, run_chunk
+from jppo.envs.base import Environment
+from jppo.envs.checks.check_gymnax import play_randomly
+from jppo.envs.spaces import Array
+from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.history import RecentEpisodes
@@ -23,9 +27,11 @@ from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
 from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
 
+_CHECKED_STEPS = 128  # steps whose observations are compared with their space before training
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
 _SLOW_UPDATE = 2.0  # seconds; with slower updates no chunk is launched ahead, so that Ctrl-C waits for one update only
 POLL_SECONDS = 0.005
+CHUNK_CAPACITY = 1024  # maximum number of updates in a chunk; a chunk returns only their metrics
 
 
 class ChunkLoop:
@@ -65,8 +71,8 @@ class ChunkLoop:
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until the last update, a stop request, an event that ends the run, or a NaN."""
-        if self.monitor.is_solved():  # before a resume, with a higher target
-            return SOLVED
+        if (ended := self.monitor.check_target()) is not None:  # before a resume
+            return ended
         start = time.perf_counter() - self._log.seconds
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
@@ -78,7 +84,7 @@ class ChunkLoop:
                 self.save()
             ahead = pace < _SLOW_UPDATE and not (self._shared or due or self.monitor.holds(update))
             if remaining and (pending is None or ahead):
-                length = min(length, remaining, anakin.CHUNK_CAPACITY, self._updates_until_event(update))
+                length = min(length, remaining, CHUNK_CAPACITY, self._updates_until_event(update))
                 length, stop = self._agree(length, stop_requested())
                 if not stop:
                     following = (length, self.launch(length))
@@ -103,7 +109,7 @@ class ChunkLoop:
         """Saves a checkpoint after the last logged update. No chunk may be running."""
         if self._checkpoints is not None:
             self.monitor.save_best(self.policy_state)
-            self._log.save(self._checkpoints, self.state, {})
+            self._log.save(self._checkpoints, self.state, {}, self.monitor.end_to_json())
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint before more updates than `update` are launched.
@@ -118,7 +124,7 @@ class ChunkLoop:
     def _updates_until_event(self, update: int) -> int:
         """Returns the number of updates until the next update at which a chunk must end."""
         every = 0 if self._checkpoints is None else self._checkpoints.every_updates
-        length = every - update % every if every else anakin.CHUNK_CAPACITY
+        length = every - update % every if every else CHUNK_CAPACITY
         return min(length, self.monitor.updates_until_event(update))
 
     def launch(self, length: int) -> Metrics:
@@ -160,6 +166,15 @@ def init_state(agent: Anakin, seed: int, hyperparams: Hyperparams) -> AnakinStat
     """Returns the initial state on the devices."""
     state: AnakinState = jit(agent.init, out_shardings=agent.sharding.out_shardings)(jax.random.key(seed), hyperparams)
     return state
+
+
+def check_first_steps(env: Environment) -> None:
+    """Raises BrokenContractError if an environment's first steps have categories that its observation space lacks.
+
+    The compiled program has no such check, which would take time at each step.
+    """
+    if any(spec.num_categories or spec.nvec for spec in jax.tree.leaves(env.obs_spec)):
+        check_categories(env.obs_spec, play_randomly(env, _CHECKED_STEPS))
 
 
 def compile_chunk(agent: Anakin, hyperparams: Hyperparams, flags: Any = None) -> Any:
@@ -254,6 +269,7 @@ class DeviceLoop(ChunkLoop):
                 train = state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams)
                 state = state.replace(train=train)  # a resumed run may be longer
             jax.block_until_ready(state)
+            check_first_steps(agent.env)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1
         super().__init__(compiled, state, flags, remaining, log, shared, checkpoints, monitor)
         self.compile_seconds = time.perf_counter() - start
@@ -265,3 +281,39 @@ class DeviceLoop(ChunkLoop):
 
     def close(self) -> None:
         """Does nothing: a device needs no cleanup."""
+
+
+def run_chunk(agent: Anakin, state: AnakinState, flags: Any, length: Array) -> tuple[AnakinState, Any, Metrics]:
+    """Runs `length` updates, or fewer: stops after an update that diverges or reaches a target.
+
+    The length is an argument, not a shape, so that one compiled program serves every chunk.
+
+    Args:
+      flags: [] bool, whether all updates so far were finite; or a record of them with the properties `running` and
+        `reached` and the method `after(metrics, config)` (see `ReturnTarget`). The result of the chunk before.
+      length: [] i32, at most CHUNK_CAPACITY.
+
+    Returns:
+      the state, the flags, and metrics in the first rows of buffers [CHUNK_CAPACITY]. With a target, the metric
+      "reached" marks the update that reached it.
+    """
+    step, has_target = jax.jit(agent.step), hasattr(flags, "after")  # the step is traced once for both uses
+    shapes = jax.eval_shape(step, state)[1]
+    shapes |= {"reached": shapes["finite"]} if has_target else {}
+    buffers = jax.tree.map(lambda x: jnp.zeros((CHUNK_CAPACITY,), x.dtype), shapes)
+
+    def should_continue(loop: tuple[Array, Any, AnakinState, Metrics]) -> Array:
+        done, flags, _, _ = loop
+        return jnp.logical_and(done < length, flags.running if has_target else flags)
+
+    def body(loop: tuple[Array, Any, AnakinState, Metrics]) -> tuple[Array, Any, AnakinState, Metrics]:
+        done, flags, state, buffers = loop
+        state, metrics = step(state)
+        flags = flags.after(metrics, agent.config) if has_target else metrics["finite"]
+        metrics |= {"reached": flags.reached} if has_target else {}
+        buffers = jax.tree.map(lambda buffer, value: buffer.at[done].set(value), buffers, metrics)
+        return done + 1, flags, state, buffers
+
+    start = (jnp.zeros((), jnp.int32), flags, state, buffers)
+    _, flags, state, buffers = jax.lax.while_loop(should_continue, body, start)
+    return state, flags, buffers

@@ -13,9 +13,9 @@ from jppo.config.run import EVAL_EPISODES, RunConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_needed_beside
 from jppo.devices.mesh import AXIS, allgather_ints, raise_on_all_processes, shard_over_devices
+from jppo.envs.spaces import Array
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.keys import derive_key
-from jppo.ppo.types import Array, Metrics, PolicyState
+from jppo.ppo.types import Metrics, PolicyState, derive_key
 from jppo.runs.episodes import check_legal_actions, make_host_player, make_player
 
 METRICS = ("return_mean", "return_std", "length_mean")

@@ -6,20 +6,24 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jppo.devices.signals import end_signals
 from jppo.training.progress import Reporter
 
 
 @contextlib.contextmanager
 def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether Ctrl-C or SIGTERM has arrived, so that a chunk is never cut off.
+    """Yields a function that returns whether Ctrl-C, SIGTERM or SIGHUP has arrived, so that a chunk is never cut off.
 
-    A second signal raises KeyboardInterrupt. Outside the main thread, Python delivers no signals and the function
-    always returns False. The function also restores the handlers, because an environment may replace them.
+    A second Ctrl-C or SIGTERM raises KeyboardInterrupt. A SIGHUP that is ignored, as by nohup, has no effect. Outside
+    the main thread, Python delivers no signals and the function always returns False. The function also restores the
+    handlers, because an environment may replace them.
     """
     requested = threading.Event()
 
     def on_interrupt(signum: int, frame: Any) -> None:
         if requested.is_set():
+            if signum == signal.SIGHUP:  # sent by the terminal and by its shell
+                return
             raise KeyboardInterrupt
         requested.set()
         reporter.message("stopping; completed updates are kept (Ctrl-C again stops at once)")
@@ -27,7 +31,7 @@ def stop_on_interrupt(reporter: Reporter) -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set
         return
-    signals = (signal.SIGINT, signal.SIGTERM)  # schedulers of clusters send SIGTERM
+    signals = end_signals()
     before = [signal.signal(number, on_interrupt) for number in signals]
 
     def is_requested() -> bool:

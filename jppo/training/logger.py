@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jppo.ppo.types import PyTree
+from jppo.envs.spaces import PyTree
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.runs.run_dir import metrics_until
 from jppo.runs.writer import RunWriter
@@ -65,14 +65,17 @@ class Logger:
         """Number of updates in complete lines."""
         return self.updates - self.updates % self._means.every
 
-    def save(self, checkpoints: Checkpoints, state: PyTree, counts: dict[str, int]) -> None:
+    def save(
+        self, checkpoints: Checkpoints, state: PyTree, counts: dict[str, int], ended: dict[str, Any] | None = None
+    ) -> None:
         """Saves a checkpoint after the last logged update.
 
         Args:
           counts: counters of the training loop.
+          ended: `Monitor.end_to_json`.
         """
         line, event = dict(self._means.partial), dict(self._event_means.partial)  # a thread writes them
-        log = {"line": line, "event": event, "recent": self.recent.to_json()}
+        log = {"line": line, "event": event, "recent": self.recent.to_json(), "ended": ended}
         checkpoints.save(self.updates, self.seconds, counts, state, log)
 
     def finish(self) -> None:

@@ -37,6 +37,8 @@ class Monitor:
         info: RunInfo | None = None,
         best: BestPolicy | None = None,
         best_every: int = 0,
+        identity: Any = None,
+        ended_before: dict[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -47,6 +49,8 @@ class Monitor:
           best: the best policy before a resume.
           best_every: without evaluations, number of updates between two candidates for the best policy; 0: only
             `save_best` adds candidates.
+          identity: the settings, as JSON, with which a run that ended by itself does not continue on resume.
+          ended_before: `end_to_json` before a resume.
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, run.callback
         self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
@@ -59,7 +63,9 @@ class Monitor:
         self._measure = "recent return" if evaluate is None else "evaluation"
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
-        self.ended: LoopResult | None = None
+        self._identity, self.ended = identity, None
+        if ended_before is not None and ended_before["identity"] == identity:
+            self.ended = LoopResult(ended_before["status"], reason=ended_before["reason"])
         self.last_eval: float | None = None
 
     def updates_until_event(self, update: int) -> int:
@@ -151,9 +157,17 @@ class Monitor:
         """Memory in bytes that an evaluation needs on each device while training runs."""
         return getattr(self._evaluate, "bytes", 0)
 
-    def is_solved(self) -> bool:
-        """Returns whether the recent return has reached the target."""
-        return self.target is not None and self._recent_return >= self.target
+    def check_target(self) -> LoopResult | None:
+        """Returns the reason to end the run, also if the recent return has reached the target, or None."""
+        if self.ended is None and self.target is not None and self._recent_return >= self.target:
+            self.ended = SOLVED
+        return self.ended
+
+    def end_to_json(self) -> dict[str, Any] | None:
+        """Returns why the run ended by itself, for its checkpoint; None if it did not end or failed."""
+        if self.ended is None or self.ended.error is not None:
+            return None
+        return {"status": self.ended.status, "reason": self.ended.reason, "identity": self._identity}
 
     def save_best(self, policy_state: PolicyState | None = None) -> None:
         """Writes the best policy to the run directory, if it is not written yet.

@@ -1,9 +1,6 @@
 """Reporters show the progress of a run to the user."""
 
-import contextlib
-import io
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +11,8 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
+from jppo.config.terminal import OutputStream
+from jppo.errors import Refused
 from jppo.runs.plots import format_steps
 
 _LINE_SECONDS = 5.0  # between two lines of LineReporter
@@ -55,7 +54,7 @@ class PrintReporter(Reporter):
     """Prints messages."""
 
     def message(self, text: str) -> None:
-        print(text, file=DisplayStream(sys.stdout), flush=True)
+        print(text, file=OutputStream(sys.stdout), flush=True)
 
 
 class WorkerReporter(Reporter):
@@ -174,9 +173,9 @@ def check_progress(progress: Any) -> None:
     """Raises ValueError if `progress` is not "auto", "none" or a reporter."""
     if isinstance(progress, type):
         name = progress.__name__
-        raise ValueError(f"progress = {name} is a class; pass an instance, {name}(...)")
+        raise Refused(f"progress = {name} is a class; pass an instance, {name}(...)")
     if not isinstance(progress, Reporter) and progress not in ("none", "auto"):
-        raise ValueError(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
+        raise Refused(f"progress = {progress!r} must be 'auto', 'none' or a jppo.Reporter")
 
 
 def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | None = None) -> Reporter:
@@ -186,50 +185,10 @@ def make_reporter(progress: str | Reporter, total_steps: int, stream: TextIO | N
         return progress
     if progress == "none":
         return NullReporter()
-    display: Any = DisplayStream(stream or sys.stdout)
+    display: Any = OutputStream(stream or sys.stdout)
     if display.isatty():
         return BarReporter(Console(file=display), total_steps)
     return LineReporter(display, total_steps)
-
-
-class DisplayStream(io.TextIOBase):
-    """Passes text to a stream and ignores failed writes: a full disk or a closed terminal must not end a run."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        """
-        Args:
-          stream: None if the process has no such stream, for example after `jppo train ... >&-`.
-        """
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._call("write", text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._call("flush")
-
-    def _call(self, method: str, *args: str) -> None:
-        if self._stream is not None:
-            try:
-                getattr(self._stream, method)(*args)
-            except (OSError, ValueError):  # ValueError: the stream is closed
-                silence(self._stream)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
-
-
-def silence(stream: TextIO) -> None:
-    """Redirects a stream that cannot be written to /dev/null, so that neither training nor the exit of Python fails."""
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
 
 
 def format_status(

@@ -12,10 +12,10 @@ from jppo.actors.actor import ActorError, ActorProcess, make_actor_error, start_
 from jppo.config.ray import RayConfig
 from jppo.config.run import EVAL_EPISODES, RunConfig
 from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.spaces import PyTree
 from jppo.errors import ActorsFailed, describe_error
-from jppo.ppo.networks import Network, RecurrentNetwork
-from jppo.ppo.policy import make_policy
-from jppo.ppo.types import PolicyState, PyTree
+from jppo.ppo.policy import Network, RecurrentNetwork, make_policy
+from jppo.ppo.types import PolicyState
 from jppo.runs.episodes import make_host_player
 from jppo.training.evaluator import METRICS, EvaluationResult, PendingEvaluation, episode_seed
 

@@ -17,12 +17,11 @@ from jppo.config.ppo import Hyperparams
 from jppo.config.ray import RayConfig
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
-from jppo.ppo.hyperparams import evaluate_schedules
-from jppo.ppo.types import PolicyState, TrainState
+from jppo.ppo.types import PolicyState, TrainState, evaluate_schedules
 from jppo.runs.checkpoints import Checkpoint, Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
 from jppo.training.logger import Logger, LoopResult
-from jppo.training.monitor import SOLVED, Monitor
+from jppo.training.monitor import Monitor
 
 _LOG_SECONDS = 0.4  # between two writes of metrics
 _WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
@@ -131,7 +130,7 @@ class RayLoop:
             if jax.process_count() > 1:
                 streams = multihost_utils.process_allgather(streams, tiled=True)
             state = ActorState(train=self.state, streams=streams, behaviour=self._behaviour)
-            self._log.save(self._checkpoints, state, self._counts)
+            self._log.save(self._checkpoints, state, self._counts, self.monitor.end_to_json())
 
     def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
         streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
@@ -155,8 +154,8 @@ class RayLoop:
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
         behind, update_seconds = bool(self._behaviour), math.inf
-        if self.monitor.is_solved():  # before a resume, with a higher target
-            return SOLVED
+        if (ended := self.monitor.check_target()) is not None:  # before a resume
+            return ended
         self._launch(self._behaviour or jax.device_get(self.state.policy_state), first - 1)
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
@@ -224,9 +223,10 @@ class RayLoop:
                 return LoopResult("diverged")
         if self.state is not before:  # a callback may have changed the hyperparameters
             self._hyperparams = jax.device_get(self.state.hyperparams)
+        ended = monitor.check_target()
         if save:
             self.save()
-        return monitor.ended or (SOLVED if monitor.is_solved() else None)
+        return ended
 
     def _finish_event(self, wait: bool, stop_requested: Callable[[], bool]) -> bool:
         """Logs the updates until the last one with an event and handles the event.

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jppo.config.ppo import PPOConfig
-from jppo.ppo.types import Array, Metrics
+from jppo.envs.spaces import Array
+from jppo.ppo.types import Metrics
 
 RECENT_EPISODES = 100  # number of episodes of the recent mean return
 

@@ -18,12 +18,13 @@ from jppo.devices.determinism import fingerprint
 from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, raise_on_all_processes
 from jppo.devices.signals import end_process_at
+from jppo.envs.spaces import PyTree
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
+from jppo.networks.feed_forward import is_image
 from jppo.ppo.anakin import Anakin
-from jppo.ppo.layers.feed_forward import is_image
-from jppo.ppo.types import PyTree
 from jppo.runs import run_dir as runs
-from jppo.runs.checkpoints import Checkpoints, check_same_run, latest_checkpoint
+from jppo.runs.checkpoints import Checkpoint, Checkpoints, check_same_run, latest_checkpoint
+from jppo.runs.files import jsonable
 from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from jppo.training.ray_loop import RayLoop
 
 _LARGE_IMAGE = 10_000  # numbers in an observation
+_END_SETTINGS = ("total_steps", "stop_at_return", "seed", "hyperparams")  # a run that ended continues with other ones
 
 
 def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) -> Result:
@@ -240,8 +242,8 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
         raise NoLegalAction(text, update, result)
 
 
-def _make_monitor(prepared: PreparedRun, log: Logger) -> Monitor:
-    """Returns the monitor of a run. Compiles its evaluation."""
+def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) -> Monitor:
+    """Returns the monitor of a run, resumed from a checkpoint if there is one. Compiles its evaluation."""
     agent, run = prepared.agent, prepared.run
     evaluate: Evaluator | None = None
     if run.eval_every and isinstance(agent, Anakin):
@@ -267,12 +269,14 @@ def _make_monitor(prepared: PreparedRun, log: Logger) -> Monitor:
         evaluate=evaluate,
         info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
         best=best,
+        identity=jsonable({name: prepared.config_json.get(name) for name in _END_SETTINGS}),
+        ended_before=None if start is None else start.log.get("ended"),
     )
 
 
 def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
-    monitor = _make_monitor(prepared, log)
+    monitor = _make_monitor(prepared, log, None if checkpoints is None else checkpoints.start)
     agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
     if isinstance(agent, Anakin):
         return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)

@@ -19,11 +19,11 @@ from jppo.devices.determinism import check_determinism
 from jppo.devices.mesh import max_usable_devices
 from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
-from jppo.ppo.advantages import Advantages
+from jppo.errors import Refused
 from jppo.ppo.anakin import Anakin, make_anakin
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.runs import run_dir as runs
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _check_periods(settings: RunSettings, num_updates: int) -> None:
         periods["callback_every"] = settings.run.callback_every
     for name, every in periods.items():
         if every > num_updates:
-            raise ValueError(f"{name} = {every} is more than the {num_updates} updates of the run; lower it")
+            raise Refused(f"{name} = {every} is more than the {num_updates} updates of the run; lower it")
 
 
 def describe_start(prepared: PreparedRun) -> str:
@@ -185,7 +185,7 @@ def _spread_over_actors(
         return config, dataclasses.replace(ray, max_restarts=0) if settings.run.deterministic else ray
     if ray != RayConfig():
         remedy = "use backend='ray' (--backend ray) to train with actors"
-        raise ValueError(f"{env.name} runs on the device, without actors; {remedy}")
+        raise Refused(f"{env.name} runs on the device, without actors; {remedy}")
     return config, ray
 
 
@@ -198,7 +198,7 @@ def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
     if settings.run_dir is None:
         for name in ("resume", "wandb", "video"):
             if getattr(settings.run, name):
-                raise ValueError(f"{name} needs a run_dir")
+                raise Refused(f"{name} needs a run_dir")
         return None
     if not (settings.run.resume or os.path.exists(settings.run_dir / "config.json")):
         return None
@@ -242,7 +242,7 @@ def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> R
 def check_sizes(config: PPOConfig, total_steps: int) -> None:
     """Raises ValueError if the run has 2**31 updates or more: devices count updates in 32 bits."""
     if (updates := config.num_updates(total_steps)) >= 2**31:
-        raise ValueError(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
+        raise Refused(f"total_steps = {total_steps:,} makes {updates:,} updates; there must be less than 2**31")
 
 
 def list_own_parts(env: Any, parts: dict[str, Any]) -> tuple[str, ...]:

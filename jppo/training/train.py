@@ -7,10 +7,9 @@ from jppo.config.overrides import check_overrides, take_ray, take_run
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
-from jppo.ppo.advantages import Advantages
-from jppo.ppo.losses import Loss, LossModule
-from jppo.ppo.networks import Network
-from jppo.ppo.optimizer import Optimizer, adam
+from jppo.ppo.losses import Advantages, Loss, LossModule
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.policy import Network
 from jppo.training.result import Result
 from jppo.training.run import train_with_settings
 from jppo.training.settings import RunSettings
@@ -62,9 +61,9 @@ def train(
         `num_envs=8, learning_rate=1e-3, num_actors=2, run_dir="runs/first", progress="auto", eval_every=10`. They
         replace single values of the preset, or of `config`, `hyperparams`, `ray` and `run`.
 
-    Ctrl-C or SIGTERM ends the run early, after the updates that have started, and returns the result so far (its
-    `status` is "interrupted"). A second Ctrl-C raises KeyboardInterrupt. So does a first one while the run starts: on
-    the device, at the end of the compilation; with actors, until the first rollout has arrived. SIGTERM ends the
+    Ctrl-C, SIGTERM or SIGHUP ends the run early, after the updates that have started, and returns the result so far
+    (its `status` is "interrupted"). A second Ctrl-C raises KeyboardInterrupt. So does a first one while the run starts:
+    on the device, at the end of the compilation; with actors, until the first rollout has arrived. SIGTERM ends the
     process at once while an on-device run compiles.
 
     If `jax.distributed.initialize` was called, all processes must call `train` with the same arguments. The first

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .layers import Head, Memory, Torso, layer, take
-from .spaces import ObsArray, array_descriptions, flatten, rebuild
+from .spaces import ObsArray, array_descriptions, flatten, rebuild, rebuild_names
 
 # 1: one action array without nvec, no recurrent layers. 1 and 2: all torsos see all arrays. 1 to 3: "strides" is
 # a list, that of a single image.
@@ -197,8 +197,9 @@ class NumpyPolicy:
         """
         if isinstance(obs, dict) and (missing := set(unneeded) - set(obs)):
             obs = obs | {name: rebuild(self._tree["dict"][name], itertools.repeat(_MISSING)) for name in missing}
-        pairs = zip(flatten(self._tree, obs, "the observation"), self._specs, strict=True)
-        leaves = [leaf if leaf is _MISSING else np.asarray(leaf, spec.dtype) for leaf, spec in pairs]
+        names = flatten(self._tree, rebuild_names(self._tree, "the observation"), "the observation")
+        parts = zip(flatten(self._tree, obs, "the observation"), self._specs, names, strict=True)
+        leaves = [leaf if leaf is _MISSING else spec.cast(leaf, name) for leaf, spec, name in parts]
         found = [i for i, leaf in enumerate(leaves) if leaf is not _MISSING]
         single = leaves[found[0]].shape == self._specs[found[0]].shape
         for i in found:

@@ -93,7 +93,7 @@ def _convolve(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) 
 
 
 class Memory:
-    """A GRU or LSTM layer, see `jppo.ppo.layers.recurrent`."""
+    """A GRU or LSTM layer, see `jppo.networks.recurrent`."""
 
     def __init__(self, arrays: dict[str, np.ndarray], kind: str, inputs: int) -> None:
         gates = {"gru": 3, "lstm": 4}[kind]

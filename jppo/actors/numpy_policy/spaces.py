@@ -1,5 +1,6 @@
 """The arrays of observations, and the dicts and tuples that contain them."""
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ class ObsArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     num_categories: int
-    start: int
+    start: int | tuple[int, ...]
+    nvec: tuple[int, ...] = ()
+    high: float = 255.0
 
     @classmethod
     def from_json(cls, leaf: dict[str, Any]) -> "ObsArray":
@@ -22,19 +25,60 @@ class ObsArray(NamedTuple):
         dtype = np.dtype(leaf["dtype"])
         if dtype.kind not in "biuf":
             raise ValueError(f"unknown dtype {leaf['dtype']!r}")
-        return cls(tuple(leaf["shape"]), dtype, int(leaf["num_categories"]), int(leaf["start"]))
+        start = tuple(leaf["start"]) if isinstance(leaf["start"], list | tuple) else int(leaf["start"])
+        nvec = tuple(map(int, leaf.get("nvec", ())))
+        high = float(leaf.get("high", 255.0))  # files of jppo 0.2 lack it, and nvec
+        return cls(tuple(leaf["shape"]), dtype, int(leaf["num_categories"]), start, nvec, high)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
         """Shape of the network's input."""
+        if self.nvec:
+            return (sum(self.nvec),)
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
 
+    def cast(self, obs: Any, name: str) -> np.ndarray:
+        """Returns observations [..., *shape] in the array's dtype.
+
+        Raises ValueError for numbers that the space does not have: other categories, and numbers that the dtype would
+        change, such as 0.7 or 300 as uint8.
+        """
+        given = np.asarray(obs)
+        if given.dtype == self.dtype and not (self.num_categories or self.nvec):
+            return given
+        with np.errstate(all="ignore"):
+            cast = given.astype(self.dtype)
+        wrong = cast != given if self.dtype.kind in "biu" else np.zeros(cast.shape, bool)
+        needed = str(self.dtype)
+        if (self.num_categories or self.nvec) and cast.shape[cast.ndim - len(self.shape) :] == self.shape:
+            low = np.reshape(self.start, self.shape)
+            high = low + np.reshape(self.nvec or self.num_categories, self.shape) - 1
+            wrong |= (given < low) | (given > high)
+            needed = f"integers from {low} to {high}"
+        if wrong.any():
+            raise ValueError(f"{name} has {given[wrong].flat[0]}; its space has {needed}")
+        return cast
+
     def features(self, obs: np.ndarray) -> np.ndarray:
-        """Returns the network's input [B, *feature_shape] f32: categories one-hot, colours divided by 255."""
+        """Returns the network's input [B, *feature_shape] f32: categories one-hot, uint8 divided by its largest value.
+
+        It is `jppo.ppo.policy.prepare_obs` in NumPy.
+        """
         if self.num_categories:
-            return (obs[..., None] == np.arange(self.start, self.start + self.num_categories)).astype(np.float32)
+            return (obs[..., None] == np.arange(self.num_categories) + np.asarray(self.start)).astype(np.float32)
+        if self.nvec:
+            columns, categories = _component_categories(self.nvec, self.start)
+            return (obs.reshape(len(obs), -1)[:, columns] == categories).astype(np.float32)
         features = obs.astype(FLOAT32, copy=False)
-        return features / 255.0 if self.dtype == _UINT8 else features
+        return features / FLOAT32.type(self.high) if self.dtype == _UINT8 else features
+
+
+@functools.lru_cache(64)
+def _component_categories(nvec: tuple[int, ...], start: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns, for each one-hot feature of a MultiDiscrete space, its component and its category, [sum(nvec)]."""
+    first = np.concatenate([np.arange(n) for n in nvec])
+    columns = np.repeat(np.arange(len(nvec)), nvec)
+    return columns, first + np.repeat(np.broadcast_to(start, len(nvec)), nvec)
 
 
 def array_descriptions(tree: Any) -> Iterator[dict[str, Any]]:
@@ -54,6 +98,15 @@ def rebuild(tree: Any, leaves: Iterator[Any]) -> Any:
     if "dict" in tree:
         return {name: rebuild(tree["dict"][name], leaves) for name in sorted(tree["dict"])}
     return tuple(rebuild(part, leaves) for part in tree["tuple"]) if "tuple" in tree else next(leaves)
+
+
+def rebuild_names(tree: Any, name: str) -> Any:
+    """Returns the names of the arrays of a space, for messages, in its dicts and tuples."""
+    if "dict" in tree:
+        return {key: rebuild_names(part, f"{name}[{key!r}]") for key, part in tree["dict"].items()}
+    if "tuple" in tree:
+        return tuple(rebuild_names(part, f"{name}[{i}]") for i, part in enumerate(tree["tuple"]))
+    return name
 
 
 def flatten(tree: Any, obs: Any, name: str) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 from jppo.config.checks import check_int, check_seed
 from jppo.envs.backends import choose_backend
 from jppo.envs.checks.report import Check, CheckReport, collect_checks, make_report, print_report
+from jppo.errors import Refused
 
 __all__ = ["Check", "CheckReport", "check_env", "print_report"]
 
@@ -30,7 +31,7 @@ def check_env(
     check_int("steps", steps)
     check_int("num_envs", num_envs)
     if steps * num_envs > _MAX_STEPS:
-        raise ValueError(f"steps*num_envs = {steps * num_envs:,} must be at most {_MAX_STEPS:,}, which fit in memory")
+        raise Refused(f"steps*num_envs = {steps * num_envs:,} must be at most {_MAX_STEPS:,}, which fit in memory")
     seed = check_seed(seed)
     backend = choose_backend(env, backend)
     if backend == "device":
@@ -41,7 +42,7 @@ def check_env(
         from jppo.envs.checks import check_gymnasium
 
         if params is not None:
-            raise ValueError("params apply to on-device environments only; use backend = 'device'")
+            raise Refused("params apply to on-device environments only; use backend = 'device'")
         num_envs = 1 if check_gymnasium.is_instance(env) else num_envs
         names, checks = check_gymnasium.NAMES, check_gymnasium.check(env, steps, seed, num_envs)
     name = env if isinstance(env, str) else _name_of(env)

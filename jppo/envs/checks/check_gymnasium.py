@@ -14,7 +14,7 @@ import numpy as np
 from jppo.envs.agent_rows import is_parallel_env
 from jppo.envs.checks import check_vector, rules
 from jppo.envs.checks.masks import Masks
-from jppo.envs.checks.report import Check, passed, raised_by_jppo, report_exceptions, report_refusals, skipped
+from jppo.envs.checks.report import Check, passed, report_exceptions, report_refusals, skipped
 from jppo.envs.checks.trajectory import (
     COUNTERS,
     Starts,
@@ -30,9 +30,10 @@ from jppo.envs.episodes import is_device_env
 from jppo.envs.gymnasium import HostEnvironment, open_host_env
 from jppo.envs.gymnasium_spaces import dtypes_of
 from jppo.envs.gymnasium_vector import make_source
-from jppo.envs.info_mask import InfoMask
+from jppo.envs.mask_wrapper import MaskWrapper
 from jppo.envs.observations import Observations
 from jppo.envs.spaces import PyTree
+from jppo.errors import Refused
 
 NAMES: tuple[str, ...] = (
     *("runs", "contract", "spaces", "actions", "masks", "finite", "determinism", "seeds", "starts", "time_limit"),
@@ -56,7 +57,7 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
     """
     if is_instance(env):
         if hasattr(env, "num_envs"):
-            raise ValueError("env is a vector environment; pass a function of num_envs that makes it")
+            raise Refused("env is a vector environment; pass a function of num_envs that makes it")
         yield from _check_envs(lambda: _without_close(env), steps, seed, [env])
         return
     first = _make(env, seed)
@@ -77,9 +78,9 @@ def check(env: Any, steps: int, seed: int, num_envs: int) -> Iterator[Check]:
 def _make(source: Any, seed: int) -> Any:
     try:
         env = make_source(source, [seed])
-    except (Exception, SystemExit) as error:  # an environment may raise any exception
-        if isinstance(error, ValueError) and raised_by_jppo(error):  # unknown name or missing package
-            raise
+    except Refused:  # unknown name or missing package
+        raise
+    except (Exception, SystemExit):  # an environment may raise any exception
         with report_exceptions("runs", "making the environment"):
             raise
     if not is_instance(env) or not hasattr(env, "close"):
@@ -110,8 +111,8 @@ def _check_envs(source: Any, steps: int, seed: int, envs: list[Any]) -> Iterator
     for env in envs:
         _reset(env, seed)
     host = _open(source)
-    if host.has_info_mask:
-        envs = [InfoMask(env) for env in envs]
+    if host.adds_mask:
+        envs = [MaskWrapper(env) for env in envs]
     actions = draw_actions(host.action_spec, seed, steps, len(envs))
     observations, masks = Observations(host.obs_space, casts=True), Masks(host.obs_spec, host.action_spec)
     trace = _play_all(envs, seed, actions, observations, masks)

@@ -132,6 +132,14 @@ def _judge_episodes(env: Environment, steps: int, seed: int, num_envs: int) -> I
     yield rules.judge_speed(trace.reward.size, seconds, f"{rows} in one program, with recording")
 
 
+def play_randomly(env: Environment, steps: int) -> PyTree:
+    """Returns the observations [steps + 1, ...] with random actions; [steps + 1, M, ...] of M agents."""
+    actions = draw_actions(env.action_spec, 0, steps, 1, env.num_agents)
+    if env.num_agents == 1:
+        actions = jax.tree.map(lambda x: x[:, 0], actions)
+    return jax.device_get(jit(_player(env))(jax.random.split(jax.random.key(0), steps + 1), actions)).obs
+
+
 def _judge_activity(episodes: _Episodes) -> Iterator[Check]:
     """Checks that agents become inactive where they end, and become active where the environment restarts."""
     active, following = episodes.active[:, :-1], episodes.active[:, 1:]

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import traceback
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
@@ -13,11 +12,10 @@ from rich.table import Table
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.modules import MissingDownloadError
 from jppo.envs.observations import MisfitError
-from jppo.errors import describe_error
+from jppo.errors import Refused, describe_error
 
 PASS, FAIL, WARN, SKIPPED = "pass", "fail", "warn", "skipped"
 _TABLE_COLUMNS = 70  # a terminal with fewer columns shows lines instead of a table
-_JPPO = Path(__file__).parents[2]
 _COLOURS = {PASS: "green", FAIL: "bold red", WARN: "yellow", SKIPPED: "dim"}
 
 
@@ -106,14 +104,12 @@ def _describe_exception(name: str, action: str, error: BaseException) -> Check:
 
 @contextlib.contextmanager
 def report_refusals() -> Iterator[None]:
-    """Turns ValueErrors that jppo raises for an environment into failed checks."""
+    """Turns jppo's refusals of an environment into failed checks."""
     try:
         yield
     except (BrokenContractError, MissingDownloadError):
         raise
-    except ValueError as error:
-        if not raised_by_jppo(error):
-            raise
+    except Refused as error:
         text = str(error)
         name = (
             "masks"
@@ -127,11 +123,6 @@ def report_refusals() -> Iterator[None]:
         raise FailedCheckError(failed(name, text, "see docs/extending.md")) from error
 
 
-def raised_by_jppo(error: BaseException) -> bool:
-    """Returns whether jppo raised an exception, not the environment or another package."""
-    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_JPPO)
-
-
 def collect_checks(checks: Iterable[Check], name: str) -> list[Check]:
     """Returns the checks up to the first fault that makes further checks impossible.
 
@@ -139,7 +130,7 @@ def collect_checks(checks: Iterable[Check], name: str) -> list[Check]:
       name: the check that reports exceptions which no other check expects, for example that of `close`.
 
     Raises:
-      ValueError: jppo refuses the name or an argument.
+      Refused: the name or an argument is invalid.
     """
     found = []
     try:
@@ -152,9 +143,9 @@ def collect_checks(checks: Iterable[Check], name: str) -> list[Check]:
         found.append(failed(error.check, problem, remedy))
     except MisfitError as error:
         found.append(failed("spaces", str(error), "declare the space of the observations that you return"))
+    except Refused:
+        raise
     except (Exception, SystemExit) as error:  # an environment may raise any exception
-        if isinstance(error, ValueError) and raised_by_jppo(error):
-            raise
         found.append(_describe_exception(name, "it", error))
     return found
 

@@ -13,6 +13,7 @@ from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.modules import MissingDownloadError, is_installed, names_in_families, unknown_environment
+from jppo.errors import Refused
 
 _COMMON = ("max_steps_in_episode", "pool")  # options of all families
 
@@ -33,7 +34,7 @@ def check_family_name(name: str) -> None:
     assert family is not None, "of the environment's name"
     if not is_installed(family):
         problem = f"{name} needs the package {FAMILIES[family]}, which is not installed"
-        raise ValueError(f"{problem}; {install_command(family)}")
+        raise Refused(f"{problem}; {install_command(family)}")
     if name not in (known := family_env_names(family)):
         raise unknown_environment(name, known)
 
@@ -61,7 +62,7 @@ def make_family_env(name: str, **options: Any) -> Environment:
     """
     check_family_name(name)
     if "max_episode_steps" in options:
-        raise ValueError(f"{name} has no option max_episode_steps; did you mean max_steps_in_episode?")
+        raise Refused(f"{name} has no option max_episode_steps; did you mean max_steps_in_episode?")
     for option in _COMMON:
         if options.get(option) is not None:
             check_int(option, options[option], maximum=MAX_INT32)
@@ -79,7 +80,7 @@ def make_family_env(name: str, **options: Any) -> Environment:
         own = [option for option in options if option not in _COMMON]
         with_options = f" with the options {', '.join(own)}" if own else ""
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
-        raise ValueError(f"{name} cannot be made{with_options} ({reason})") from error
+        raise Refused(f"{name} cannot be made{with_options} ({reason})") from error
     return env._replace(name=name)
 
 

@@ -24,6 +24,7 @@ from jppo.envs.base import Environment, Step, strip_weak_types
 from jppo.envs.families.drawing import jaxmarl_renderer
 from jppo.envs.resets import make_restart
 from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
+from jppo.errors import Refused
 
 _nowhere = io.StringIO()  # JaxMARL prints which parts it lacks; one of its modules restores sys.__stdout__
 with contextlib.redirect_stdout(_nowhere), mock.patch.object(sys, "__stdout__", _nowhere):
@@ -64,11 +65,11 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
       ValueError: the agents have different spaces, an option is unknown, or there is an option pool.
     """
     if "pool" in options:  # MPE would ignore it
-        raise ValueError(f"jaxmarl:{name} has no pool of initial states; leave it out")
+        raise Refused(f"jaxmarl:{name} has no pool of initial states; leave it out")
     for option, objects in _named_objects(name).items():
         if isinstance(value := options.get(option), str):
             if value not in objects:
-                raise ValueError(f"jaxmarl:{name} has no {option} {value!r}; {did_you_mean(value, objects)}")
+                raise Refused(f"jaxmarl:{name} has no {option} {value!r}; {did_you_mean(value, objects)}")
             options[option] = objects[value]
     if options and name.startswith("MPE_"):
         _check_mpe_options(name, options)
@@ -180,7 +181,7 @@ def _check_mpe_options(name: str, options: dict[str, Any]) -> None:
     known = {parameter for function in functions for parameter in inspect.signature(function).parameters}
     if unknown := sorted(set(options) - known):
         known -= {"self", "args", "kwargs"}
-        raise ValueError(f"jaxmarl:{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        raise Refused(f"jaxmarl:{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
 
 
 def _common_space(name: str, kind: str, space_of: Any, agents: list[str]) -> Any:
@@ -188,7 +189,7 @@ def _common_space(name: str, kind: str, space_of: Any, agents: list[str]) -> Any
     first = space_of(agents[0])
     for agent in agents[1:]:
         if _essence(other := space_of(agent)) != _essence(first):
-            raise ValueError(
+            raise Refused(
                 f"jaxmarl:{name}: the agents {agents[0]} and {agent} have different {kind} spaces, {_essence(first)} "
                 f"and {_essence(other)}; one policy for all agents needs equal spaces"
             )

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import PPOConfig
-from jppo.ppo.types import Array, Batch, Metrics, PyTree, Rollout
+from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused
+from jppo.ppo.types import Batch, Metrics, Rollout
 
 _Samples = TypeVar("_Samples", Batch, Rollout)
 _OWN_METRICS = (
@@ -22,7 +24,7 @@ def as_pair(name: str, returned: Any, wanted: str) -> tuple[Any, Any]:
     """Returns the result of a user's function. Raises ValueError unless it is a tuple of two."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
-        raise ValueError(f"{name} returned {_kind(returned)}{count}; it must return {wanted}")
+        raise Refused(f"{name} returned {_kind(returned)}{count}; it must return {wanted}")
     return returned
 
 
@@ -42,20 +44,20 @@ def check_loss(returned: Any) -> tuple[Array, Metrics]:
     wanted = "(scalar, dict of scalar metrics)"
     total, metrics = as_pair("the loss", returned, wanted)
     if not isinstance(metrics, dict):
-        raise ValueError(f"the loss returned {_kind(metrics)} as metrics; it must return {wanted}")
+        raise Refused(f"the loss returned {_kind(metrics)} as metrics; it must return {wanted}")
     for name, value in [("the loss", total), *((f"the metric {name!r}", value) for name, value in metrics.items())]:
         if not _is_real(value):
             kind = getattr(value, "dtype", type(value).__name__)
-            raise ValueError(f"{name} is not a real number, but {kind}; the loss must return {wanted}")
+            raise Refused(f"{name} is not a real number, but {kind}; the loss must return {wanted}")
         if jnp.shape(value) != ():
-            raise ValueError(f"{name} has shape {jnp.shape(value)}; the loss must return {wanted}, for example means")
+            raise Refused(f"{name} has shape {jnp.shape(value)}; the loss must return {wanted}, for example means")
     if not jnp.issubdtype(dtype := jnp.result_type(total), jnp.floating):
-        raise ValueError(f"the loss is {dtype}, which has no gradient; it must be a real float that depends on apply")
+        raise Refused(f"the loss is {dtype}, which has no gradient; it must be a real float that depends on apply")
     for name in metrics:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a metric must be a text, not {name!r}")
+            raise Refused(f"the name of a metric must be a text, not {name!r}")
         if name in _OWN_METRICS or name.startswith(_OWN_PREFIXES):
-            raise ValueError(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
+            raise Refused(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
     return total, metrics
 
 
@@ -65,7 +67,7 @@ def check_loss_init(returned: Any) -> tuple[PyTree, PyTree]:
     for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
             name = f"parameters{jax.tree_util.keystr(path)} of the LossModule"
-            raise ValueError(f"the {name} are {dtype}, but must be real floats; put other arrays into the state")
+            raise Refused(f"the {name} are {dtype}, but must be real floats; put other arrays into the state")
     return params, state
 
 
@@ -83,7 +85,7 @@ def check_bonus(returned: Any, reward: Array, state: PyTree) -> tuple[Array, PyT
     shapes = jax.eval_shape(lambda: (state, after))
     before, now = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", shapes)
     if before != now:
-        raise ValueError(f"LossModule.reward returned the state {now}, but must keep its shapes and dtypes, {before}")
+        raise Refused(f"LossModule.reward returned the state {now}, but must keep its shapes and dtypes, {before}")
     return check_shape("the reward of the LossModule", bonus, reward), after
 
 
@@ -97,19 +99,19 @@ def check_advantages(returned: Any, reward: Array) -> tuple[Array, Array]:
 def check_kl(config: PPOConfig, metrics: Metrics) -> None:
     """Raises ValueError if the config reacts to the KL, and the loss does not return it."""
     if config.kl_control != "none" and "policy/approx_kl" not in metrics:
-        raise ValueError(f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl')
+        raise Refused(f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl')
 
 
 def check_precision() -> None:
     """Raises ValueError if JAX is configured to compute in 64 bits."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        raise ValueError("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
+        raise Refused("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
 
 
 def check_shape(name: str, array: Any, reward: Array) -> Array:
     """Returns an array as f32. Raises ValueError unless it has the shape of the rollout's rewards [T, N]."""
     if jnp.shape(array) != reward.shape:
-        raise ValueError(f"{name} has shape {jnp.shape(array)}; it must be [T, N] = {list(reward.shape)}")
+        raise Refused(f"{name} has shape {jnp.shape(array)}; it must be [T, N] = {list(reward.shape)}")
     return jnp.asarray(array, jnp.float32)
 
 
@@ -124,7 +126,7 @@ def call_with(samples: _Samples, function: Callable[[_Samples], Any]) -> Any:
     except Exception as error:
         if not jax.tree.leaves(samples.next_obs) and _works(function, samples.replace(next_obs=samples.obs)):
             name = "batch" if isinstance(samples, Batch) else "rollout"
-            raise ValueError(
+            raise Refused(
                 f"{name}.next_obs is empty; set PPOConfig(keep_next_obs=True) to store the next observations"
             ) from error
         raise

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jppo.envs.masks import lacks_legal_action
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused
 
 
 def check_obs(obs_spec: PyTree, obs: PyTree, *lead: str) -> None:
@@ -19,19 +20,19 @@ def check_obs(obs_spec: PyTree, obs: PyTree, *lead: str) -> None:
     expected: Any = jax.tree.structure(obs_spec)
     structure = jax.tree.structure(obs)
     if structure != expected:
-        raise ValueError(f"the network got observations with the tree structure {structure}; it needs {expected}")
+        raise Refused(f"the network got observations with the tree structure {structure}; it needs {expected}")
     for spec, leaf in zip(jax.tree.leaves(obs_spec), jax.tree.leaves(obs), strict=True):
         shape = list(np.shape(leaf))
         if len(shape) < len(lead) or shape[len(lead) :] != list(spec.shape):
             needed = ", ".join(map(str, (*lead, *spec.shape)))
-            raise ValueError(f"the network got observations of shape {shape}; it needs [{needed}]")
+            raise Refused(f"the network got observations of shape {shape}; it needs [{needed}]")
 
 
 def check_rows(obs: PyTree, num_rows: int) -> None:
     """Raises ValueError unless the leaves of observations have this many rows."""
     for shape in map(jnp.shape, jax.tree.leaves(obs)):
         if shape[:1] != (num_rows,):
-            raise ValueError(
+            raise Refused(
                 f"the network got observations of shape {shape}; a recurrent network needs all "
                 f"{num_rows} rows of the batch, in their order"
             )

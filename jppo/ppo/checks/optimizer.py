@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from jppo.config.ppo import Hyperparams
-from jppo.errors import describe_error
-from jppo.ppo.hyperparams import evaluate_schedules
-from jppo.ppo.kernels.flat_gradient import ravel_f32
-from jppo.ppo.optimizer import Optimizer, adam
-from jppo.ppo.types import Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused, describe_error
+from jppo.kernels.flat_gradient import ravel_f32
+from jppo.ppo.minibatches import Optimizer, adam
+from jppo.ppo.types import evaluate_schedules
 
 _CHECKED_STEPS = 8  # the first steps may do nothing
 
@@ -34,7 +34,7 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
         def step(state: PyTree, _: None) -> tuple[PyTree, Array]:
             direction, state = transformation.update(ones, state, start)
             if _shapes(direction) != _shapes(params):
-                raise ValueError(f"for gradients {_shapes(params)} it returns {_shapes(direction)}")
+                raise Refused(f"for gradients {_shapes(params)} it returns {_shapes(direction)}")
             vector = ravel_f32(direction)[0]
             return state, jnp.stack([vector.sum(), jnp.abs(vector).sum()])
 
@@ -44,12 +44,12 @@ def check_optimizer(optimizer: Optimizer, params: PyTree) -> None:
         with jax.ensure_compile_time_eval():  # an agent may be made while a program is traced
             total, size = map(float, jax.jit(sums)(jax.tree.map(jnp.float32, evaluate_schedules(Hyperparams(), 0.0))))
     except Exception as error:
-        raise ValueError(
+        raise Refused(
             f"optimizer failed ({describe_error(error)}); it must be a function of the "
             "hyperparameters that returns an optax transformation, such as lambda h: optax.scale_by_adam()"
         ) from error
     if total < -0.5 * size:
-        raise ValueError(
+        raise Refused(
             "optimizer goes uphill: the learner subtracts learning_rate times the optimizer's output. Pass "
             "optax.scale_by_adam(), for example, instead of optax.adam(...), which returns updates to be added"
         )

@@ -1,0 +1,1 @@
+"""Networks and action distributions: plug-ins of the algorithm in `ppo/`, which needs only their protocols."""

@@ -1,0 +1,147 @@
+"""Tests that an observation space means the same on the device, on the host, in containers and in exports."""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import jppo
+from jppo.envs.gymnasium import make_host_env
+from jppo.ppo.policy import prepare_obs
+
+# space, an observation of it, the network's input
+TABLE = {
+    "Discrete": (spaces.Discrete(3), 2, [0, 0, 1]),
+    "Discrete with start": (spaces.Discrete(3, start=3), 3, [1, 0, 0]),
+    "Discrete with negative start": (spaces.Discrete(3, start=-1), 0, [0, 1, 0]),
+    "MultiDiscrete": (spaces.MultiDiscrete([2, 3]), [1, 0], [0, 1, 1, 0, 0]),
+    "MultiDiscrete with start": (spaces.MultiDiscrete([2, 3], start=[5, -1]), [5, 1], [1, 0, 0, 0, 1]),
+    "MultiDiscrete matrix": (spaces.MultiDiscrete([[2], [2]]), [[0], [1]], [1, 0, 0, 1]),
+    "MultiBinary": (spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
+    "flags as uint8": (spaces.Box(0, 1, (2,), np.uint8), [1, 0], [1, 0]),
+    "codes as uint8": (spaces.Box(0, 10, (2,), np.uint8), [10, 5], [1, 0.5]),
+    "pixels": (spaces.Box(0, 255, (2,), np.uint8), [255, 51], [1, 0.2]),
+    "integers": (spaces.Box(-9, 9, (2,), np.int32), [-9, 4], [-9, 4]),
+    "floats": (spaces.Box(-1, 1, (2,), np.float32), [-1, 0.5], [-1, 0.5]),
+}
+CONTAINERS = {
+    "alone": (lambda part: part, spaces.space.Space),
+    "Dict": (lambda part: {"b": part, "a": part}, spaces.Dict),
+    "Tuple": (lambda part: (part, part), spaces.Tuple),
+}
+SIZES = {"num_envs": 2, "num_steps": 8, "hidden_sizes": (4,)}
+
+
+def inside(container, part):
+    """Returns a space in a container of its kind."""
+    wrap, kind = CONTAINERS[container]
+    return part if container == "alone" else kind(wrap(part))
+
+
+def host_class(space, values):
+    """Returns a class of environments whose observations are these values, one after the other."""
+
+    class Host(gymnasium.Env):
+        observation_space, action_space = space, spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.t = 0
+            return values[0], {}
+
+        def step(self, action):
+            self.t += 1
+            return values[min(self.t, len(values) - 1)], 1.0, self.t == 9, False, {}
+
+    return Host
+
+
+def device_env(space, values):
+    """Returns the same environment in JAX."""
+    stacked = jax.tree.map(lambda *rows: jnp.stack([jnp.asarray(row) for row in rows]), *values)
+
+    def at(t):
+        return jax.tree.map(lambda rows: rows[jnp.minimum(t, len(values) - 1)], stacked)
+
+    def reset(key):
+        return at(0), jnp.int32(0)
+
+    def step(key, t, action):
+        return at(t + 1), t + 1, jnp.float32(1), t + 1 == 9, jnp.bool_(False)
+
+    return jppo.with_limit_and_reset(jppo.EpisodicEnv("Same", reset, step, spaces.Discrete(2), space))
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("name", TABLE)
+def test_a_space_means_the_same_on_the_device_and_on_the_host(name, container):
+    part, value, expected = TABLE[name]
+    value = np.asarray(value, part.dtype)
+    space, obs = inside(container, part), CONTAINERS[container][0](value)
+    narrow = jax.tree.map(lambda x: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)), obs)
+    host, device = make_host_env(host_class(space, [obs])), device_env(space, [narrow])
+    assert host.obs_spec == device.obs_spec
+    batch = jax.tree.map(lambda x: x[None], narrow)
+    for features in jax.tree.leaves(prepare_obs(host.obs_spec, batch)):
+        assert features.dtype == jnp.float32
+        np.testing.assert_allclose(features, [expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_numpy_form_prepares_observations_like_the_one_in_jax(name, tmp_path):
+    part, value, _ = TABLE[name]
+    value = np.asarray(value, part.dtype)
+    policy = jppo.train(host_class(part, [value]), num_actors=0, total_steps=16, **SIZES).policy
+    numpy_policy = jppo.numpy_policy.load(jppo.export_policy(policy, tmp_path / "p.npz"))
+    batch = np.stack([value, part.sample()])
+    np.testing.assert_allclose(numpy_policy.value(batch), policy.value(batch), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "wrong", "named"),
+    [
+        (spaces.Discrete(5), 1, 0.7, "0.7"),
+        (spaces.Discrete(5), 1, 9, "9"),
+        (spaces.Discrete(5, start=3), 3, 2, "2"),
+        (spaces.MultiDiscrete([2, 3]), [0, 0], [0, 3], "3"),
+        (spaces.Box(0, 255, (2,), np.uint8), [9, 9], [9, 300], "300"),
+        (spaces.Box(0, 255, (2,), np.uint8), [9, 9], [0.9, 1.0], "0.9"),
+        (spaces.MultiBinary(2), [0, 1], [0, 0.5], "0.5"),
+    ],
+    ids=str,
+)
+def test_act_and_exports_refuse_numbers_that_the_space_lacks(part, value, wrong, named, tmp_path):
+    obs = {"cue": np.asarray(value, part.dtype)}
+    policy = jppo.train(host_class(spaces.Dict(cue=part), [obs]), num_actors=0, total_steps=16, **SIZES).policy
+    files = [jppo.export_policy(policy, tmp_path / f"p.{ending}") for ending in ("npz", "stablehlo")]
+    for act in (policy.act, jppo.numpy_policy.load(files[0]).act, jppo.load_exported(files[1]).act):
+        act(obs)
+        with pytest.raises(ValueError, match=rf"observation\['cue'\] has {named}; its space has"):
+            act({"cue": wrong})
+
+
+@pytest.mark.parametrize("part", [spaces.Discrete(3), spaces.MultiDiscrete([3])], ids=str)
+def test_training_refuses_categories_that_the_space_lacks(part):
+    values = [{"cue": np.full(part.shape, i, np.int32)} for i in range(5)]
+    space = spaces.Dict(cue=part)
+    for env, options in ((host_class(space, values), {"num_actors": 0}), (device_env(space, values), {})):
+        with pytest.raises((ValueError, RuntimeError), match=r"observation\['cue'\] has 3; its space has"):
+            jppo.train(env, total_steps=64, **options, **SIZES)
+        assert "spaces" in jppo.check_env(env).failed
+
+
+def test_64_bit_integers_do_not_wrap():
+    space = spaces.Box(0, 2**40, (1,), np.int64)
+    policy = jppo.train(host_class(space, [np.array([2**33])]), num_actors=0, total_steps=16, **SIZES).policy
+    assert policy.obs_spec.dtype == "float32"
+    assert policy.value(np.array([2**33])) != policy.value(np.array([0]))
+
+
+def test_many_categories_are_refused_before_training():
+    for part in (spaces.Discrete(10_001), spaces.MultiDiscrete([5_001, 5_000])):
+        value = np.zeros(part.shape, np.int32)
+        for make in (lambda: make_host_env(host_class(part, [value])), lambda: device_env(part, [value])):  # noqa: B023
+            with pytest.raises(ValueError, match="10,001 categories, which would be one-hot; at most 10,000"):
+                make()
