@@ -32,6 +32,7 @@ from jppo.actors import actor_pool as actors
 from jppo.actors.actor_pool import ActorPool
 from jppo.cli.main import main
 from jppo.config.ray import RayConfig
+from jppo.envs.host_families import pickle_registrations, restore_registrations
 from jppo.errors import ActorsFailed
 from jppo.networks.actor_critic import make_network
 from jppo.runs.run_dir import load_policy_state, read_metrics
@@ -488,7 +489,8 @@ def pretend(monkeypatch):
             monkeypatch.setattr(module, "ray", pretended)
         monkeypatch.setattr(actors, "DaemonMonitor", lambda own_cluster: pretended)
         monkeypatch.setattr(actors, "time", pretended)
-        fleet = ActorPool(None, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
+        spec: Any = types.SimpleNamespace(env=types.SimpleNamespace(source=None))
+        fleet = ActorPool(spec, RayConfig(**{"num_actors": 2, "envs_per_actor": 2} | config), said.append)
         while fleet.ready(0.2) is None:
             pass
         return fleet, pretended, said
@@ -735,7 +737,7 @@ class Registered(Healthy):
 
 @pytest.fixture
 def registry(monkeypatch):
-    """Gymnasium's registry, whose changes end with the test."""
+    """Returns a copy of Gymnasium's registry that replaces it during the test."""
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
     return gymnasium.registry
@@ -749,11 +751,11 @@ def test_registered_environments_are_sent_to_other_processes(registry):
     gymnasium.register("Own/Named-v0", f"{__name__}:Registered")
     gymnasium.register("Own/Locked-v0", lambda lock=threading.Lock(): Healthy())
     gymnasium.register("Own/Kept-v0", Local)
-    sent = ray_cluster.pickle_registrations()
+    sent = pickle_registrations(ray.cloudpickle.dumps)
     for name in [name for name in registry if name.startswith("Own/")]:
         del registry[name]
     gymnasium.register("Own/Kept-v0", Registered)
-    ray_cluster.restore_registrations([b"not a pickle", *sent])
+    restore_registrations([b"not a pickle", *sent])
     assert {name for name in registry if name.startswith("Own/")} == {"Own/Local-v0", "Own/Named-v0", "Own/Kept-v0"}
     assert registry["Own/Kept-v0"].entry_point is Registered, "the other process has its own"
     assert registry["Own/Local-v0"].max_episode_steps == 7
@@ -810,3 +812,11 @@ def test_actors_without_resources_wait_and_report_it(local_ray, tmp_path, monkey
 def test_too_few_cpus_are_reported(pretend):
     _, _, said = pretend(actor_cpus=60.0)
     assert said == ["2 actors of actor_cpus = 60 need 120 CPUs; the cluster has 99: waiting for it to grow"]
+
+
+def test_more_actors_than_cores_are_a_hint_for_environments_that_wait(pretend, monkeypatch):
+    monkeypatch.setattr(actors, "connect", lambda config: True)
+    monkeypatch.setattr(actors, "cluster_address", lambda config: "local")
+    monkeypatch.setattr(actors, "num_cores", lambda: 1)
+    _, _, said = pretend()
+    assert said == ["num_actors = 2 exceeds 1 CPU cores, which helps only if environments wait"]

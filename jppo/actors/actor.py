@@ -12,9 +12,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
-from jppo.actors.ray_cluster import pickle_registrations, restore_registrations
 from jppo.config.ray import RayConfig
 from jppo.envs.contract import BrokenContractError
+from jppo.envs.host_families import pickle_registrations, restore_registrations
 from jppo.errors import describe_error, first_line, strip_colours
 from jppo.ppo.types import PolicyState
 
@@ -94,7 +94,7 @@ def start_actor(config: RayConfig, several_processes: bool, process: type[ActorP
         "runtime_env": {"env_vars": _ONE_THREAD | platform | {"XLA_FLAGS": f"{flags} {_XLA_FLAGS}".strip()}},
     }
     import_path = [os.path.abspath(directory) for directory in sys.path]
-    return ray.remote(process).options(**options).remote(import_path, pickle_registrations())
+    return ray.remote(process).options(**options).remote(import_path, pickle_registrations(ray.cloudpickle.dumps))
 
 
 def _strategy(several_processes: bool) -> Any:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import jax
 import numpy as np
 import ray
@@ -28,6 +27,7 @@ from jppo.actors.ray_cluster import (
 )
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.signals import defer_signals
+from jppo.envs.host_families import pickle_registrations
 from jppo.errors import ActorsFailed, Refused
 from jppo.ppo.types import PolicyState
 
@@ -298,8 +298,7 @@ class _Slot:
 def _put(spec: RunnerSpec) -> Any:
     """Stores the spec in Ray. Raises ValueError if it cannot be pickled."""
     try:
-        if spec is not None and isinstance(spec.env.source, str) and spec.env.source in gymnasium.registry:
-            ray.cloudpickle.dumps(gymnasium.registry[spec.env.source])  # what `pickle_registrations` sends
+        pickle_registrations(ray.cloudpickle.dumps, required=spec.env.source)
         return ray.put(spec)
     except (TypeError, pickle.PicklingError) as error:
         raise Refused(

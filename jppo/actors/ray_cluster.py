@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import pickle
 import shutil
 import socket
 import sys
@@ -29,7 +28,7 @@ _GPU_SHARE = 0.9  # share of a GPU's memory for JAX arrays; the rest is for each
 
 _lock = threading.Lock()  # of the connection that jppo made
 _starter = ThreadPoolExecutor(1)  # Ray's daemons end with the thread that has started them
-_connection = types.SimpleNamespace(users=0, address=None, folder=None)  # number of runs; folder: of its own in /tmp
+_connection = types.SimpleNamespace(users=0, address=None, folder=None)  # users: number of runs
 
 
 def cluster_address(config: RayConfig) -> str:
@@ -41,7 +40,7 @@ def connect(config: RayConfig) -> bool:
     """Connects to Ray unless it is connected already. Returns whether the connection is jppo's, which threads share.
 
     Raises:
-      ValueError: Ray cannot start, there is no cluster at the address, or Ray is connected to another one.
+      ValueError: Ray does not start, no cluster answers at the address, or Ray is connected to another one.
     """
     address = cluster_address(config)
     with _lock:
@@ -202,26 +201,6 @@ def explain_missing_resources(config: RayConfig) -> str | None:
     each = " and ".join(f"{need:g} {name}s" for name, need in needs.items())
     left = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
     return f"waiting for resources: each needs {each}, and {left} are free (see `ray status`)"
-
-
-def pickle_registrations() -> list[bytes]:
-    """Returns Gymnasium's specs of environments that other processes may not know, except those that pickle refuses."""
-    pickled = []
-    for spec in getattr(sys.modules.get("gymnasium"), "registry", {}).values():
-        if not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")):
-            with contextlib.suppress(Exception):  # of any class
-                pickled.append(ray.cloudpickle.dumps(spec))
-    return pickled
-
-
-def restore_registrations(pickled: list[bytes]) -> None:
-    """Registers environments of `pickle_registrations`, unless this process has them or lacks their modules."""
-    import gymnasium
-
-    for one in pickled:
-        with contextlib.suppress(Exception):  # of any module
-            spec = pickle.loads(one)
-            gymnasium.registry.setdefault(spec.id, spec)
 
 
 def limit_process(resources: dict[str, float]) -> None:

@@ -1,7 +1,9 @@
 """Environments on the host that need another package: registration, preprocessing, and errors if it is missing."""
 
+import contextlib
 import importlib
 import importlib.util
+import pickle
 import pkgutil
 import re
 from collections.abc import Callable
@@ -53,6 +55,30 @@ def register_atari(required: str = "") -> None:
     """Registers the ALE/ ids. Raises ValueError if ale-py is missing and an environment requires it."""
     if required or is_installed("atari"):
         gymnasium.register_envs(import_family("atari", required))
+
+
+def pickle_registrations(dumps: Callable[[Any], bytes], required: Any = None) -> list[bytes]:
+    """Returns Gymnasium's specs of environments that other processes may not know, each pickled by `dumps`.
+
+    Leaves out those that cannot be pickled, and raises the error of `dumps` if the `required` id is one of them.
+    """
+    pickled = []
+    for spec in gymnasium.registry.values():
+        if not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")):
+            try:
+                pickled.append(dumps(spec))
+            except Exception:
+                if spec.id == required:
+                    raise
+    return pickled
+
+
+def restore_registrations(pickled: list[bytes]) -> None:
+    """Registers environments of `pickle_registrations`, unless this process has them or lacks their modules."""
+    for one in pickled:
+        with contextlib.suppress(Exception):  # of any module
+            spec = pickle.loads(one)
+            gymnasium.registry.setdefault(spec.id, spec)
 
 
 def make_by_id(name: str, render_mode: str | None, **options: Any) -> gymnasium.Env:

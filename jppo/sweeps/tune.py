@@ -10,7 +10,7 @@ import numpy as np
 import ray as ray_core
 from ray import tune
 
-from jppo.actors.ray_cluster import limit_process, pickle_registrations, restore_registrations
+from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
 from jppo.config.keywords import PopulationKeywords, TrialKeywords
 from jppo.config.overrides import CONFIG_NAMES, as_record, explain_keywords, take_events, take_network, take_ray
@@ -19,6 +19,7 @@ from jppo.config.presets import choose_preset
 from jppo.config.ray import RayConfig, Resources
 from jppo.config.run import RunConfig
 from jppo.envs.backends import BACKENDS
+from jppo.envs.host_families import pickle_registrations, restore_registrations
 from jppo.errors import Refused
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
@@ -108,7 +109,7 @@ def trainable(
         run=run,
     )
     pickled = _pickle(settings)  # unpickling may import gymnax, which starts JAX
-    registrations = pickle_registrations()
+    registrations = pickle_registrations(ray_core.cloudpickle.dumps)
 
     def trial(space: dict[str, Any]) -> None:
         _limit_trial(resources)
