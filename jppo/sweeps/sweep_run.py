@@ -190,7 +190,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
         with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
-            best = None if about.get("best") is None else BestPolicy(*about["best"])
+            best = None if about["best"] is None else BestPolicy(*about["best"])
             like = (
                 None
                 if agent is None
@@ -199,9 +199,8 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             policy_state = _read_policy(file, "policy", like)
             best_policy_state = None if best is None else _read_policy(file, "best", like)
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
-        summary |= {"error": about.get("error", ""), "stop_reason": about.get("stop_reason", ""), "best": best}
-        summary["eval_return_mean"], copies = about.get("eval_return_mean"), about.get("copies")
-        summary["copies"] = None if copies is None else tuple(map(tuple, copies))
+        summary |= {name: about[name] for name in ("error", "stop_reason", "eval_return_mean")} | {"best": best}
+        summary["copies"] = None if about["copies"] is None else tuple(map(tuple, about["copies"]))
         return RunOutcome(
             **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state
         ), about
