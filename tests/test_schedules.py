@@ -160,12 +160,6 @@ def test_piecewise_with_wrong_lengths_raises(arguments, message):
         piecewise(*arguments)
 
 
-def test_removed_annealing_names_the_replacement():
-    for function in (jppo.PPOConfig, lambda **given: jppo.train("CartPole-v1", **given)):
-        with pytest.raises(TypeError, match=r"learning_rate=jppo\.schedules\.linear\(2\.5e-4, 0\)"):
-            function(anneal_learning_rate=False)
-
-
 ALL = jppo.Hyperparams(
     learning_rate=warmup(0.25, cosine(0.02, 0)),
     gamma=linear(0.9, 0.8),

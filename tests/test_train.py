@@ -431,7 +431,7 @@ def test_sigterm_ends_the_process_at_once_while_it_compiles(monkeypatch):
     [
         ({"seed": -1}, "seed = -1 must be a whole number from 0"),
         ({"seed": 2**32}, "seed = 4294967296 must be"),
-        ({"seed": 1.0}, "seed = 1.0 must be"),
+        ({"seed": 1.5}, "seed = 1.5 must be"),
         ({"seed": True}, "seed = True must be"),
         ({"seed": "1"}, "seed = '1' must be"),
         ({"total_steps": 0}, "total_steps = 0 must be"),

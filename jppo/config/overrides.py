@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from jppo.config.checks import check_int, find_similar
-from jppo.config.ppo import REMOVED_FIELDS, Hyperparams, PPOConfig
+from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
 from jppo.config.run import EVENT_FIELDS, SWEEP_FIELDS, RunConfig
@@ -26,7 +26,7 @@ _HINTS = {
         for name in ENV_OPTIONS
     },
     SCALE_ENVS: "pass it beside config, or use PPOConfig(...).scale_envs(K)",
-} | REMOVED_FIELDS
+}
 for _names, _functions in {
     tuple(field.name for field in dataclasses.fields(RunConfig)): "jppo.train",
     SWEEP_FIELDS: "jppo.train and jppo.sweep",

@@ -17,10 +17,6 @@ _LARGEST_SIZE = 2**24  # of a layer. XLA ends the process if several layers have
 _SIZES = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "num_strata")
 _INTS: list[tuple[str, int, int | None]] = [(name, 1, None) for name in _SIZES]  # name, minimum, maximum
 _INTS += [("staggered_start", 0, 1_000_000_000), ("recurrent_size", 1, _LARGEST_SIZE)]
-REMOVED_FIELDS = {
-    "anneal_learning_rate": "pass a schedule as the learning rate, Hyperparams(learning_rate=jppo.schedules.linear("
-    "2.5e-4, 0)), or a number for a constant learning rate"
-}
 Hyperparam = float | Any  # a number or a schedule; Any, because losses and optimizers receive numbers only
 
 
@@ -32,8 +28,6 @@ def _explain_unknown_fields(kind: type[R]) -> type[R]:
     @functools.wraps(init)
     def checked(self: R, *args: Any, **kwargs: Any) -> None:
         for name in kwargs.keys() - set(names):
-            if name in REMOVED_FIELDS:
-                raise TypeError(f"{kind.__name__} has no field {name} any more; {REMOVED_FIELDS[name]}")
             is_method = callable(getattr(kind, name, None))
             hint = f"use {kind.__name__}(...).{name}(...)" if is_method else did_you_mean(name, names)
             raise TypeError(f"{kind.__name__} has no field {name!r}; {hint}")
