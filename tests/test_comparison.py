@@ -166,7 +166,7 @@ def test_compare_makes_no_statement_with_few_seeds(tmp_path):
     b = write_group(tmp_path / "b", [20.0] * 5, **with_hyperparams(gamma=0.5))
     (difference,) = compare([*a, *b]).differences
     assert difference.interval is None
-    assert difference.verdict == "too few seeds for a statement: 4 instead of at least 5 per setting"
+    assert difference.verdict == "too few seeds: 4 instead of at least 5 per setting"
 
 
 def test_compare_uses_each_seed_once_and_names_unfinished_runs(tmp_path):

@@ -174,7 +174,7 @@ def test_largest_suitable_number_of_devices(num_envs, num_steps, most):
         (0, "num_devices = 0 must be a whole number of at least 1"),
         (9, r"num_devices = 9; JAX has 8 here \(cpu\)"),
         (True, "num_devices = True must be a whole number of at least 1"),
-        (2.0, r"num_devices = 2\.0 must be a whole number of at least 1"),
+        (2.5, r"num_devices = 2\.5 must be a whole number of at least 1"),
         (3, "num_devices = 3 must divide 8, the number of strata of the shuffle for num_envs = 8; set"),
     ],
 )

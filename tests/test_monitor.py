@@ -302,7 +302,7 @@ def test_exceptions_of_an_evaluation_on_the_host_end_it_in_all_processes(monkeyp
 def test_no_evaluation_starts_without_ray(make_slow, monkeypatch):
     """Ray would start again. The loop itself finds the reason when it waits for the actors."""
     make_slow(1)
-    monkeypatch.setattr(ray_loop.LocalRunner, "check_daemons", lambda self, at_once=False: not at_once)
+    monkeypatch.setattr(ray_loop.LocalRunner, "check_daemons", lambda self, at_once=False, closing=False: not at_once)
     result = train_host(total=4, **EVALS)
     assert "eval/return_mean" not in result.metrics
 

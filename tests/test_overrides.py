@@ -229,7 +229,7 @@ def test_attributes_of_results_and_policies_have_hints(tmp_path):
         def __init__(self):
             """Has no network."""
 
-    result = jppo.Result({}, Bare(), {}, None, None, None)
+    result = jppo.Result({}, Bare(), {}, None, None, None, {})
     for owner, kind in ((result, "Result"), (result.policy, "Bare")):
         with pytest.raises(
             AttributeError, match=rf"^{kind} has no attribute 'predict'; policy\.act\(obs\) returns act"

@@ -10,6 +10,7 @@ from jppo.runs import plots
 from jppo.runs.curves import make_curve, read_groups
 from jppo.runs.files import write_atomically
 from jppo.runs.plots import draw_metrics, plot
+from jppo.runs.run_dir import write_output
 
 
 def learning_curves(paths, **options):
@@ -180,7 +181,7 @@ def test_invalid_output_paths_are_refused(tmp_path, name, message):
 
 def test_an_output_may_be_a_symbolic_link(tmp_path):
     (tmp_path / "link.png").symlink_to("picture.png")
-    write_atomically(tmp_path / "link.png", b"new")
+    write_output(tmp_path / "link.png", b"new", ".png")
     assert (tmp_path / "link.png").is_symlink()
     assert (tmp_path / "picture.png").read_bytes() == b"new"
 

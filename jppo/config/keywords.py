@@ -71,6 +71,7 @@ class EventKeywords(TypedDict, total=False):
     eval_every: int | None
     eval_episodes: int | None
     eval_sampled: bool | None
+    eval_max_steps: int | None
     stop_at_return: float | None
     callback: Callable[[Any], Any] | None
     callback_every: int

@@ -235,7 +235,8 @@ def _to_features(spec: ObsSpec, obs: Array) -> Array:
         return jax.nn.one_hot(obs - jnp.asarray(spec.start, obs.dtype), spec.num_categories, dtype=jnp.float32)
     if spec.nvec:
         columns, categories = component_categories(spec.nvec, spec.start)
-        return (obs.astype(jnp.int32).reshape(len(obs), -1)[:, columns] == categories[None]).astype(jnp.float32)
+        components = obs.astype(jnp.int32).reshape(obs.shape[0], len(spec.nvec))
+        return (components[:, columns] == categories[None]).astype(jnp.float32)
     if obs.dtype == jnp.uint8:
         return obs.astype(jnp.float32) / spec.high
     return obs.astype(jnp.float32)

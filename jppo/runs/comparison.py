@@ -119,7 +119,7 @@ def _score(name: str, group: RunGroup, notes: list[str]) -> SettingScore:
 
 def _difference(first: SettingScore, second: SettingScore) -> Difference:
     seeds = min(len(first.returns), len(second.returns))
-    interval, verdict = None, f"too few seeds for a statement: {seeds} instead of at least {MIN_SEEDS} per setting"
+    interval, verdict = None, f"too few seeds: {seeds} instead of at least {MIN_SEEDS} per setting"
     if seeds >= MIN_SEEDS:
         interval = low, high = difference_interval(first.returns, second.returns)
         relation = "higher than" if low > 0 else "lower than" if high < 0 else "not shown to differ from"

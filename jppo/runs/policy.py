@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jppo.actors.numpy_params import cast_leaves
 from jppo.config.checks import check_seed
 from jppo.config.run import MAX_FRAMES
 from jppo.config.words import refuse_attribute
@@ -281,6 +280,8 @@ def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:
             np.asarray(np.asarray(leaf), spec.dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise Refused(f"the observation cannot be converted to arrays: {error}") from None
+    from jppo.actors.numpy_params import cast_leaves  # training on the device does not need it
+
     return cast_leaves(obs_spec, leaves)
 
 

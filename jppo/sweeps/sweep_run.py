@@ -191,7 +191,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             metrics = {name.removeprefix("metrics/"): file[name] for name in file.files if name.startswith("metrics/")}
             _check_types(about, metrics)
             best = None
-            if about["best"] is not None:
+            if about.get("best") is not None:
                 update, score, measure = about["best"]
                 best = BestPolicy(int(update), float(score), str(measure))
             like = (
@@ -202,8 +202,8 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             policy_state = _read_policy(file, "policy", like)
             best_policy_state = None if best is None else _read_policy(file, "best", like)
         summary: dict[str, Any] = {name: np.nan if about[name] is None else about[name] for name in _SUMMARY}
-        summary |= {"error": about["error"], "stop_reason": about["stop_reason"], "best": best}
-        summary["eval_return_mean"], copies = about["eval_return_mean"], about["copies"]
+        summary |= {"error": about.get("error", ""), "stop_reason": about.get("stop_reason", ""), "best": best}
+        summary["eval_return_mean"], copies = about.get("eval_return_mean"), about.get("copies")
         summary["copies"] = None if copies is None else tuple((int(update), int(run)) for update, run in copies)
         return RunOutcome(
             **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jppo.actors.numpy_params import check_categories
 from jppo.config.ppo import Hyperparams
 from jppo.devices.jit import jit, lower
 from jppo.devices.memory import check_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.devices.signals import end_process_at
 from jppo.envs.base import Environment
-from jppo.envs.checks.check_gymnax import play_randomly
 from jppo.envs.spaces import Array
 from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Metrics, PolicyState
@@ -174,6 +172,9 @@ def check_first_steps(env: Environment) -> None:
     The compiled program has no such check, which would take time at each step.
     """
     if any(spec.num_categories or spec.nvec for spec in jax.tree.leaves(env.obs_spec)):
+        from jppo.actors.numpy_params import check_categories  # other runs on the device do not need these modules
+        from jppo.envs.checks.check_gymnax import play_randomly
+
         check_categories(env.obs_spec, play_randomly(env, _CHECKED_STEPS))
 
 
