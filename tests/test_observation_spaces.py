@@ -108,6 +108,7 @@ def test_the_numpy_form_prepares_observations_like_the_one_in_jax(name, tmp_path
         (spaces.MultiDiscrete([2, 3]), [0, 0], [0, 3], "3"),
         (spaces.Box(0, 255, (2,), np.uint8), [9, 9], [9, 300], "300"),
         (spaces.Box(0, 255, (2,), np.uint8), [9, 9], [0.9, 1.0], "0.9"),
+        (spaces.Box(0, 10, (2,), np.uint8), [9, 9], np.array([0, 11], np.uint8), "11"),
         (spaces.MultiBinary(2), [0, 1], [0, 0.5], "0.5"),
     ],
     ids=str,
@@ -130,6 +131,8 @@ def test_training_refuses_categories_that_the_space_lacks(part):
         with pytest.raises((ValueError, RuntimeError), match=r"observation\['cue'\] has 3; its space has"):
             jppo.train(env, total_steps=64, **options, **SIZES)
         assert "spaces" in jppo.check_env(env).failed
+    with pytest.raises(jppo.errors.Refused, match=r"observation\['cue'\] has 3; its space has"):
+        jppo.sweep(device_env(space, values), seeds=2, total_steps=64, **SIZES)
 
 
 def test_64_bit_integers_do_not_wrap():

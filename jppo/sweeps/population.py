@@ -23,7 +23,7 @@ from jppo.runs.display import show_count
 from jppo.runs.leaves import is_key
 from jppo.sweeps.grid import ProgramGroup
 from jppo.sweeps.log import PopulationLogger
-from jppo.training.device_loop import make_target, run_chunk
+from jppo.training.device_loop import check_first_steps, make_target, run_chunk
 from jppo.training.evaluator import evaluation_key, make_evaluation
 from jppo.training.history import RecentEpisodes
 from jppo.training.progress import Reporter
@@ -113,6 +113,7 @@ def compile_group(group: ProgramGroup, runs: int, reporter: Reporter) -> Populat
       ValueError: not even one run per device fits into memory.
     """
     agent, num_devices, limit = group.agent, group.num_devices, group.max_parallel_runs
+    check_first_steps(agent.env)
     default_limit = num_devices * MAX_RUNS_PER_CPU_DEVICE if jax.default_backend() == "cpu" else runs
     parts = math.ceil(runs / (limit or default_limit))
     hyperparams, free = group.runs[0].hyperparams, bytes_free(num_devices)

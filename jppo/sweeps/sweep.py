@@ -50,8 +50,9 @@ def sweep(
 ) -> SweepResult:
     """Trains every combination of settings with every seed on the device.
 
-    All runs with the same environment and the same PPOConfig train together in one compiled program. Each run gives the
-    same result as `jppo.train` with its settings. A run that diverges does not affect the others.
+    All runs with the same environment and the same PPOConfig train together in one compiled program. Each run draws the
+    same random numbers as `jppo.train` with its settings; rounding differs, so returns separate after many updates. A
+    run that diverges does not affect the others.
 
     Args:
       env: a JAX environment as for `jppo.train`, or a list of them.

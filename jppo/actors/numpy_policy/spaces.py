@@ -44,12 +44,15 @@ class ObsArray(NamedTuple):
         change, such as 0.7 or 300 as uint8.
         """
         given = np.asarray(obs)
-        if given.dtype == self.dtype and not (self.num_categories or self.nvec):
+        if given.dtype == self.dtype and not (self.num_categories or self.nvec or self.high < 255):
             return given
         with np.errstate(all="ignore"):
             cast = given.astype(self.dtype)
         wrong = cast != given if self.dtype.kind in "biu" else np.zeros(cast.shape, bool)
         needed = str(self.dtype)
+        if self.dtype == _UINT8 and self.high < 255:
+            wrong |= given > self.high
+            needed = f"integers from 0 to {self.high:g}"
         if (self.num_categories or self.nvec) and cast.shape[cast.ndim - len(self.shape) :] == self.shape:
             low = np.reshape(self.start, self.shape)
             high = low + np.reshape(self.nvec or self.num_categories, self.shape) - 1
