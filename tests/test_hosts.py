@@ -179,8 +179,8 @@ def test_ctrl_c_while_one_process_draws_a_video_ends_it_at_once(processes):
                 "RuntimeError: the pole is too heavy",
             ),
         ),
-        ("seeds", ("ValueError: the settings of process 1 differ from those of process 0;",) * 2),
-        ("odd", ("ValueError: num_devices = 1 cannot be spread evenly over 2 processes",) * 2),
+        ("seeds", ("Refused: the settings of process 1 differ from those of process 0;",) * 2),
+        ("odd", ("Refused: num_devices = 1 cannot be spread evenly over 2 processes",) * 2),
     ],
 )
 def test_invalid_arguments_end_both_processes_with_a_message(processes, name, messages):

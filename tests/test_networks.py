@@ -223,7 +223,8 @@ def test_cnn_needs_an_image(shape, fits):
     ("shape", "options", "said"),
     [
         ((210, 160, 3), {}, "observations are images (210, 160, 3), which network = mlp reads as 100,800 numbers"),
-        ((210, 160, 3), {"network": "cnn"}, None),
+        ((210, 160, 3), {"network": "cnn"}, "network = cnn reads images [210, 160, 3] as 3 channels"),
+        ((4, 84, 84), {"network": "cnn"}, "network = cnn reads images [4, 84, 84] as 4 channels"),
         ((10, 10, 4), {}, None),
         ((20_000,), {}, None),
     ],

@@ -1,5 +1,8 @@
 """Tests that an observation space means the same on the device, on the host, in containers and in exports."""
 
+import dataclasses
+import json
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ from gymnasium import spaces
 
 import jppo
 from jppo.envs.gymnasium import make_host_env
+from jppo.envs.spaces import ObsSpec
 from jppo.ppo.policy import prepare_obs
 
 # space, an observation of it, the network's input
@@ -148,3 +152,44 @@ def test_many_categories_are_refused_before_training():
         for make in (lambda: make_host_env(host_class(part, [value])), lambda: device_env(part, [value])):  # noqa: B023
             with pytest.raises(ValueError, match="10,001 categories, which would be one-hot; at most 10,000"):
                 make()
+
+
+class Numbered(spaces.Discrete):
+    """A subclass of Discrete."""
+
+
+def test_subclasses_of_spaces_are_the_same_spaces():
+    space = Numbered(3, start=100)
+    host, device = host_class(space, [np.int64(100)]), device_env(space, [np.int32(100)])
+    for spec in (make_host_env(host).obs_spec, jppo.make_env(device).obs_spec):
+        assert (spec.num_categories, spec.start) == (3, 100)
+
+
+def test_bounds_of_uint8_apply_to_each_number():
+    space = spaces.Box(np.array([0, 0], np.uint8), np.array([2, 250], np.uint8), dtype=np.uint8)
+    spec = make_host_env(host_class(space, [np.array([1, 125], np.uint8)])).obs_spec
+    features = prepare_obs(spec, jnp.array([[1, 125]], jnp.uint8))
+    np.testing.assert_allclose(features, [[0.5, 0.5]])
+    twin = jppo.numpy_policy.ObsArray.from_json(json.loads(json.dumps(dataclasses.asdict(spec))))
+    np.testing.assert_array_equal(twin.features(np.array([[1, 125]], np.uint8)), features)
+
+
+@pytest.mark.parametrize("last", [2**32, 7])
+def test_host_observations_are_compared_before_they_are_narrowed(last):
+    """2**32 would wrap to category 0; the final observation of an episode counts, too."""
+
+    class Ends(host_class(spaces.Discrete(3), [np.int64(0)])):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            ends = self.steps == 200  # after the check of the first steps
+            return np.int64(last if ends else 0), 0.0, False, ends, {}
+
+    with pytest.raises((ValueError, RuntimeError), match=f"{last}"):
+        jppo.train(Ends, num_actors=0, total_steps=8192, **SIZES)
+
+
+def test_bool_observations_of_a_discrete_space_are_categories():
+    features = prepare_obs(ObsSpec((), "bool", num_categories=2), jnp.array([False, True]))
+    np.testing.assert_array_equal(features, np.eye(2))

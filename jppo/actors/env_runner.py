@@ -12,6 +12,7 @@ from jppo.actors.action_selection import Act, make_action_selection
 from jppo.actors.numpy_params import check_categories
 from jppo.actors.rollout_evaluation import evaluate_rollout
 from jppo.devices.jit import jit, make_device_put
+from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK, Array, PyTree
@@ -201,13 +202,13 @@ class _Steps:
         self.final_value = np.zeros(lead, np.float32)
         self.carries: list[PyTree] = []  # at the start of each sequence, leaves [n, ...]
         self._num_sequences = spec.num_steps // spec.sequence_length
-        self._action_spec = spec.env.action_spec
+        self._action_spec, self._obs_spec = spec.env.action_spec, spec.env.obs_spec
 
     def record_obs(self, t: int, obs: PyTree) -> list[np.ndarray]:
         """Copies the observations before step t. Returns the copies, one array [n, ...] per leaf."""
         rows = [buffer[t] for buffer in self.obs]
         for row, leaf in zip(rows, self._leaves(obs), strict=True):
-            row[...] = leaf
+            _copy(row, leaf)
         return rows
 
     def lacks_legal_action(self, t: int) -> bool:
@@ -245,10 +246,13 @@ class _Steps:
           obs: observations after the step, of a new episode where one ended.
           final_obs: last observations of the episodes that ended, by environment.
         """
-        leaves = [np.array(leaf, row.dtype) for leaf, row in zip(self._leaves(obs), self.obs, strict=True)]
+        leaves = [np.empty_like(row[0]) for row in self.obs]
+        for row, leaf in zip(leaves, self._leaves(obs), strict=True):
+            _copy(row, leaf)
         for i, final in (final_obs or {}).items():
             for leaf, last in zip(leaves, jax.tree.leaves(final), strict=True):
-                leaf[i] = last
+                _copy(leaf[i : i + 1], np.asarray(last)[None])
+        check_categories(self._obs_spec, leaves)
         return leaves
 
     def rollout(self, **values: Any) -> Rollout:
@@ -315,3 +319,11 @@ def _blank_steps(spec: RunnerSpec, num_envs: int, policy: Policy) -> _Steps:
         carry = jax.tree.map(np.asarray, policy.initial_carry(num_envs))
         steps.carries = [carry] * (spec.num_steps // spec.sequence_length)
     return steps
+
+
+def _copy(row: np.ndarray, leaf: Any) -> None:
+    """Copies an observation leaf. Raises BrokenContractError if integers do not keep their values, such as 2**32."""
+    row[...] = leaf
+    if row.dtype.kind in "iu" and leaf.dtype != row.dtype and (wrong := row != leaf).any():
+        problem = f"an observation has {leaf[wrong].flat[0]}, which is not {row.dtype}"
+        raise BrokenContractError(problem, "return integers of the observation space", check="spaces")

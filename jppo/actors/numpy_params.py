@@ -152,13 +152,18 @@ def cast_leaves(obs_spec: PyTree, leaves: list[Any]) -> list[np.ndarray]:
     Raises ValueError with the leaf and the value for numbers that its space does not have.
     """
     paths = jax.tree_util.tree_leaves_with_path(obs_spec)
-    return [
-        numpy_policy.ObsArray.from_json(dataclasses.asdict(spec)).cast(leaf, f"observation{jax.tree_util.keystr(path)}")
-        for (path, spec), leaf in zip(paths, leaves, strict=True)
-    ]
+    try:
+        return [
+            numpy_policy.ObsArray.from_json(dataclasses.asdict(spec)).cast(
+                leaf, f"observation{jax.tree_util.keystr(path)}"
+            )
+            for (path, spec), leaf in zip(paths, leaves, strict=True)
+        ]
+    except ValueError as error:
+        raise Refused(str(error)) from None
 
 
-def check_categories(obs_spec: PyTree, obs: PyTree) -> None:
+def check_categories(obs_spec: PyTree, obs: PyTree, env_name: str = "") -> None:
     """Raises BrokenContractError if recorded observations [..., *obs] have categories that their spaces lack."""
     specs = jax.tree.leaves(obs_spec)
     if not any(spec.num_categories or spec.nvec for spec in specs):
@@ -166,4 +171,5 @@ def check_categories(obs_spec: PyTree, obs: PyTree) -> None:
     try:
         cast_leaves(obs_spec, jax.tree.leaves(obs))
     except ValueError as error:
-        raise BrokenContractError(str(error), "declare all categories (n, start)", "spaces") from None
+        problem = f"{env_name}: {error}" if env_name else str(error)
+        raise BrokenContractError(problem, "declare all categories (n, start)", "spaces") from None

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jppo.config.checks import MAX_INT32
-from jppo.envs.spaces import ActionSpec, PyTree
+from jppo.envs.spaces import ActionSpec, PyTree, kind_of
 from jppo.errors import Refused
 
 _MAX_INTEGERS = 1024  # of a component of an action that counts as a category
@@ -17,7 +17,7 @@ def action_spec_of(name: str, space: Any) -> PyTree:
 
     Raises ValueError for a space that is not supported.
     """
-    kind = type(space).__name__
+    kind = kind_of(space)
     if kind == "Dict" and space.spaces:
         if len({type(key) for key in space.spaces}) > 1:
             raise Refused(f"{name}: action space {space} has names of different types, which JAX cannot sort")

@@ -109,10 +109,15 @@ class HostEnvs:
     @forbid_exit
     def close(self) -> None:
         """Closes all environments. Warns if that fails, because the caller has its results."""
-        try:
-            self._vector.close()
-        except Exception as error:
-            warnings.warn(f"{self._name}: close() raised {describe_error(error)}", RuntimeWarning, stacklevel=2)
+        _close(self._name, self._vector)
+
+
+def _close(name: str, vector: Any) -> None:
+    """Closes environments. Warns if that fails, because the caller has its results."""
+    try:
+        vector.close()
+    except Exception as error:
+        warnings.warn(f"{name}: close() raised {describe_error(error)}", RuntimeWarning, stacklevel=3)
 
 
 @forbid_exit
@@ -149,7 +154,7 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
     try:
         _resetter(name, vector)
         if masked := _has_mask_outside(name, vector):
-            vector.close()
+            _close(name, vector)
             vector = make_vector(env, [0], adds_mask=True)
         obs_space, action_space = vector.single_observation_space, vector.single_action_space
         obs_spec, action_spec = obs_spec_of(name, obs_space), action_spec_of(name, action_space)
@@ -162,7 +167,7 @@ def open_host_env(env: Any, probe: Callable[[str, Any], None] | None = None) -> 
             with np.errstate(all="ignore"):  # the environment may have made NumPy strict
                 probe(name, vector.envs[0])
     finally:
-        vector.close()
+        _close(name, vector)
     agents = vector.num_agents if isinstance(vector, AgentRows) else 1
     return HostEnvironment(
         name=name,

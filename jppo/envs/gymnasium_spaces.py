@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from jppo.envs.spaces import PyTree, obs_leaf_spec
+from jppo.envs.spaces import PyTree, kind_of, obs_leaf_spec
 from jppo.errors import Refused
 
 
@@ -14,7 +14,7 @@ def obs_spec_of(name: str, space: Any) -> PyTree:
 
     Raises ValueError for a space that is not supported.
     """
-    kind = type(space).__name__
+    kind = kind_of(space)
     if kind == "Dict":
         if len({type(key) for key in space.spaces}) > 1:
             raise Refused(f"{name}: observation space {space} has names of different types, which JAX cannot sort")

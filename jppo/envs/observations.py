@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jppo.envs.spaces import ObsSpec, PyTree
+from jppo.envs.spaces import ObsSpec, PyTree, kind_of
 
 _MAX_NUMBERS = 1024  # numbers of an observation that are kept
 
@@ -66,7 +66,7 @@ class Observations:
         outside = (leaf < low - slack) | (leaf > high + slack)
         if outside.any():
             bounds = f"[{low[outside][0]:g}, {high[outside][0]:g}]"
-            is_category = type(space).__name__ == "MultiDiscrete"  # one-hot, so that others would be zeros
+            is_category = kind_of(space) == "MultiDiscrete"  # one-hot, so that others would be zeros
             self._note("categories" if is_category else "range", f"{path} has {leaf[outside][0]:g}, outside {bounds}")
 
     def _note(self, kind: str, text: str) -> None:
@@ -105,12 +105,12 @@ def _num_categories(space: Any) -> int:
     """Returns the number of categories of a Discrete space, and 0 for the others."""
     if isinstance(space, ObsSpec):
         return space.num_categories
-    return int(space.n) if type(space).__name__ == "Discrete" else 0
+    return int(space.n) if kind_of(space) == "Discrete" else 0
 
 
 def _bounds(space: Any) -> tuple[Any, Any]:
     """Returns the smallest and the largest value of a space that is not Discrete."""
-    kind = type(space).__name__
+    kind = kind_of(space)
     if isinstance(space, ObsSpec):
         first = np.reshape(space.start, space.shape) if space.nvec else -np.inf
         return first, first + np.reshape(space.nvec, space.shape) - 1 if space.nvec else np.inf

@@ -26,7 +26,7 @@ class ObsSpec:
     num_categories: int = 0  # of a Discrete space, whose integers reach the network one-hot; 0 for a Box
     start: int | tuple[int, ...] = 0  # the first category; of a MultiDiscrete space, that of each component
     nvec: tuple[int, ...] = ()  # numbers of categories of a flattened MultiDiscrete space, each of which is one-hot
-    high: float = 255.0  # of uint8: the space's largest value, by which the network's input is divided
+    high: float | tuple[float, ...] = 255.0  # of uint8: the space's largest value(s), which divide the network's input
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -34,6 +34,15 @@ class ObsSpec:
         if self.nvec:
             return (sum(self.nvec),)
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
+
+
+_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
+
+
+def kind_of(space: Any) -> str:
+    """Returns the name of the known class that a space of Gymnasium or gymnax belongs to, or that of its own class."""
+    names = [cls.__name__ for cls in type(space).__mro__]
+    return next((name for name in names if name in _KINDS), names[0])
 
 
 def obs_leaf_spec(name: str, space: Any, shape: tuple[int, ...], dtype: Any) -> ObsSpec:
@@ -48,11 +57,12 @@ def obs_leaf_spec(name: str, space: Any, shape: tuple[int, ...], dtype: Any) -> 
     Raises:
       ValueError: the space has more than 10,000 categories, or categories that are not int32.
     """
-    dtype, kind = np.dtype(dtype), type(space).__name__
+    dtype, kind = np.dtype(dtype), kind_of(space)
     if kind not in ("Discrete", "MultiDiscrete"):
-        high = 255.0
+        high: Any = 255.0
         if dtype == np.uint8 and getattr(space, "dtype", None) == dtype:  # declared bounds of floats are of others
-            high = float(np.max(getattr(space, "high", 255))) or 1.0
+            highs = np.maximum(np.broadcast_to(getattr(space, "high", 255), shape), 1).astype(float).ravel().tolist()
+            high = highs[0] if len(set(highs)) == 1 else tuple(highs)
         is_wide = dtype.kind in "iu" and dtype.itemsize == 8
         name_of_dtype = "float32" if is_wide else str(jax.dtypes.canonicalize_dtype(dtype))
         return ObsSpec(shape=shape, dtype=name_of_dtype, high=high)

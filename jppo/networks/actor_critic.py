@@ -144,9 +144,11 @@ def check_config(config: PPOConfig, obs_spec: PyTree) -> None:
     """
     shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
     if config.network == "cnn" and not any(is_image(shape) for shape in shapes):
+        stacks = any(len(shape) == 4 for shape in shapes)
+        remedy = "join a stack of images along the channels" if stacks else 'use network = "mlp"'
         raise Refused(
             f'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is '
-            f'{", ".join(map(str, shapes))}: use network = "mlp"'
+            f"{', '.join(map(str, shapes))}: {remedy}"
         )
     for option in ("actor_obs", "critic_obs"):
         names = list(obs_spec) if isinstance(obs_spec, dict) else []

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
@@ -232,11 +233,12 @@ def _to_float32(x: Array) -> Array:
 
 def _to_features(spec: ObsSpec, obs: Array) -> Array:
     if spec.num_categories:
-        return jax.nn.one_hot(obs - jnp.asarray(spec.start, obs.dtype), spec.num_categories, dtype=jnp.float32)
+        return jax.nn.one_hot(obs.astype(jnp.int32) - jnp.int32(spec.start), spec.num_categories, dtype=jnp.float32)
     if spec.nvec:
         columns, categories = component_categories(spec.nvec, spec.start)
         components = obs.astype(jnp.int32).reshape(obs.shape[0], len(spec.nvec))
         return (components[:, columns] == categories[None]).astype(jnp.float32)
     if obs.dtype == jnp.uint8:
-        return obs.astype(jnp.float32) / spec.high
+        high = np.asarray(spec.high, np.float32)
+        return obs.astype(jnp.float32) / (high.reshape(1, *spec.shape) if high.ndim else high)
     return obs.astype(jnp.float32)

@@ -175,7 +175,7 @@ def check_first_steps(env: Environment) -> None:
         from jppo.actors.numpy_params import check_categories  # other runs on the device do not need these modules
         from jppo.envs.checks.check_gymnax import play_randomly
 
-        check_categories(env.obs_spec, play_randomly(env, _CHECKED_STEPS))
+        check_categories(env.obs_spec, play_randomly(env, _CHECKED_STEPS), env.name)
 
 
 def compile_chunk(agent: Anakin, hyperparams: Hyperparams, flags: Any = None) -> Any:

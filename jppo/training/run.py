@@ -17,7 +17,7 @@ from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, rai
 from jppo.devices.signals import end_process_at
 from jppo.envs.spaces import PyTree
 from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
-from jppo.networks.feed_forward import is_image
+from jppo.networks.feed_forward import channels_first, is_image
 from jppo.ppo.anakin import Anakin
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoint, Checkpoints, check_same_run, latest_checkpoint
@@ -213,9 +213,13 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
 
 
 def suggest_network(config: PPOConfig, obs_spec: PyTree) -> str | None:
-    """Returns a message if another network suits the observations better; None otherwise."""
+    """Returns a message if another network suits the observations better, or about the channels of images."""
     shapes = [spec.feature_shape for spec in jax.tree.leaves(obs_spec)]
-    if config.network == "cnn" or len(shapes) != 1 or not is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
+    if config.network == "cnn":
+        images = [shape for shape in shapes if is_image(shape)]
+        parts = (f"{list(x)} as {x[0] if channels_first(x) else x[-1]} channels" for x in images)
+        return f"network = cnn reads images {', '.join(parts)}"
+    if len(shapes) != 1 or not is_image(shapes[0]) or math.prod(shapes[0]) < _LARGE_IMAGE:
         return None
     return (
         f"observations are images {shapes[0]}, which network = mlp reads as {math.prod(shapes[0]):,} numbers; "

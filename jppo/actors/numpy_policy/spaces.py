@@ -17,7 +17,7 @@ class ObsArray(NamedTuple):
     num_categories: int
     start: int | tuple[int, ...]
     nvec: tuple[int, ...] = ()
-    high: float = 255.0
+    high: float | tuple[float, ...] = 255.0
 
     @classmethod
     def from_json(cls, leaf: dict[str, Any]) -> "ObsArray":
@@ -27,7 +27,8 @@ class ObsArray(NamedTuple):
             raise ValueError(f"unknown dtype {leaf['dtype']!r}")
         start = tuple(leaf["start"]) if isinstance(leaf["start"], list | tuple) else int(leaf["start"])
         nvec = tuple(map(int, leaf.get("nvec", ())))
-        high = float(leaf.get("high", 255.0))  # files of jppo 0.2 lack it, and nvec
+        high = leaf.get("high", 255.0)  # files of jppo 0.2 lack it, and nvec
+        high = tuple(high) if isinstance(high, list | tuple) else float(high)
         return cls(tuple(leaf["shape"]), dtype, int(leaf["num_categories"]), start, nvec, high)
 
     @property
@@ -37,6 +38,11 @@ class ObsArray(NamedTuple):
             return (sum(self.nvec),)
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the space of uint8 numbers is smaller than their dtype."""
+        return self.dtype == _UINT8 and bool(np.min(self.high) < 255)
+
     def cast(self, obs: Any, name: str) -> np.ndarray:
         """Returns observations [..., *shape] in the array's dtype.
 
@@ -44,15 +50,16 @@ class ObsArray(NamedTuple):
         change, such as 0.7 or 300 as uint8.
         """
         given = np.asarray(obs)
-        if given.dtype == self.dtype and not (self.num_categories or self.nvec or self.high < 255):
+        if given.dtype == self.dtype and not (self.num_categories or self.nvec or self.is_narrow):
             return given
         with np.errstate(all="ignore"):
             cast = given.astype(self.dtype)
         wrong = cast != given if self.dtype.kind in "biu" else np.zeros(cast.shape, bool)
         needed = str(self.dtype)
-        if self.dtype == _UINT8 and self.high < 255:
-            wrong |= given > self.high
-            needed = f"integers from 0 to {self.high:g}"
+        if self.is_narrow and cast.shape[cast.ndim - len(self.shape) :] == self.shape:
+            high = np.broadcast_to(self.high, np.shape(self.high)).reshape(self.shape if np.ndim(self.high) else ())
+            wrong |= given > high
+            needed = f"integers from 0 to {high}"
         if (self.num_categories or self.nvec) and cast.shape[cast.ndim - len(self.shape) :] == self.shape:
             low = np.reshape(self.start, self.shape)
             high = low + np.reshape(self.nvec or self.num_categories, self.shape) - 1
@@ -73,7 +80,8 @@ class ObsArray(NamedTuple):
             columns, categories = _component_categories(self.nvec, self.start)
             return (obs.reshape(len(obs), -1)[:, columns] == categories).astype(np.float32)
         features = obs.astype(FLOAT32, copy=False)
-        return features / FLOAT32.type(self.high) if self.dtype == _UINT8 else features
+        high = np.asarray(self.high, FLOAT32)
+        return features / (high.reshape(self.shape) if high.ndim else high) if self.dtype == _UINT8 else features
 
 
 @functools.lru_cache(64)
