@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.networks.distributions import MultiCategorical as MultiCategorical
     from jppo.ppo.anakin import Anakin as Anakin
     from jppo.ppo.anakin import make_anakin as make_anakin
+    from jppo.ppo.learner import Learner as Learner
+    from jppo.ppo.learner import make_learner as make_learner
     from jppo.ppo.losses import LossModule as LossModule
     from jppo.ppo.losses import gae as gae
     from jppo.ppo.losses import gae_advantages as gae_advantages
@@ -97,6 +99,7 @@ _MODULES = {
     "jppo.errors": ("ActorsFailed", "HostFailed", "NoLegalAction", "TrainingDiverged"),
     "jppo.ppo.anakin": ("Anakin", "make_anakin"),
     "jppo.networks.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
+    "jppo.ppo.learner": ("Learner", "make_learner"),
     "jppo.ppo.losses": ("LossModule", "gae", "gae_advantages", "mean_over_rows", "ppo_loss", "weighted_mean"),
     "jppo.ppo.policy": ("Network", "RecurrentNetwork"),
     "jppo.ppo.types": ("Batch", "Transition"),

@@ -14,7 +14,7 @@ from probes import BoxTimeLimit, Counting, ObsActionReward
 import jppo
 from jppo import kernels
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.kernels import categorical, convolution, dense, finite, flat_gradient, joined_layers, permutation
+from jppo.kernels import categorical, convolution, dense, finite, gradient, joined_layers, permutation
 from jppo.networks.actor_critic import make_network
 
 TWO_ACTIONS = ActionSpec((), "int32", num_actions=2)
@@ -64,7 +64,7 @@ def after_two_updates(env, config, params=None):
 def test_whole_updates_agree_with_the_plain_kernels(monkeypatch, env, options):
     """Uses the same parameters and permutations, because the plain forms draw others."""
     monkeypatch.setattr(permutation, "permute_index_plain", permutation.permute_index_tuned)
-    monkeypatch.setattr("jppo.kernels.microbatches._CACHE_BYTES", 4096)
+    monkeypatch.setattr("jppo.kernels.gradient._CACHE_BYTES", 4096)
     monkeypatch.setattr("jppo.kernels.dense.WIDE", 1)
     monkeypatch.setattr("jppo.kernels.joined_layers.WIDE", 1)
     config = jppo.PPOConfig(**{"num_envs": 8, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2} | options)
@@ -220,15 +220,15 @@ def test_categorical_kernels_equal_their_plain_forms():
 def test_packed_gradients_are_restored(monkeypatch, enabled):
     monkeypatch.setattr(kernels, "ENABLED", enabled)
     tree = {"a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), "b": jnp.ones(())}
-    packed = flat_gradient.pack(tree)
+    packed = gradient.pack(tree)
     assert len(jax.tree.leaves(packed)) == (1 if enabled else 2)
-    chex.assert_trees_all_equal(flat_gradient.unpack(packed, tree), jax.tree.map(lambda x: x.astype(jnp.float32), tree))
+    chex.assert_trees_all_equal(gradient.unpack(packed, tree), tree)
 
 
 @pytest.mark.slow
 def test_flat_adam_equals_adam():
     params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(())}
-    flat, plain = flat_gradient.flatten(optax.scale_by_adam()), optax.scale_by_adam()
+    flat, plain = gradient.flatten(optax.scale_by_adam()), optax.scale_by_adam()
     states = flat.init(params), plain.init(params)
     for step in range(3):
         grads = jax.tree.map(lambda x, step=step: jnp.sin(x + step), params)

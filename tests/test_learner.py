@@ -15,9 +15,8 @@ from reference import Reference
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.kernels import microbatches
+from jppo.kernels import gradient as gradients
 from jppo.networks.actor_critic import ActorCritic, make_network
-from jppo.ppo import minibatches as minibatches_module
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.learner import make_learner
 from jppo.ppo.losses import approx_kl, gae, mean_over_rows, ppo_loss
@@ -206,12 +205,8 @@ def mean_log_prob(apply, batch, hyperparams, config, key):
 
 @pytest.mark.parametrize("control", ["stop", "adapt"])
 def test_a_loss_without_kl_is_refused_where_kl_is_controlled(control):
-    config = variant(kl_control=control)
-    learner = make_learner(policy_of(config), config, loss=mean_log_prob)
-    state = learner.init(jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
-    rollout = rollout_for(state, config, 0)
     with pytest.raises(ValueError, match=f'kl_control = "{control}" needs a loss that returns .*policy/approx_kl'):
-        jax.eval_shape(learner.update, state, rollout, stats_of(rollout))
+        make_anakin(lenient_env("CartPole-v1"), variant(kl_control=control), loss=mean_log_prob)
 
 
 def test_kl_stop_with_a_large_target_never_stops():
@@ -222,7 +217,7 @@ def test_kl_stop_with_a_large_target_never_stops():
     (stopped, metrics), (plain, plain_metrics) = update(state, rollout), plain_update(state, rollout)
     assert largest_difference(stopped.policy_state, plain.policy_state) < 1e-6
     assert largest_difference(metrics, plain_metrics) < 1e-5
-    assert int(stopped.opt_state.count) == BASE.num_epochs * BASE.num_minibatches
+    assert int(stopped.opt_state[0].count) == BASE.num_epochs * BASE.num_minibatches
 
 
 def test_kl_adapt_changes_the_learning_rate_within_bounds():
@@ -335,15 +330,15 @@ def test_sharded_update_equals_update_on_one_device(num_devices):
 
 def num_microbatches(rows, policy=None, loss=ppo_loss, config=BASE):
     """The number of microbatches for a minibatch of `rows` rows."""
-    policy, found = policy or policy_of(config), []
+    policy, found, count = policy or policy_of(config), [], gradients.num_microbatches
 
-    def cut(gradient, samples, pieces, *_):
-        found.append(pieces)
-        return gradient(samples)
+    def counted(*args):
+        found.append(count(*args))
+        return 1
 
     config = dataclasses.replace(config, num_envs=rows, num_steps=1, num_minibatches=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minibatches_module, "accumulate_gradients", cut)
+        patch.setattr(gradients, "num_microbatches", counted)
         learner = make_learner(policy, config, loss=loss)
         state = jax.eval_shape(learner.init, jax.random.key(0), jnp.zeros((N, OBS)), NUMBERS, 10)
         floats = dict.fromkeys(("log_prob", "value", "next_value", "reward"), jnp.zeros((1, rows)))
@@ -351,7 +346,7 @@ def num_microbatches(rows, policy=None, loss=ppo_loss, config=BASE):
         obs, action = jnp.zeros((1, rows, OBS)), jnp.zeros((1, rows), jnp.int32)
         rollout = Transition(obs=obs, action=action, **floats, **flags)
         jax.eval_shape(lambda state: learner.update(state, rollout, stats_of(rollout)), state)
-    return found[0]
+    return found[0] if found else 1
 
 
 @pytest.mark.slow
@@ -370,13 +365,13 @@ def test_large_minibatches_are_split_evenly(monkeypatch):
 @pytest.mark.parametrize(("rows", "alone", "of_each"), [(16_384, 4, 4), (8192, 2, 1)])
 def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
     """Two microbatches are faster only on a single device, which computes both at once."""
-    found = []
+    found, count = [], gradients.num_microbatches
 
-    def cut(gradient, samples, pieces, *_):
-        found.append((len(samples.samples.value), pieces))
-        return gradient(samples)
+    def counted(loss, params, rows, axis_name):
+        found.append((rows.samples.value.shape[1], count(loss, params, rows, axis_name)))
+        return 1
 
-    monkeypatch.setattr(minibatches_module, "accumulate_gradients", cut)
+    monkeypatch.setattr(gradients, "num_microbatches", counted)
     config = variant(hidden_sizes=(64, 64), num_envs=rows, num_steps=1, num_minibatches=1, num_epochs=1)
     for num_devices in (1, 2):
         agent = make_anakin(lenient_env("CartPole-v1"), config, num_devices=num_devices)
@@ -386,7 +381,7 @@ def test_devices_of_a_cpu_share_its_cache(monkeypatch, rows, alone, of_each):
 
 @cpu_only
 def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monkeypatch):
-    monkeypatch.setattr(microbatches, "_CACHE_BYTES", 2048)
+    monkeypatch.setattr(gradients, "_CACHE_BYTES", 2048)
     network = policy_of(BASE).network
 
     class Own:
@@ -419,7 +414,7 @@ def test_minibatches_are_split_only_for_losses_declared_as_means_over_rows(monke
 @pytest.mark.parametrize(("config", "kind"), [(BASE, "discrete"), (NORMALISED, "continuous")])
 def test_microbatches_give_the_gradient_of_the_minibatch(monkeypatch, config, kind):
     init, update = compiled(config, kind)
-    monkeypatch.setattr(minibatches_module, "count_microbatches", lambda *args: len(args[4].samples.value) // 8)
+    monkeypatch.setattr(gradients, "num_microbatches", lambda *args: args[2].samples.value.size // 8)
     learner = make_learner(policy_of(config, kind), config)
     in_pieces = jax.jit(lambda state, rollout: learner.update(state, rollout, stats_of(rollout)))
     sharded = make_learner(policy_of(config, kind), config, axis_name="devices")

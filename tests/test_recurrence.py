@@ -17,13 +17,10 @@ from reference import GRU, LSTM, RecurrentReference
 import jppo
 from jppo.actors.env_runner import EnvRunner
 from jppo.envs.spaces import ActionSpec, ObsSpec
-from jppo.kernels import microbatches
-from jppo.kernels.microbatches import split_minibatch
+from jppo.kernels import gradient
 from jppo.networks.actor_critic import make_network
 from jppo.networks.recurrent import Recurrent, initial_carry
-from jppo.ppo import minibatches
 from jppo.ppo.learner import make_learner
-from jppo.ppo.minibatches import Minibatch, count_microbatches
 from jppo.ppo.normalization import moments_of
 from jppo.ppo.policy import episode_starts, make_policy
 from jppo.ppo.rollout import collect, init_collect
@@ -222,33 +219,21 @@ def test_devices_do_not_change_a_run():
     )
 
 
-def test_a_minibatch_is_split_into_whole_sequences():
-    """Each microbatch has two of the four sequences, with their steps, carries and resets."""
-    of_row = jnp.arange(L * N).reshape(L, N)  # the sequence is the second index
-    minibatch = Minibatch(samples={"row": of_row.reshape(-1)}, carry=jnp.arange(N), reset=of_row % 3 == 0)
-    parts = split_minibatch(minibatch, 2)
-    for i in range(2):
-        rows = of_row[:, 2 * i : 2 * i + 2]
-        np.testing.assert_array_equal(parts.samples["row"][i], rows.reshape(-1))
-        np.testing.assert_array_equal(parts.carry[i], [2 * i, 2 * i + 1])
-        np.testing.assert_array_equal(parts.reset[i], rows % 3 == 0)
-
-
 @pytest.mark.slow
 def test_microbatches_of_sequences_do_not_change_a_run(monkeypatch):
     """On two devices of a CPU, minibatches whose activations exceed the cache are split."""
-    found = []
+    found, count = [], gradient.num_microbatches
 
     def recorded(*args):
-        found.append(count_microbatches(*args))
+        found.append(count(*args))
         return found[-1]
 
-    monkeypatch.setattr(minibatches, "count_microbatches", recorded)
-    monkeypatch.setattr(microbatches, "_MIN_SEQUENCES", 1)
+    monkeypatch.setattr(gradient, "num_microbatches", recorded)
+    monkeypatch.setattr(gradient, "_MIN_SEQUENCES", 1)
     config = dataclasses.replace(CONFIG, num_minibatches=1)
     options = {"total_steps": 2 * T * N, "config": config, "seed": 2, "num_devices": 2}
     whole = jppo.train(Counting(), **options)
-    monkeypatch.setattr(microbatches, "_CACHE_BYTES", 512)
+    monkeypatch.setattr(gradient, "_CACHE_BYTES", 512)
     split = jppo.train(Counting(), **options)
     assert set(found) == {1, 4}
     jax.tree.map(

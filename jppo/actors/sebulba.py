@@ -20,7 +20,7 @@ from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs.gymnasium import HostEnvironment, make_host_env
 from jppo.envs.spaces import Array
 from jppo.errors import Refused
-from jppo.ppo.learner import build_learner
+from jppo.ppo.learner import LearnerFactory, build_learner
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.normalization import pool_moments
@@ -52,6 +52,7 @@ def make_sebulba(
     optimizer: Optimizer = adam,
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
+    learner: LearnerFactory | None = None,
     num_devices: int = 1,
 ) -> Sebulba:
     """Makes the agent of the Ray mode. Its learner and the learner's keys are the same as in `make_anakin`.
@@ -61,6 +62,7 @@ def make_sebulba(
       total_steps: environment steps of a run, rounded up to whole updates; schedules end there, too.
       network: a `jppo.Network`. Default: the network that `config` describes.
       optimizer, loss, advantages: see `make_learner`.
+      learner: see `make_anakin`.
       num_devices: devices that share the samples, an equal number from each process. Parameters are replicated.
 
     Raises:
@@ -72,7 +74,7 @@ def make_sebulba(
             f"staggered_start = {config.staggered_start} supports on-device (JAX) environments only; leave it out"
         )
     env = make_host_env(env)
-    policy, learner, mesh, num_updates = build_learner(
+    policy, learned_by, mesh, num_updates = build_learner(
         env,
         config,
         total_steps=total_steps,
@@ -80,6 +82,7 @@ def make_sebulba(
         optimizer=optimizer,
         loss=loss,
         advantages=advantages,
+        learner=learner,
         num_devices=num_devices,
     )
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -87,7 +90,7 @@ def make_sebulba(
     def init(key: Array, hyperparams: Hyperparams = Hyperparams()) -> TrainState:
         learner_key = derive_key(key, "learner")
         obs = jax.tree.map(lambda spec: jnp.zeros((config.num_envs, *spec.shape), spec.dtype), env.obs_spec)
-        return learner.init(learner_key, obs, hyperparams, num_updates)
+        return learned_by.init(learner_key, obs, hyperparams, num_updates)
 
     def runner_spec(key: Array, update: int = 0) -> RunnerSpec:
         envs_key = derive_key(key, "environments")
@@ -106,7 +109,7 @@ def make_sebulba(
         )
 
     def update(state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
-        return learner.update(state, rollout, pool_moments(stats))  # the learner adds up all devices
+        return learned_by.update(state, rollout, pool_moments(stats))  # the learner adds up all devices
 
     split, whole = PartitionSpec(None, AXIS), PartitionSpec()
     update = shard_over_devices(update, mesh, (whole, split, PartitionSpec(AXIS)), (whole, whole))

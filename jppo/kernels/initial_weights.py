@@ -18,7 +18,7 @@ from jppo.envs.spaces import Array, PyTree
 _SMALL = (256, 512)  # kernels of at most this shape are made in one loop, even if their shapes differ
 _TINY = 1e-30
 
-Init = Callable[[Array, PyTree], PyTree]  # (key, features [B, *features]) -> params
+Init = Callable[[Array, PyTree, PyTree], PyTree]  # (key, features [B, *features], carry [B, ...]) -> params
 
 
 def make_init(init: Init, gains: Mapping[str, float] | None, shapes: PyTree | None = None) -> Init:
@@ -30,8 +30,8 @@ def make_init(init: Init, gains: Mapping[str, float] | None, shapes: PyTree | No
       shapes: the parameters' shapes, to avoid tracing `init` for them.
     """
     if gains is not None and kernels.ENABLED:
-        return lambda key, features: orthogonal_params(
-            key, jax.eval_shape(init, key, features) if shapes is None else shapes, gains
+        return lambda key, features, carry: orthogonal_params(
+            key, jax.eval_shape(init, key, features, carry) if shapes is None else shapes, gains
         )
     # On a CPU, a batched QR decomposition (flax's orthogonal initializer under vmap) runs on the thread pool that waits
     # for it; two at once can wait for ever.

@@ -15,7 +15,7 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, shard_over_devices
 from jppo.envs import Environment, make_env
 from jppo.envs.spaces import Array
-from jppo.ppo.learner import Learner, build_learner
+from jppo.ppo.learner import Learner, LearnerFactory, build_learner
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network, Policy, RecurrentNetwork
@@ -66,6 +66,7 @@ def make_anakin(
     optimizer: Optimizer = adam,
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
+    learner: LearnerFactory | None = None,
     num_devices: int = 1,
 ) -> Anakin:
     """Returns the on-device agent.
@@ -79,13 +80,14 @@ def make_anakin(
       total_steps: environment steps of `train`, rounded up to whole updates; schedules end there, too.
       network: an object that fits the `Network` protocol; by default the network that `config` describes.
       optimizer, loss, advantages: see `make_learner`.
+      learner: a function (policy, config, axis_name) -> `Learner` that replaces `make_learner`, for another update.
       num_devices: the same number on each process; must divide `config.effective_strata`.
 
     Raises:
       ValueError: an unknown or invalid environment, an invalid network or optimizer, or unavailable devices.
     """
     env = make_env(env)
-    policy, learner, mesh, num_updates = build_learner(
+    policy, learned_by, mesh, num_updates = build_learner(
         env,
         config,
         total_steps=total_steps,
@@ -93,6 +95,7 @@ def make_anakin(
         optimizer=optimizer,
         loss=loss,
         advantages=advantages,
+        learner=learner,
         num_devices=num_devices,
     )
 
@@ -100,7 +103,7 @@ def make_anakin(
         learner_key, envs_key = derive_key(key, "learner"), derive_key(key, "environments")
         env_index = jnp.arange(config.num_envs, dtype=jnp.int32)
         collect_state = init_collect(env, envs_key, env_index, policy.initial_carry(config.num_envs))
-        train_state = learner.init(learner_key, collect_state.obs, hyperparams, num_updates)
+        train_state = learned_by.init(learner_key, collect_state.obs, hyperparams, num_updates)
         if oldest := config.staggered_start:
             ages = (env_index.astype(jnp.float32) * (oldest / config.num_envs)).astype(jnp.int32)
             gamma = current_hyperparams(train_state).gamma
@@ -109,7 +112,7 @@ def make_anakin(
 
     def local_step(state: AnakinState) -> tuple[AnakinState, Metrics]:
         collect_state, rollout, stats = collect_rollout(env, policy, config, state.train, state.collect)
-        train_state, metrics = learner.update(state.train, rollout, stats)
+        train_state, metrics = learned_by.update(state.train, rollout, stats)
         return AnakinState(train=train_state, collect=collect_state), metrics
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
@@ -125,7 +128,7 @@ def make_anakin(
         train=train,
         env=env,
         policy=policy,
-        learner=learner,
+        learner=learned_by,
         config=config,
         num_updates=num_updates,
         sharding=AnakinSharding(mesh=mesh, train=NamedSharding(mesh, replicated), collect=NamedSharding(mesh, sharded)),

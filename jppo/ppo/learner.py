@@ -13,29 +13,32 @@ from jppo.config.checks import check_total_steps
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, make_mesh
 from jppo.envs.base import merge_dims
-from jppo.envs.spaces import ACTION_MASK, Array, PyTree
+from jppo.envs.spaces import Array, PyTree
+from jppo.errors import Refused
 from jppo.kernels.finite import all_finite
 from jppo.networks.actor_critic import make_network
 from jppo.ppo import losses
-from jppo.ppo.checks.loss import call_with, check_advantages, check_bonus, check_kl, check_loss_init, check_precision
 from jppo.ppo.checks.network import check_network
-from jppo.ppo.checks.observations import first_empty_mask
-from jppo.ppo.checks.optimizer import check_optimizer
-from jppo.ppo.checks.settings import check_agents, check_functions, check_own_options, check_sequences
-from jppo.ppo.losses import Advantages, Loss, LossModule, gae_advantages, ppo_loss
+from jppo.ppo.checks.settings import (
+    check_agents,
+    check_functions,
+    check_own_options,
+    check_precision,
+    check_sequences,
+)
+from jppo.ppo.checks.update import check_update, checked_advantages, checked_loss, checked_optimizer
+from jppo.ppo.losses import Advantages, Loss, LossModule, as_module, gae_advantages, ppo_loss
 from jppo.ppo.minibatches import (
     LearnerSpec,
     Optimizer,
-    ParamsAndOptState,
     adam,
     epoch_keys,
     gradient_step,
-    join_params,
     local_strata,
     make_minibatch,
     minibatch_indices,
-    split_params,
     take_rows,
+    trained_params,
 )
 from jppo.ppo.normalization import (
     Moments,
@@ -56,7 +59,6 @@ from jppo.ppo.types import (
     TrainState,
     current_hyperparams,
     derive_key,
-    evaluate_schedules,
     schedule_metrics,
 )
 
@@ -81,8 +83,10 @@ def make_learner(
     """Returns the learner of a policy.
 
     Args:
-      optimizer: a function of the hyperparameters that returns an optax transformation; its output is multiplied by
-        -learning_rate.
+      policy: network, preparation of observations, and action space.
+      config: settings; those of rollouts are not used.
+      optimizer: a function of the update's hyperparameters, f32 scalars, that returns an optax transformation, such as
+        `lambda h: optax.adam(h.learning_rate)`. It sees the parameters {"network": ..., "loss": ...}.
       loss: a function with the arguments and results of `ppo_loss` (the default); its metrics are logged. Large
         minibatches are split for speed only if the loss is declared with `mean_over_rows`. A `LossModule` has
         additional parameters and a state.
@@ -97,35 +101,33 @@ def make_learner(
         policy=policy,
         config=config,
         optimizer=optimizer,
-        loss=ppo_loss if loss is None else loss,
+        loss=as_module(ppo_loss if loss is None else loss),
         advantages=gae_advantages if advantages is None else advantages,
         axis_name=axis_name,
     )
+    return Learner(init=functools.partial(_init, spec), update=functools.partial(_update, spec))
 
-    def init(key: Array, obs: PyTree, hyperparams: Hyperparams, num_updates: Array | int) -> TrainState:
-        """Returns the state before the first update, for observations like obs [B, *obs]."""
-        params_key = derive_key(key, "parameters")
-        hyperparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), hyperparams)
-        params = policy.init(params_key, obs)
-        loss_params, loss_state = (), ()
-        if isinstance(spec.loss, LossModule):
-            loss_params, loss_state = check_loss_init(spec.loss.init(derive_key(key, "loss parameters"), obs))
-        features = jax.eval_shape(policy.prepare, obs)
-        stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if config.normalize_obs else ()
-        return TrainState(
-            policy_state=PolicyState(params=params, obs_stats=stats),
-            opt_state=optimizer(evaluate_schedules(hyperparams, 0.0)).init(join_params(params, loss_params)),
-            hyperparams=hyperparams,
-            reward_stats=empty_moments(),
-            learning_rate_scale=jnp.ones(()),
-            key=derive_key(key, "updates"),
-            update=jnp.zeros((), jnp.int32),
-            num_updates=jnp.asarray(num_updates, jnp.int32),
-            loss_params=loss_params,
-            loss_state=loss_state,
-        )
 
-    return Learner(init=init, update=functools.partial(_update, spec))
+def _init(spec: LearnerSpec, key: Array, obs: PyTree, hyperparams: Hyperparams, num_updates: Array | int) -> TrainState:
+    """Returns the state before the first update, for observations like obs [B, *obs]."""
+    hyperparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), hyperparams)
+    params = spec.policy.init(derive_key(key, "parameters"), obs)
+    loss_params, loss_state = spec.loss.init(derive_key(key, "loss parameters"), obs)
+    features = jax.eval_shape(spec.policy.prepare, obs)
+    stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if spec.config.normalize_obs else ()
+    state = TrainState(
+        policy_state=PolicyState(params=params, obs_stats=stats),
+        opt_state=(),
+        hyperparams=hyperparams,
+        reward_stats=empty_moments(),
+        learning_rate_scale=jnp.ones(()),
+        key=derive_key(key, "updates"),
+        update=jnp.zeros((), jnp.int32),
+        num_updates=jnp.asarray(num_updates, jnp.int32),
+        loss_params=loss_params,
+        loss_state=loss_state,
+    )
+    return state.replace(opt_state=spec.optimizer(current_hyperparams(state)).init(trained_params(state)))
 
 
 def _update(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: EpisodeStats) -> tuple[TrainState, Metrics]:
@@ -133,31 +135,28 @@ def _update(spec: LearnerSpec, state: TrainState, rollout: Rollout, stats: Episo
 
     If anything becomes NaN or infinite, only `update` and `key` change, and metrics["finite"] is False.
     """
-    config, schedules = spec.config, state.hyperparams
-    state = state.replace(hyperparams=current_hyperparams(state))
-    rate = state.hyperparams.learning_rate * state.learning_rate_scale
-    batch, moments, loss_state = _make_batch(spec, state, rollout)
+    config, hyperparams = spec.config, current_hyperparams(state)
+    # Advantages and value targets of the whole rollout.
+    batch, moments, loss_state = _make_batch(spec, hyperparams, state, rollout)
     stats, moments = all_reduce((stats, moments), spec.axis_name)
-    after, metrics = _run_epochs(spec, state.replace(loss_state=loss_state), rollout, batch, rate)
+    # Epochs of gradient steps.
+    after, metrics = _run_epochs(spec, hyperparams, state.replace(loss_state=loss_state), rollout, batch)
+    # Statistics for the next rollout; not earlier, since the policy that acted did not know them.
     after = _update_statistics(spec, after, rollout, stats)
     if config.kl_control == "adapt":
-        after = after.replace(learning_rate_scale=_adapt_learning_rate_scale(after, metrics["policy/approx_kl"]))
-    results = (after.policy_state, after.opt_state, after.reward_stats, after.loss_params, after.loss_state)
-    finite = all_finite((*results, metrics["loss/total"], metrics["grad/norm"]))
-    if spec.axis_name is not None and isinstance(spec.loss, LossModule):
-        finite = jax.lax.pmin(finite.astype(jnp.int32), spec.axis_name) > 0  # its state may differ between devices
-    if spec.policy.has_mask:
-        mask = rollout.obs[ACTION_MASK]
-        metrics |= {"empty_mask": first_empty_mask(spec.policy.action_spec, mask, config.num_envs, spec.axis_name)}
-        finite &= metrics["empty_mask"] < 0
-    # A condition instead of a selection per array, which would be one kernel each.
+        scale = _adapt_learning_rate_scale(hyperparams, state.learning_rate_scale, metrics["policy/approx_kl"])
+        after = after.replace(learning_rate_scale=scale)
+    # Keep the old state if anything is not finite. A condition, because a selection would be one kernel per array.
+    changed = (after.policy_state, after.opt_state, after.reward_stats, after.loss_params, after.loss_state)
+    finite = all_finite((*changed, metrics["loss/total"], metrics["grad/norm"]))
+    if spec.axis_name is not None and jax.tree.leaves(loss_state):  # which may differ between devices
+        finite = jax.lax.pmin(finite.astype(jnp.int32), spec.axis_name) > 0
     after = jax.lax.cond(finite, lambda new, old: new, lambda new, old: old, after, state)
     residual, target, value = moments
     metrics |= {"value/mean": value.mean, "value/explained_variance": losses.explained_variance(residual, target)}
-    metrics |= episode_metrics(stats) | {"learning_rate": rate, "finite": finite}
-    metrics |= schedule_metrics(schedules, state.hyperparams)
-    after = after.replace(update=state.update + 1, key=derive_key(state.key, "next update"), hyperparams=schedules)
-    return after, metrics
+    metrics |= episode_metrics(stats) | {"learning_rate": jnp.asarray(hyperparams.learning_rate), "finite": finite}
+    metrics |= schedule_metrics(state.hyperparams, hyperparams)
+    return after.replace(update=state.update + 1, key=derive_key(state.key, "next update")), metrics
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:
@@ -171,28 +170,25 @@ def episode_metrics(stats: EpisodeStats) -> Metrics:
     }
 
 
-def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple[Batch, list[Moments], PyTree]:
+def _make_batch(
+    spec: LearnerSpec, hyperparams: Hyperparams, state: TrainState, rollout: Rollout
+) -> tuple[Batch, list[Moments], PyTree]:
     """Returns the rollout with advantages and targets, leaves [T, N, ...]; the moments of target - value, target
-    and value; and the new state of a `LossModule`."""
-    reward, loss_state = rollout.reward, state.loss_state
+    and value; and the new state of the loss."""
+    reward = rollout.reward
     if spec.config.normalize_reward:
         reward = scale_reward(reward, state.reward_stats)
     if spec.config.clip_reward:
         reward = jnp.sign(reward)
-    if isinstance(spec.loss, LossModule) and spec.loss.reward is not None:
-        bonus_of = functools.partial(spec.loss.reward, state.loss_params, loss_state)
-        returned = call_with(rollout, lambda rollout: bonus_of(rollout, spec.axis_name))
-        bonus, loss_state = check_bonus(returned, reward, loss_state)
-        reward = reward + bonus
-    reset = episode_starts(rollout.done)
+    bonus, loss_state = spec.loss.reward(state.loss_params, state.loss_state, rollout, spec.axis_name)  # type: ignore[misc]
+    reward = reward + bonus.astype(jnp.float32)
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
         carry = jax.tree.map(lambda x: x[0], rollout.carry)
-        return spec.policy.unroll(state.policy_state, obs, carry, reset)[:2]
+        return spec.policy.unroll(state.policy_state, obs, carry, episode_starts(rollout.done))[:2]
 
-    settings = (state.hyperparams, spec.config)
-    returned = call_with(rollout.replace(reward=reward), lambda rollout: spec.advantages(apply, rollout, *settings))
-    advantage, target = check_advantages(returned, reward)
+    estimates = spec.advantages(apply, rollout.replace(reward=reward), hyperparams, spec.config)
+    advantage, target = (jnp.asarray(x, jnp.float32) for x in estimates)
     where = where_active(rollout.active)
     moments = [moments_of(x, where) for x in (target - rollout.value, target, rollout.value)]
     same = {name: getattr(rollout, name) for name in ("obs", "action", "log_prob", "value", "next_obs")}
@@ -200,29 +196,29 @@ def _make_batch(spec: LearnerSpec, state: TrainState, rollout: Rollout) -> tuple
 
 
 def _run_epochs(
-    spec: LearnerSpec, state: TrainState, rollout: Rollout, batch: Batch, rate: Array
+    spec: LearnerSpec, hyperparams: Hyperparams, state: TrainState, rollout: Rollout, batch: Batch
 ) -> tuple[TrainState, Metrics]:
     """Takes num_epochs * num_minibatches gradient steps; metrics are means over the steps that were taken."""
-    config = spec.config
-    length = config.steps_per_sequence
+    config, length = spec.config, spec.config.steps_per_sequence
     num_steps, num_envs = rollout.reward.shape
 
-    def epoch(learned: ParamsAndOptState, keys: tuple[Array, Array]) -> tuple[ParamsAndOptState, Metrics]:
+    def epoch(state: TrainState, keys: tuple[Array, Array]) -> tuple[TrainState, Metrics]:
         rows = minibatch_indices(keys[0], num_steps // length, num_envs, config.num_minibatches)
-        advantages, active = jax.vmap(functools.partial(take_rows, spec, (batch.advantage, rollout.active)))(rows)
-        if config.normalize_advantage:  # all minibatches at once: one collective
+        # Advantages of all minibatches at once, so that devices exchange their moments once.
+        taken = jax.vmap(lambda rows: take_rows((batch.advantage, rollout.active), rows, length))(rows)
+        advantages, active = jax.tree.map(lambda x: x.reshape(config.num_minibatches, -1), taken)
+        if config.normalize_advantage:
             advantages = jax.vmap(functools.partial(_standardize, axis_name=spec.axis_name))(advantages, active)
         weights = jax.tree.map(jax.vmap(functools.partial(_weights, axis_name=spec.axis_name)), active)
 
-        def step(learned: ParamsAndOptState, minibatch: tuple[Any, ...]) -> tuple[ParamsAndOptState, Metrics]:
+        def step(state: TrainState, minibatch: tuple[Any, ...]) -> tuple[TrainState, Metrics]:
             rows, advantage, weight, key = minibatch
             samples = make_minibatch(spec, rollout, batch.replace(weight=weight), rows, advantage)
-            return gradient_step(spec, state, learned, samples, key, rate)
+            return gradient_step(spec, hyperparams, state, samples, key)
 
         step_keys = jax.random.split(keys[1], config.num_minibatches)
-        learned, metrics = jax.lax.scan(step, learned, (rows, advantages, weights, step_keys))
-        check_kl(config, metrics)
-        return learned, jax.tree.map(jnp.mean, metrics)
+        state, metrics = jax.lax.scan(step, state, (rows, advantages, weights, step_keys))
+        return state, jax.tree.map(jnp.mean, metrics)
 
     strata = local_strata(config, num_envs, spec.axis_name)
     loss_key = derive_key(state.key, "loss")
@@ -232,17 +228,10 @@ def _run_epochs(
         epoch_keys(derive_key(state.key, "shuffle"), config, num_steps // length * num_envs, strata),
         jax.random.split(loss_key, config.num_epochs),
     )
-    learned = (join_params(state.policy_state.params, state.loss_params), state.opt_state)
     if config.kl_control == "stop":
-        learned, metrics = _epochs_until_kl(epoch, learned, keys, state.hyperparams.target_kl)
-    else:
-        learned, per_epoch = jax.lax.scan(epoch, learned, keys)
-        metrics = jax.tree.map(jnp.mean, per_epoch)
-    params, loss_params = split_params(learned[0], state.loss_params)
-    state = state.replace(
-        policy_state=state.policy_state.replace(params=params), opt_state=learned[1], loss_params=loss_params
-    )
-    return state, metrics
+        return _epochs_until_kl(epoch, state, keys, hyperparams.target_kl)
+    state, per_epoch = jax.lax.scan(epoch, state, keys)
+    return state, jax.tree.map(jnp.mean, per_epoch)
 
 
 def _standardize(advantage: Array, active: PyTree, axis_name: str | None) -> Array:
@@ -295,13 +284,17 @@ def _update_statistics(spec: LearnerSpec, state: TrainState, rollout: Rollout, s
     return state
 
 
-def _adapt_learning_rate_scale(state: TrainState, kl: Array) -> Array:
+def _adapt_learning_rate_scale(hyperparams: Hyperparams, scale: Array, kl: Array) -> Array:
     """Returns the learning-rate scale after an update with this KL: divided by 1.5 if kl > 2 * target_kl, multiplied by
-    1.5 if kl < target_kl / 2, within [0.01, 100]."""
-    target, scale = state.hyperparams.target_kl, state.learning_rate_scale
+    1.5 if kl < target_kl / 2, within [0.01, 100]. All are f32 scalars."""
+    target = hyperparams.target_kl
     scale = jnp.where(kl > 2.0 * target, scale / _LR_FACTOR, scale)
     scale = jnp.where(kl < 0.5 * target, scale * _LR_FACTOR, scale)
     return jnp.clip(scale, *_LR_SCALE_RANGE)
+
+
+# (policy, config, axis_name) -> a learner with another update; axis_name as for `make_learner`
+LearnerFactory = Callable[[Policy, PPOConfig, str | None], Learner]
 
 
 class LearnerSetup(NamedTuple):
@@ -321,6 +314,7 @@ def build_learner(
     optimizer: Optimizer,
     loss: Loss | LossModule | None,
     advantages: Advantages | None,
+    learner: LearnerFactory | None,
     num_devices: int,
 ) -> LearnerSetup:
     """Validates an agent's arguments and returns the parts that both modes share.
@@ -330,11 +324,12 @@ def build_learner(
       total_steps: environment steps of a run, rounded up to whole updates.
       network: None for the network that the config describes.
       optimizer, loss, advantages: see `make_learner`.
+      learner: None for `make_learner`.
       num_devices: devices over which environments are sharded.
 
     Raises:
-      ValueError: an invalid network, optimizer, loss or advantages, or a number of devices that is not available or
-        does not fit.
+      ValueError: an invalid network, optimizer, loss or advantages; a `learner` together with one of the last three;
+        or a number of devices that is not available or does not fit.
     """
     check_functions(loss, advantages)
     if network is None:
@@ -342,12 +337,29 @@ def build_learner(
     else:
         check_own_options(network, config)
     params = check_network(network, env.obs_spec, env.action_spec)
-    check_optimizer(optimizer, params)
     action_spec = jax.tree.map(lambda spec: dataclasses.replace(spec, bounds=config.action_bounds), env.action_spec)
     policy = make_policy(network, env.obs_spec, action_spec, params)
     check_sequences(policy, config)
     mesh = make_mesh(config, num_devices)
     check_agents(env, config, num_devices)
-    learner = make_learner(policy, config, optimizer, loss, advantages, AXIS if num_devices > 1 else None)
-    num_updates = config.num_updates(check_total_steps(total_steps))
-    return LearnerSetup(policy=policy, learner=learner, mesh=mesh, num_updates=num_updates)
+    has_own_parts = optimizer is not adam or loss is not None or advantages is not None
+    if learner is not None and has_own_parts:
+        raise Refused("learner replaces optimizer, loss and advantages; pass them to the learner's own code")
+    if has_own_parts:
+        checked: dict[str, Any] = {
+            "optimizer": checked_optimizer(optimizer),
+            "loss": checked_loss(as_module(loss or ppo_loss), policy, config),
+            "advantages": checked_advantages(advantages or gae_advantages, policy),
+        }
+        check_update(lambda config: make_learner(policy, config, **checked), policy, config, env.num_agents)
+    axis_name = AXIS if num_devices > 1 else None
+    return LearnerSetup(
+        policy=policy,
+        learner=(
+            make_learner(policy, config, optimizer, loss, advantages, axis_name)
+            if learner is None
+            else learner(policy, config, axis_name)
+        ),
+        mesh=mesh,
+        num_updates=config.num_updates(check_total_steps(total_steps)),
+    )

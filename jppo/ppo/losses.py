@@ -32,6 +32,22 @@ class LossModule(NamedTuple):
     devices: average what depends on the rollout with jax.lax.pmean."""
 
 
+def as_module(loss: Loss | LossModule) -> LossModule:
+    """Returns any loss as a module whose `reward` is a function; a plain loss has no parameters and no state."""
+
+    def no_bonus(params: PyTree, state: PyTree, rollout: Rollout, axis_name: str | None) -> tuple[Array, PyTree]:
+        return jnp.zeros_like(rollout.reward), state
+
+    if isinstance(loss, LossModule):
+        return loss._replace(reward=loss.reward or no_bonus)
+
+    def apply(params: PyTree, state: PyTree, *arguments: Any) -> tuple[Array, Metrics]:
+        return loss(*arguments)
+
+    apply.mean_over_rows = is_mean_over_rows(loss)  # type: ignore[attr-defined]
+    return LossModule(init=lambda key, obs: ((), ()), apply=apply, reward=no_bonus)
+
+
 def mean_over_rows(loss: _Function) -> _Function:
     """Declares that a loss function, and each of its metrics, is a mean of terms that each depend on one row only.
 
@@ -44,6 +60,11 @@ def mean_over_rows(loss: _Function) -> _Function:
     """
     loss.mean_over_rows = True  # type: ignore[attr-defined]
     return loss
+
+
+def is_mean_over_rows(loss: Callable[..., Any]) -> bool:
+    """Returns whether a loss was declared with `mean_over_rows`."""
+    return getattr(loss, "mean_over_rows", False)
 
 
 @mean_over_rows

@@ -13,9 +13,8 @@ from jppo.envs.base import merge_dims
 from jppo.envs.masks import has_mask, legal_categories, without_mask
 from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree, component_categories, to_env_action
 from jppo.kernels.initial_weights import make_init
-from jppo.networks.actor_critic import OUTPUT_GAINS, ActorCritic, RecurrentActorCritic
+from jppo.networks.actor_critic import OUTPUT_GAINS, ActorCritic
 from jppo.networks.distributions import limit_categories
-from jppo.ppo.checks.observations import check_obs
 from jppo.ppo.normalization import normalize
 from jppo.ppo.types import PolicyState
 
@@ -148,8 +147,7 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
       action_spec: the action space; its `bounds` decide how actions are fitted into a box.
       params: the parameters' shapes as `check_network` returns them. Avoids tracing the network's `init` again.
     """
-    recurrent = is_recurrent(network)
-    own = isinstance(network, ActorCritic | RecurrentActorCritic)  # their logits are padded already
+    functions = _with_carry(network)
 
     def features_of(state: PolicyState, obs: PyTree) -> PyTree:
         features = prepare_obs(obs_spec, obs)
@@ -159,38 +157,32 @@ def make_policy(network: Any, obs_spec: PyTree, action_spec: PyTree, params: PyT
         chex.assert_rank(value, 1)
         if has_mask(obs_spec):
             distribution = distribution.mask(legal_categories(action_spec, obs[ACTION_MASK]))
-        elif not own:
-            distribution = limit_categories(distribution, action_spec)
+        distribution = limit_categories(distribution, action_spec)
         return jax.tree.map(_to_float32, distribution), value.astype(jnp.float32)
 
     @jax.jit  # so that the same shapes are traced once; the function's name is part of the compiled program
-    def step(state: PolicyState, obs: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
-        inputs = (features_of(state, obs), carry) if recurrent else (features_of(state, obs),)
-        distribution, value, *after = network.apply(state.params, *inputs)
-        return *finish(distribution, value, obs), after[0] if recurrent else ()
+    def step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
+        distribution, value, carry = functions.apply(state.params, features_of(state, obs), carry)
+        return *finish(distribution, value, obs), carry
 
-    def checked_step(state: PolicyState, obs: PyTree, carry: PyTree = ()) -> tuple[Any, Array, PyTree]:
-        check_obs(obs_spec, obs, "B")
-        return step(state, obs, carry)
-
+    @jax.jit
     def unroll(state: PolicyState, obs: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
-        if not recurrent:
-            return checked_step(state, merge_dims(obs))
-        check_obs(obs_spec, obs, "T", "N")
-        features = jax.vmap(functools.partial(features_of, state))(obs)
-        distribution, value, carry = _unroll_network(network, state.params, features, carry, reset)
-        return *finish(distribution, value, merge_dims(obs)), carry
+        rows = merge_dims(obs)
+        lead = jax.tree.leaves(obs)[0].shape[:2]
+        features = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), features_of(state, rows))
+        distribution, value, carry = functions.unroll(state.params, features, carry, reset)
+        return *finish(distribution, value, rows), carry
 
     def init(key: Array, obs: PyTree) -> PyTree:
-        carry = (network.initial_carry(len(jax.tree.leaves(obs)[0])),) if recurrent else ()
-        return init_params(key, prepare_obs(obs_spec, obs), *carry)
+        carry = functions.initial_carry(len(jax.tree.leaves(obs)[0]))
+        return init_params(key, prepare_obs(obs_spec, obs), carry)
 
-    init_params = make_init(network.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
+    init_params = make_init(functions.init, OUTPUT_GAINS if type(network) is ActorCritic else None, params)
     return Policy(
         prepare=functools.partial(prepare_obs, obs_spec),
         init=init,
-        initial_carry=network.initial_carry if recurrent else lambda batch_size: (),
-        step=checked_step,
+        initial_carry=functions.initial_carry,
+        step=step,
         unroll=unroll,
         network=network,
         obs_spec=obs_spec,
@@ -203,19 +195,39 @@ def is_recurrent(network: Any) -> bool:
     return hasattr(network, "initial_carry")
 
 
-def _unroll_network(network: Any, params: PyTree, features: PyTree, carry: PyTree, reset: Array) -> Any:
-    """Applies a recurrent network to a sequence, with its own `unroll` or step by step; see `RecurrentNetwork`."""
-    if hasattr(network, "unroll"):
-        return network.unroll(params, features, carry, reset)
-    start = network.initial_carry(reset.shape[1])
+class _Functions(NamedTuple):
+    """The functions of a `RecurrentNetwork` with `unroll`."""
 
-    def step(carry: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, tuple[Any, Array]]:
-        features, reset_t = inputs
-        distribution, value, carry = network.apply(params, features, select_rows(reset_t, start, carry))
-        return carry, (distribution, value)
+    init: Callable[[Array, PyTree, PyTree], PyTree]
+    initial_carry: Callable[[int], PyTree]
+    apply: Callable[[PyTree, PyTree, PyTree], tuple[Any, Array, PyTree]]
+    unroll: Callable[[PyTree, PyTree, PyTree, Array], tuple[Any, Array, PyTree]]
 
-    carry, outputs = jax.lax.scan(step, carry, (features, reset))
-    return *merge_dims(outputs), carry
+
+def _with_carry(network: Any) -> _Functions:
+    """Returns the functions of a network. A feed-forward network gets the carry ()."""
+
+    def apply(params: PyTree, features: PyTree, carry: PyTree) -> tuple[Any, Array, PyTree]:
+        return *network.apply(params, features), carry
+
+    def unroll_rows(params: PyTree, features: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
+        return apply(params, merge_dims(features), carry)
+
+    def unroll_steps(params: PyTree, features: PyTree, carry: PyTree, reset: Array) -> tuple[Any, Array, PyTree]:
+        start = network.initial_carry(reset.shape[1])
+
+        def step(carry: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, tuple[Any, Array]]:
+            features, reset_t = inputs
+            distribution, value, carry = network.apply(params, features, select_rows(reset_t, start, carry))
+            return carry, (distribution, value)
+
+        carry, outputs = jax.lax.scan(step, carry, (features, reset))
+        return *merge_dims(outputs), carry
+
+    if not is_recurrent(network):
+        init = lambda key, features, carry: network.init(key, features)  # noqa: E731
+        return _Functions(init, lambda batch_size: (), apply, unroll_rows)
+    return _Functions(network.init, network.initial_carry, network.apply, getattr(network, "unroll", unroll_steps))
 
 
 def prepare_obs(obs_spec: PyTree, obs: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 Shape legend: T steps per rollout, N environments, B = T*N flattened samples, A actions, D devices.
 """
 
+import dataclasses
 import operator
 import zlib
 from collections.abc import Callable
@@ -92,8 +93,8 @@ class TrainState(struct.PyTreeNode, kw_only=True):
     key: Array  # [] key, split by every update
     update: Array  # [] i32, number of updates so far
     num_updates: Array  # [] i32, number of updates of the whole run, for schedules
-    loss_params: PyTree = ()  # parameters of a `LossModule`
-    loss_state: PyTree = ()  # state of a LossModule; () without one
+    loss_params: PyTree = ()  # of a `LossModule`; () for other losses
+    loss_state: PyTree = ()  # likewise
 
 
 class Episode(struct.PyTreeNode, kw_only=True):
@@ -146,8 +147,12 @@ def evaluate_schedules(hyperparams: Hyperparams, progress: Array | float) -> Hyp
 
 
 def current_hyperparams(state: TrainState) -> Hyperparams:
-    """Returns the values of the next update; its progress is update / num_updates, at most 1."""
-    return evaluate_schedules(state.hyperparams, jnp.minimum(1.0, state.update / state.num_updates))
+    """Returns the values of the next update; its progress is update / num_updates, at most 1.
+
+    The learning rate is multiplied by state.learning_rate_scale.
+    """
+    now = evaluate_schedules(state.hyperparams, jnp.minimum(1.0, state.update / state.num_updates))
+    return dataclasses.replace(now, learning_rate=now.learning_rate * state.learning_rate_scale)
 
 
 def schedule_metrics(hyperparams: Hyperparams, current: Hyperparams) -> Metrics:

@@ -257,7 +257,18 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
 
 def _identity_fields(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that must not change on resume: all but the resources. Missing ones have their defaults."""
-    names = ("env", "backend", "seed", "environment", "network", "optimizer", "loss", "advantages", "callback_every")
+    names = (
+        "env",
+        "backend",
+        "seed",
+        "environment",
+        "network",
+        "optimizer",
+        "loss",
+        "advantages",
+        "learner",
+        "callback_every",
+    )
     fields = {name: settings[name] for name in names if name in settings}
     fields["log_every"] = settings.get("log_every", 1)
     if "actors" in settings:

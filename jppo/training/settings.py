@@ -21,6 +21,7 @@ from jppo.envs import make_env
 from jppo.envs.backends import choose_backend
 from jppo.errors import Refused
 from jppo.ppo.anakin import Anakin, make_anakin
+from jppo.ppo.learner import LearnerFactory
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
@@ -29,7 +30,7 @@ from jppo.runs import run_dir as runs
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
 
-OWN_PARTS = ("network", "optimizer", "loss", "advantages")  # arguments that may be the user's own objects
+OWN_PARTS = ("network", "optimizer", "loss", "advantages", "learner")  # arguments that may be the user's own objects
 Agent = Union[Anakin, "Sebulba"]
 
 
@@ -52,6 +53,7 @@ class RunSettings:
     optimizer: Optimizer = adam
     loss: Loss | LossModule | None = None
     advantages: Advantages | None = None
+    learner: LearnerFactory | None = None
     backend: str = "auto"
     num_devices: int | None = None
     ray: RayConfig | None = None

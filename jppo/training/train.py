@@ -8,6 +8,7 @@ from jppo.config.overrides import explain_keywords, take_ray, take_run
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig
 from jppo.config.run import RunConfig
+from jppo.ppo.learner import LearnerFactory
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
@@ -29,6 +30,7 @@ def train(
     optimizer: Optimizer = adam,
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
+    learner: LearnerFactory | None = None,
     backend: str = "auto",
     num_devices: int | None = None,
     ray: RayConfig | Mapping[str, Any] | None = None,
@@ -50,6 +52,8 @@ def train(
       optimizer: a function of the hyperparams that returns an optax transformation, see docs/extending.md.
       loss: the loss function, see `jppo.ppo_loss`, or a `jppo.LossModule`. Default: the clipped PPO loss.
       advantages: the advantage function, see `jppo.gae_advantages`, which is the default.
+      learner: a function (policy, config, axis_name) -> `jppo.Learner` that replaces the whole update, see
+        docs/extending.md; optimizer, loss and advantages are then left out.
       backend: "device", "ray" or "auto". "auto" selects the device if gymnax has the environment.
       num_devices: devices that share the environments. Default: all devices that the number of environments allows.
         The number changes the training time and the rounding of floating-point numbers.
@@ -91,6 +95,7 @@ def train(
         optimizer=optimizer,
         loss=loss,
         advantages=advantages,
+        learner=learner,
         backend=backend,
         num_devices=num_devices,
         ray=ray,

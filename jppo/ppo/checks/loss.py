@@ -1,18 +1,14 @@
-"""Validates the results of a user's loss and advantages while they are traced, so before anything runs."""
+"""Validates the results of a user's loss and advantages."""
 
-import contextlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jppo.config.ppo import PPOConfig
 from jppo.envs.spaces import Array, PyTree
 from jppo.errors import Refused
-from jppo.ppo.types import Batch, Metrics, Rollout
+from jppo.ppo.types import Metrics
 
-_Samples = TypeVar("_Samples", Batch, Rollout)
 _OWN_METRICS = (
     *("update", "env_steps", "finite", "reached", "empty_mask", "learning_rate"),
     *("loss/total", "grad/norm", "value/mean", "value/explained_variance"),
@@ -96,44 +92,8 @@ def check_advantages(returned: Any, reward: Array) -> tuple[Array, Array]:
     return advantage, check_shape("the array of value targets", target, reward)
 
 
-def check_kl(config: PPOConfig, metrics: Metrics) -> None:
-    """Raises ValueError if the config reacts to the KL, and the loss does not return it."""
-    if config.kl_control != "none" and "policy/approx_kl" not in metrics:
-        raise Refused(f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl')
-
-
-def check_precision() -> None:
-    """Raises ValueError if JAX is configured to compute in 64 bits."""
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        raise Refused("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
-
-
 def check_shape(name: str, array: Any, reward: Array) -> Array:
     """Returns an array as f32. Raises ValueError unless it has the shape of the rollout's rewards [T, N]."""
     if jnp.shape(array) != reward.shape:
         raise Refused(f"{name} has shape {jnp.shape(array)}; it must be [T, N] = {list(reward.shape)}")
     return jnp.asarray(array, jnp.float32)
-
-
-def call_with(samples: _Samples, function: Callable[[_Samples], Any]) -> Any:
-    """Returns the result of a user's function of a batch or a rollout.
-
-    Raises:
-      ValueError: the function needs the next observations, which are not stored.
-    """
-    try:
-        return function(samples)
-    except Exception as error:
-        if not jax.tree.leaves(samples.next_obs) and _works(function, samples.replace(next_obs=samples.obs)):
-            name = "batch" if isinstance(samples, Batch) else "rollout"
-            raise Refused(
-                f"{name}.next_obs is empty; set PPOConfig(keep_next_obs=True) to store the next observations"
-            ) from error
-        raise
-
-
-def _works(function: Callable[[_Samples], Any], samples: _Samples) -> bool:
-    with contextlib.suppress(Exception):
-        function(samples)
-        return True
-    return False

@@ -2,12 +2,20 @@
 
 from typing import Any
 
+import jax
+
 from jppo.config.checks import check_function
 from jppo.config.ppo import PPOConfig
 from jppo.config.ray import not_divisible_by_agents
 from jppo.errors import Refused
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.policy import Policy
+
+
+def check_precision() -> None:
+    """Raises ValueError if JAX is configured to compute in 64 bits."""
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise Refused("jppo computes in 32 bits, JAX in 64 (JAX_ENABLE_X64, or jax_enable_x64): switch that off")
 
 
 def check_functions(loss: Loss | LossModule | None, advantages: Advantages | None) -> None:
