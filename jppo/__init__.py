@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.envs.gymnasium import make_host_env as make_host_env
     from jppo.errors import ActorsFailed as ActorsFailed
     from jppo.errors import HostFailed as HostFailed
-    from jppo.errors import NoLegalAction as NoLegalAction
     from jppo.errors import TrainingDiverged as TrainingDiverged
     from jppo.networks.distributions import Categorical as Categorical
     from jppo.networks.distributions import DiagGaussian as DiagGaussian
@@ -96,7 +95,7 @@ _MODULES = {
     "jppo.envs.checks": ("check_env",),
     "jppo.envs.episodes": ("EpisodicEnv", "with_limit_and_reset"),
     "jppo.envs.gymnasium": ("make_host_env",),
-    "jppo.errors": ("ActorsFailed", "HostFailed", "NoLegalAction", "TrainingDiverged"),
+    "jppo.errors": ("ActorsFailed", "HostFailed", "TrainingDiverged"),
     "jppo.ppo.anakin": ("Anakin", "make_anakin"),
     "jppo.networks.distributions": ("Categorical", "DiagGaussian", "Joint", "MultiCategorical"),
     "jppo.ppo.learner": ("Learner", "make_learner"),

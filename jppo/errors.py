@@ -24,21 +24,13 @@ class ActorsFailed(RuntimeError):
 class TrainingDiverged(RuntimeError):
     """A loss, gradient or parameter became NaN or infinite; `result` holds the run up to the update before."""
 
-    def __init__(self, update: int, result: Any) -> None:
+    def __init__(self, update: int, result: Any, has_mask: bool = False) -> None:
+        masks = ", and its masks for rows without a legal action" if has_mask else ""
         super().__init__(
             f"update {update} made a loss, gradient or parameter NaN or infinite; the policy is that of update "
             f"{update - 1}. Lower learning_rate or max_grad_norm, or check the environment's rewards and observations "
-            "for NaN"
+            f"for NaN{masks}"
         )
-        self.update, self.result = update, result
-
-
-class NoLegalAction(TrainingDiverged):
-    """An observation's `action_mask` marked no action as legal. `result` holds the run up to the update before."""
-
-    def __init__(self, description: str, update: int, result: Any) -> None:
-        """Args: description: the message of `describe_empty_mask`."""
-        RuntimeError.__init__(self, description)
         self.update, self.result = update, result
 
 
@@ -46,21 +38,6 @@ class HostFailed(RuntimeError):
     """A run in several processes ended because one of them failed; the message names it."""
 
     result: Any = None  # None, because such a run has no result
-
-
-def describe_empty_mask(env_name: str, index: int, num_envs: int, update: int) -> str:
-    """Returns the message for a mask without legal actions.
-
-    Args:
-      index: t*N + n for step t of the rollout and environment n, from 0.
-      num_envs: the number of environments N.
-      update: update with that rollout, from 1.
-    """
-    step, env_index = divmod(index, num_envs)
-    return (
-        f"{env_name}: action_mask marks no legal action in environment {env_index} at step {step} of update "
-        f"{update}'s rollout; {EMPTY_MASK}"
-    )
 
 
 def end_of_process(what: str, error: BaseException) -> RuntimeError:

@@ -169,6 +169,7 @@ CLAIMS = {
     "simple_policy_optimization": ({}, both_balance, "SPO: mean return"),
     "auxiliary_loss": ({}, predicts_better, "prediction error"),
     "vtrace": ({}, learns_late, "mean return"),
+    "advantages_per_epoch": ({}, learns_late, "mean return"),
     "curriculum": ({}, needs_the_curriculum, "with a curriculum:"),
     "random_network_distillation": ({"total_steps": 350_000}, only_the_bonus_explores, "with RND: mean return"),
     "vmapped_seeds": ({"total_steps": 60_000, "num_seeds": 2}, rates_matter, "learning rate   mean return   per seed"),

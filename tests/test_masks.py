@@ -18,8 +18,6 @@ import jppo
 from jppo.actors import numpy_policy
 from jppo.actors.actor import make_actor_error
 from jppo.benchmark.timing import step_environments
-from jppo.cli.arguments import EXIT_CODES
-from jppo.cli.main import main
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.masks import check_mask_spec, nearest_legal
 from jppo.envs.spaces import ActionSpec, ObsSpec
@@ -283,61 +281,20 @@ class EmptyOnHost(InfoMasked):
         return {"action_mask": info["action_mask"] * np.int8(self.time != 1)}
 
 
-EMPTY = (
-    r"EmptyOnHost: action_mask marks no legal action in environment 0 at step 1 of update 1's rollout; every mask must"
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"recurrent": "none"}, {"recurrent": "lstm", "sequence_length": 4}])
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_a_mask_without_legal_actions_ends_a_run_on_the_host(options, num_actors):
+    message = "EmptyOnHost: action_mask marks no legal action in environment 0 at step 1 of a rollout; every mask must"
+    with pytest.raises((ValueError, jppo.ActorsFailed), match=message):
+        jppo.train(EmptyOnHost, total_steps=64, **QUICK | {"config": SMALL(**options), "num_actors": num_actors})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recurrent", ["none", "lstm"])
-def test_a_mask_without_legal_actions_ends_a_run_on_the_host(recurrent):
-    options = QUICK | {"config": SMALL(recurrent=recurrent, sequence_length=None if recurrent == "none" else 4)}
-    with pytest.raises(jppo.NoLegalAction, match=EMPTY) as error:
-        jppo.train(EmptyOnHost, total_steps=64, **options)
-    assert error.value.update == 1
-    assert error.value.result.summary["status"] == "diverged"
-
-
-@pytest.mark.slow
-def test_a_mask_without_legal_actions_ends_a_run_with_actors():
-    with pytest.raises(jppo.NoLegalAction, match=EMPTY):
-        jppo.train(EmptyOnHost, total_steps=64, **QUICK | {"num_actors": 2})
-
-
-@pytest.mark.slow
-def test_a_mask_without_legal_actions_ends_a_run_on_several_devices():
-    message = "Masked: action_mask marks no legal action in environment 0 at step 3 of update 1's rollout"
-    with pytest.raises(jppo.NoLegalAction, match=message):
-        jppo.train(device_masked(empty_at=3), config=SMALL(), total_steps=64, num_devices=2, progress="none")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pbt", [None, jppo.PBTConfig(every=1)])
-def test_a_mask_without_legal_actions_is_reported_by_a_sweep(tmp_path, pbt):
-    options = {"config": SMALL(), "total_steps": 96, "seeds": 2, "progress": "none", "sweep_dir": tmp_path}
-    options |= {"selection": pbt, "learning_rate": [1e-4, 1e-3]}
-    env = device_masked(empty_at=3)
-    for _ in range(2):  # trained, then read from its file
-        result = jppo.sweep(env, **options)
-        assert [run.status for run in result.runs] == ["diverged"] * 4
-        for run in result.runs:
-            assert run.error.startswith(
-                "Masked: action_mask marks no legal action in environment 0 at step 3 of update 1"
-            )
-
-
-@pytest.mark.slow
-def test_a_mask_without_legal_actions_is_reported_by_the_command_line(capsys):
-    words = ["train", "test_masks:EmptyOnHost", "--num-actors", "0", "--num-envs", "4", "--num-steps", "8", "--quiet"]
-    assert main([*words, "--total-steps", "64", "--hidden-sizes", "8"]) == EXIT_CODES["diverged"]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("jppo: test_masks:EmptyOnHost: action_mask marks no legal action in environment 0 at step 1")
-
-
-@pytest.mark.slow
-def test_a_mask_without_legal_actions_is_reported_by_bench():
-    with pytest.raises(ValueError, match="Masked: action_mask marks no legal action in environment 0 at step"):
-        jppo.bench(device_masked(empty_at=3), config=SMALL(), seconds=0.1)
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_mask_without_legal_actions_ends_a_run_on_the_device(num_devices):
+    with pytest.raises(jppo.TrainingDiverged, match=r"update 1 made .* its masks for rows without a legal action"):
+        jppo.train(device_masked(empty_at=3), config=SMALL(), total_steps=64, num_devices=num_devices, progress="none")
 
 
 @pytest.mark.slow

@@ -251,15 +251,6 @@ def test_check_env_draws_valid_nested_actions():
         assert not [check for check in report.checks if check.status == "fail"], report
 
 
-@pytest.mark.slow
-def test_a_mask_without_legal_actions_ends_the_run_with_the_step():
-    env = Masked()
-    env.empty_at = 3
-    with pytest.raises(jppo.NoLegalAction, match=r"environment 0 at step 3 of update 1's rollout") as error:
-        jppo.train(env, config=SMALL, total_steps=320, progress="none")
-    assert error.value.update == 1
-
-
 class Flat:
     """A network without parameters that returns the distribution of a function of the batch size."""
 

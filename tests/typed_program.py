@@ -41,6 +41,10 @@ def half_advantages(
     return 0.5 * advantage, target
 
 
+def own_learner(policy: Any, config: jppo.PPOConfig, axis_name: str | None) -> jppo.Learner:
+    return jppo.make_learner(policy, config, axis_name=axis_name)
+
+
 def curiosity() -> jppo.LossModule:
     """A loss with one more parameter."""
 
@@ -187,10 +191,8 @@ def use_actors() -> None:
             progress=jppo.PrintReporter(),
         )
         print(result.summary["return_mean"])
-    except jppo.NoLegalAction as error:
-        print(error.result.summary["updates"])
     except jppo.TrainingDiverged as error:
-        print(error)
+        print(error.result.summary["updates"])
     except (jppo.ActorsFailed, jppo.HostFailed) as error:
         print(error.result)
     agent: jppo.Sebulba = jppo.make_sebulba("CartPole-v1", SMALL, total_steps=STEPS)

@@ -16,6 +16,7 @@ from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK, Array, PyTree
+from jppo.errors import EMPTY_MASK
 from jppo.ppo.normalization import empty_moments
 from jppo.ppo.policy import Network, Policy, RecurrentNetwork, make_policy
 from jppo.ppo.rollout import env_keys, rollout_keys
@@ -124,9 +125,8 @@ class EnvRunner:
             leaves = silently(steps.record_obs, t, obs)
             if several:
                 steps.active[t] = envs.active
-            if masked and steps.lacks_legal_action(t):
-                steps.stop(t, self._carry)
-                break
+            if masked:
+                steps.check_mask(t)
             if recurrent and t % length == 0:
                 steps.carries.append(self._carry)
             begin = clock()
@@ -201,8 +201,8 @@ class _Steps:
         self.active: Any = np.empty(lead, bool) if spec.env.num_agents > 1 else ()
         self.final_value = np.zeros(lead, np.float32)
         self.carries: list[PyTree] = []  # at the start of each sequence, leaves [n, ...]
-        self._num_sequences = spec.num_steps // spec.sequence_length
         self._action_spec, self._obs_spec = spec.env.action_spec, spec.env.obs_spec
+        self._env_name = spec.env.name
 
     def record_obs(self, t: int, obs: PyTree) -> list[np.ndarray]:
         """Copies the observations before step t. Returns the copies, one array [n, ...] per leaf."""
@@ -211,21 +211,12 @@ class _Steps:
             _copy(row, leaf)
         return rows
 
-    def lacks_legal_action(self, t: int) -> bool:
-        """Returns whether the mask of some observation before step t marks no legal action."""
+    def check_mask(self, t: int) -> None:
+        """Raises BrokenContractError if the mask of some observation before step t marks no legal action."""
         mask = self.unflatten(leaf[t] for leaf in self.obs)[ACTION_MASK]
-        return bool(lacks_legal_action(self._action_spec, mask).any())
-
-    def stop(self, t: int, carry: PyTree) -> None:
-        """Fills the rollout from step t, before which no action was legal, so that no illegal action is taken. The
-        learner then finds the mask and ends the run."""
-        for leaf in self.obs:
-            leaf[t + 1 :] = leaf[t]
-        others = (self.action, self.reward, self.terminated, self.truncated, self.active, self._next_obs or ())
-        for leaf in jax.tree.leaves(others):
-            leaf[t:] = 0
-        if jax.tree.leaves(carry):
-            self.carries += [carry] * (self._num_sequences - len(self.carries))
+        if (empty := lacks_legal_action(self._action_spec, mask)).any():
+            problem = f"action_mask marks no legal action in environment {int(empty.argmax())} at step {t} of a rollout"
+            raise BrokenContractError(f"{self._env_name}: {problem}", EMPTY_MASK, check="masks")
 
     def record_transition(self, t: int, action: PyTree, after: HostStep) -> None:
         """Copies the action [n, ...] and the outcome of step t."""

@@ -20,7 +20,7 @@ from jppo.config.overrides import explain_keywords, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
 from jppo.devices.memory import bytes_free, explain_out_of_memory
-from jppo.errors import Refused, describe_empty_mask
+from jppo.errors import Refused
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
@@ -159,8 +159,6 @@ def _check_result(ended: LoopResult, agent: Any, log: Logger, stop_requested: Ca
     """Raises an error if the run failed, diverged or was interrupted."""
     if ended.error is not None:
         raise ended.error
-    if log.empty_mask is not None:
-        raise Refused(describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, log.updates + 1))
     if ended.status == "diverged":
         raise Refused(
             f"update {log.updates + 1} made a loss, gradient or parameter NaN or infinite; lower learning_rate or "

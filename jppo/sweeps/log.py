@@ -10,7 +10,6 @@ import numpy as np
 
 from jppo.config.pbt import PBTConfig
 from jppo.envs.spaces import PyTree
-from jppo.errors import describe_empty_mask
 from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
@@ -112,16 +111,6 @@ class RunLog:
         """Ends the run."""
         self.status, self.stop_reason, self.error = status, stop_reason, error
 
-    def end_diverged(self, empty_row: int) -> None:
-        """Ends the run because its next update failed.
-
-        Args:
-          empty_row: row t*N + n of the rollout in which the mask has no legal action; -1 if that is not the reason.
-        """
-        env, num_envs = self._group.env_name, self._group.agent.config.num_envs
-        error = "" if empty_row < 0 else describe_empty_mask(env, empty_row, num_envs, self.updates + 1)
-        self.end(DIVERGED, error=error)
-
     def outcome(self, policy_state: PolicyState) -> RunOutcome:
         """Returns the result of the run.
 
@@ -202,7 +191,7 @@ class PopulationLogger:
           finish: handles the events after the last update and returns more metrics of it, [R] each.
         """
         before, columns = self.active, {name: column[: len(self.runs)] for name, column in metrics.items()}
-        empty_mask, reached = (columns.pop(name, None) for name in ("empty_mask", "reached"))
+        reached = columns.pop("reached", None)
         done = np.logical_and(before[:, None], np.logical_and.accumulate(columns.pop("finite"), axis=1))
         length, passed = done.shape[1], now - self.seconds
         number = self.updates + 1 + np.arange(length)
@@ -216,9 +205,7 @@ class PopulationLogger:
             if reached is not None and reached[index, :count].any():
                 run.end(SOLVED)
             elif count < length:
-                run.end_diverged(-1 if empty_mask is None else int(empty_mask[index, count]))
-                if run.error:
-                    self.reporter.message(f"run {run.spec.number}: {run.error}")
+                run.end(DIVERGED)
         rows |= self._columns(columns, done)
         for name, values in ({} if finish is None else finish()).items():
             rows[name] = np.full((length, len(values)), np.nan)

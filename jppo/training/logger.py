@@ -42,7 +42,6 @@ class Logger:
         self.event_means: dict[str, float] = {}  # metrics of the last `event_every` updates, see `LineMeans`
         self.updates, self.seconds = 0, 0.0
         self._shown = 0  # updates that `show_progress` has shown
-        self.empty_mask: int | None = None  # t*N + n of the first row without a legal action, which ended the run
 
     def restore(self, run_dir: Path, start: Checkpoint) -> None:
         """Restores the log of a resumed run up to its checkpoint."""
@@ -113,11 +112,9 @@ class Logger:
           whether all updates were finite.
         """
         metrics = dict(metrics)
-        finite, empty_mask = metrics.pop("finite"), metrics.pop("empty_mask", None)
+        finite = metrics.pop("finite")
         length = len(finite)
         good = length if finite.all() else int(np.argmin(finite))
-        if good < length and empty_mask is not None and empty_mask[good] >= 0:
-            self.empty_mask = int(empty_mask[good])
         speed = length * self.batch_size / max(now - self.seconds, 1e-9)
         number = self.updates + 1 + np.arange(good)
         rows: dict[str, np.ndarray] = {"update": number, "env_steps": number * self.batch_size}

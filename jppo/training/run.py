@@ -16,7 +16,7 @@ from jppo.devices.memory import explain_out_of_memory
 from jppo.devices.mesh import assert_same_settings, interrupt_all_processes, raise_on_all_processes
 from jppo.devices.signals import end_process_at
 from jppo.envs.spaces import PyTree
-from jppo.errors import NoLegalAction, TrainingDiverged, describe_empty_mask
+from jppo.errors import TrainingDiverged
 from jppo.networks.feed_forward import channels_first, is_image
 from jppo.ppo.anakin import Anakin
 from jppo.runs import run_dir as runs
@@ -233,11 +233,7 @@ def _raise_failure(ended: LoopResult, log: Logger, prepared: PreparedRun, result
         ended.error.result = result  # type: ignore[attr-defined]
         raise ended.error
     if ended.status == "diverged":
-        if log.empty_mask is None:
-            raise TrainingDiverged(log.updates + 1, result)
-        agent, update = prepared.agent, log.updates + 1
-        text = describe_empty_mask(agent.env.name, log.empty_mask, agent.config.num_envs, update)
-        raise NoLegalAction(text, update, result)
+        raise TrainingDiverged(log.updates + 1, result, prepared.agent.policy.has_mask)
 
 
 def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) -> Monitor:

@@ -10,7 +10,7 @@ from jppo.errors import Refused
 from jppo.ppo.types import Metrics
 
 _OWN_METRICS = (
-    *("update", "env_steps", "finite", "reached", "empty_mask", "learning_rate"),
+    *("update", "env_steps", "finite", "reached", "learning_rate"),
     *("loss/total", "grad/norm", "value/mean", "value/explained_variance"),
 )
 _OWN_PREFIXES = ("episode/", "eval/", "time/", "actors/", "hyperparams/")
