@@ -10,18 +10,23 @@ import io
 import pickle
 import re
 import shlex
+import sys
 import zipfile
 
+import broken_device_envs as device
+import broken_host_envs as host
 import numpy as np
 import optax
 import pytest
 from checks import SMALL
 from lenient import lenient
+from probes import Probe
 
 import jppo
 from jppo.actors import numpy_policy
 from jppo.cli.main import main
 
+NAMES = {"jppo": jppo, "numpy_policy": numpy_policy, "optax": optax, "host": host, "device": device, "np": np}
 # (command or Python expression, part of its error message)
 LONG = "x" * 256
 CASES = [
@@ -131,7 +136,38 @@ CASES = [
         'jppo.make_env("CartPole-v1", gravityy=1.0)',
         "unknown parameters gravityy; did you mean gravity? choose from force_mag, gravity,",
     ),
-    # Python
+    # Environments of Python
+    (
+        "jppo.train(host.Sound(), total_steps=1)",
+        "Sound is an environment; pass a function that makes a new gymnasium environment",
+    ),
+    (
+        "jppo.train(host.Restarting, total_steps=1)",
+        "Restarting needs the arguments env; pass lambda: Restarting(env=...)",
+    ),
+    ("jppo.train(host.FourValues, total_steps=1)", "FourValues: step returned 4 values ("),
+    ("jppo.train(host.OldReset, total_steps=1)", "OldReset: reset returned a ndarray; return obs, info"),
+    (
+        'jppo.train(type("Other", (host.Sound,), {"step": lambda *_: (np.zeros(3), 0.0, False, False, {})}))',
+        "Other: the observation of step does not fit observation_space: observation has",
+    ),
+    (
+        'jppo.train(type("Fifth", (host.FifthCategory,), {"reset": lambda *_, **__: (4, {}), "step": lambda *_: (4, 0.0, False, False, {})}))',
+        "Fifth: the observation does not fit observation_space: observation is 4; its space says 0 to 3",
+    ),
+    ("jppo.train(device.Sound, total_steps=1)", "Sound is a class; pass an instance: Sound()"),
+    (
+        "jppo.train(lambda: device.Sound(), total_steps=1)",
+        "made an object of type Sound; it must make a gymnasium.Env; pass the JAX environment itself",
+    ),
+    ('jppo.train(lambda: jppo.EpisodicEnv("mine", None, None, None))', "made an object of type EpisodicEnv; it must"),
+    ("jppo.make_env(lambda: device.Sound())", "pass the environment that the function makes"),
+    ("jppo.train(device.FiveValues(), total_steps=1)", "step returned 5 values; gymnax >= 1.0.1 returns six"),
+    (
+        "jppo.train(device.OtherShape(), total_steps=1)",
+        "observation has shape [2]; its space says [3]; declare the space",
+    ),
+    # Settings
     ("jppo.PPOConfig(num_envs=-1)", "num_envs = -1 must be a whole number of at least 1"),
     ("jppo.PPOConfig(num_envs=True)", "num_envs = True must be a whole number of at least 1"),
     ('jppo.PPOConfig(activation="gelu")', "activation = 'gelu' is not one of tanh, relu, swish"),
@@ -147,6 +183,25 @@ CASES = [
         "learning_rate = [] must be one value or a list of distinct values",
     ),
     ('jppo.check_env("CartPole-v1", num_envs=0)', "num_envs = 0 must be a whole number of at least 1"),
+    ("jppo.RayConfig(num_actors=-1)", "num_actors = -1 must be a whole number"),
+    ("jppo.RayConfig(num_actors=1.5)", "num_actors = 1.5 must be"),
+    ("jppo.RayConfig(num_actors=False)", "num_actors = False must be"),
+    ("jppo.RayConfig(num_actors='2')", "num_actors = '2' must be"),
+    ("jppo.RayConfig(envs_per_actor=0)", "envs_per_actor = 0 must be a whole number of at least 1"),
+    ("jppo.RayConfig(policy_lag=2)", "policy_lag = 2 is not one of 0, 1"),
+    ("jppo.RayConfig(policy_lag=None)", "policy_lag = None is not one of 0, 1"),
+    ("jppo.RayConfig(actor_cpus=-1.0)", "actor_cpus = -1.0 must be a number of at least 0"),
+    ("jppo.RayConfig(actor_cpus=float('nan'))", "actor_cpus = nan must be"),
+    ("jppo.RayConfig(actor_gpus=float('inf'))", "actor_gpus = inf must be"),
+    ("jppo.RayConfig(actor_timeout=0.0)", "actor_timeout = 0.0 must be more than 0 seconds"),
+    ("jppo.RayConfig(actor_timeout=float('nan'))", "actor_timeout = nan must be"),
+    ("jppo.RayConfig(max_restarts=-1)", "max_restarts = -1 must be a whole number of at least 0"),
+    ("jppo.RayConfig(max_restarts=True)", "max_restarts = True must be"),
+    ("jppo.RayConfig(max_restarts=1.5)", "max_restarts = 1.5 must be"),
+    ("jppo.RayConfig(actor_cpus='1')", "actor_cpus = '1' must be"),
+    ("jppo.RayConfig(actor_gpus=None)", "actor_gpus = None must be"),
+    ("jppo.RayConfig(actor_timeout='9')", "actor_timeout = '9' must be"),
+    ("jppo.RayConfig(max_restarts='3')", "max_restarts = '3' must be"),
     # Files and run directories
     ("jppo train CartPole-v1 --run-dir FULL", "FULL is not empty; use another directory"),
     ("jppo train CartPole-v1 --run-dir FILE", "FILE cannot be written: a file has this name"),
@@ -231,7 +286,7 @@ def error_of(source: str) -> str:
     """Returns the output of a command that ends with exit code 2, or the message of a ValueError."""
     if not source.startswith("jppo "):
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - the case has the message
-            eval(source, {"jppo": jppo, "numpy_policy": numpy_policy, "optax": optax})
+            eval(source, NAMES)
         return str(raised.value)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -251,3 +306,18 @@ def test_wrong_input_gives_a_clear_error(folder, monkeypatch, source, message):
     with lenient():
         assert message in error_of(source)
     assert sorted(folder.rglob("*")) == before, "no file is left behind"
+
+
+@pytest.mark.parametrize("method", ["reset_env", "step_env"])
+def test_exit_of_an_environment_is_an_error(method):
+    env = type("Exiting", (Probe,), {method: lambda *args: sys.exit(3)})()
+    with pytest.raises(RuntimeError, match=r"^the environment called sys\.exit\(3\)$"):
+        jppo.train(env, total_steps=1)
+    env = type("Exiting", (host.Sound,), {method.removesuffix("_env"): lambda *args, **kwargs: sys.exit(3)})
+    with pytest.raises(RuntimeError, match=r"^the environment called sys\.exit\(3\)$"):
+        jppo.make_host_env(env)
+
+
+def test_observations_outside_a_box_warn():
+    with pytest.warns(UserWarning, match=r"OutOfBounds: observation has .*, outside \[.*\] of its observation_space"):
+        jppo.make_host_env(host.OutOfBounds)
