@@ -512,23 +512,6 @@ def test_sweep_with_population_based_training(tmp_path):
     assert "is not a sweep directory of this version of jppo" in call("plot", tmp_path)[2]
 
 
-@pytest.mark.slow
-def test_plan():
-    words = ["plan", "CartPole-v1", *SMALL, "--num-devices", 1]
-    code, out, _ = call(*words)
-    assert code == 0
-    for text in (
-        "CartPole-v1, 8 x 16",
-        "parameters",
-        "optimizer",
-        "compile time",
-        "largest num_envs",
-    ):
-        assert text in out, text
-    code, out, _ = call(*words, "--json")
-    assert (code, json.loads(out)["num_envs"]) == (0, 8)
-
-
 @pytest.fixture
 def pretend(trained, monkeypatch):
     """Replaces `train` by a function that returns a status at once."""
@@ -1113,7 +1096,6 @@ def test_ctrl_c_ends_training_early_and_saves(tmp_path):
         (["train", "CartPole-v1", "--num-devices", "2"], 2),
         (["train", "CartPole-v1", "--num-devices", "99"], 8),
         (["bench", "CartPole-v1"], 4),
-        (["plan", "CartPole-v1"], 4),
         (["sweep", "CartPole-v1"], 4),
         (["doctor"], 4),
         (["train", "CartPole-v1", "--num-devices", "1"], None),

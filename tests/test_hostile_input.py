@@ -31,7 +31,7 @@ NAMES = {"jppo": jppo, "numpy_policy": numpy_policy, "optax": optax, "host": hos
 LONG = "x" * 256
 CASES = [
     # Command line
-    ("jppo fly", "unknown command 'fly'; choose from train, sweep, plan, bench, check-env, eval,"),
+    ("jppo fly", "unknown command 'fly'; choose from train, sweep, bench, check-env, eval,"),
     ("jppo trian CartPole-v1", "unknown command 'trian'; did you mean train?"),
     ("jppo learn CartPole-v1", "unknown command 'learn'; jppo.train(env, total_steps=...) trains"),
     ("jppo train", "Missing from jppo train: ENV"),
@@ -105,15 +105,15 @@ CASES = [
     ("jppo train json:Walk", "json:Walk: module json has no Walk and registers no such environment"),
     ("jppo train os:getcwd", "os:getcwd made an object of type str; it must make a gymnasium.Env"),
     (
-        "jppo plan os:getcwd",
-        "os:getcwd is not the name of a JAX environment; plan supports JAX environments only: in Python",
+        "jppo bench os:getcwd --dry-run",
+        "os:getcwd is not the name of a JAX environment; dry_run supports JAX environments only: in Python",
     ),
     ("jppo train nothing:Env", "nothing:Env: there is no module nothing on the Python path"),
     ("jppo train ./walk.py:Env", "./walk.py:Env: write the name of the module, not of its file: walk:Env"),
     ("jppo train math:pi", "math:pi is a float, not a class or function that makes a gymnasium.Env"),
     ("jppo train Taxi-v4 --backend device", "Taxi-v4 is a Gymnasium environment; use backend = 'ray'"),
     ("jppo train Breakout-MinAtar --backend ray", "Breakout-MinAtar is a gymnax environment; use backend = 'device'"),
-    ("jppo plan Taxi-v4", "Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
+    ("jppo bench Taxi-v4 --dry-run", "Taxi-v4 is a Gymnasium environment; dry_run supports JAX environments only"),
     (
         "jppo train CartPole-v1 --network cnn",
         'network = "cnn" needs an image [height, width, channels] of at least 3x3; the observation is (4,): use network = "mlp"',

@@ -28,7 +28,6 @@ from jppo.cli.envs import Envs
 from jppo.cli.eval import Eval
 from jppo.cli.export import Export
 from jppo.cli.interrupt import exit_at_once
-from jppo.cli.plan import Plan
 from jppo.cli.play import Play
 from jppo.cli.plot import Plot
 from jppo.cli.report import Report
@@ -71,7 +70,6 @@ class Completion:
 COMMANDS: dict[str, Any] = {
     "train": Train,
     "sweep": Sweep,
-    "plan": Plan,
     "bench": Bench,
     "check-env": CheckEnv,
     "eval": Eval,
