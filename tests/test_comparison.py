@@ -78,7 +78,7 @@ def test_a_summary_with_wrong_types_is_left_out(tmp_path, name, wrong):
     is_valid = any(wrong is value for value in allowed)
     assert bool(read_summary(path)) == is_valid
     assert read_run(path).status in ("finished" if is_valid else "killed", "x")
-    for command in (["runs", "runs"], ["compare", path], ["report", path]):
+    for command in (["runs", "runs"], ["compare", path]):
         assert call(*command)[0] == 0
 
 

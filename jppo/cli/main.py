@@ -30,7 +30,6 @@ from jppo.cli.export import Export
 from jppo.cli.interrupt import exit_at_once
 from jppo.cli.play import Play
 from jppo.cli.plot import Plot
-from jppo.cli.report import Report
 from jppo.cli.runs import Runs
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
@@ -76,7 +75,6 @@ COMMANDS: dict[str, Any] = {
     "runs": Runs,
     "compare": Compare,
     "plot": Plot,
-    "report": Report,
     "play": Play,
     "export": Export,
     "envs": Envs,
