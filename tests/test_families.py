@@ -107,7 +107,7 @@ def test_check_env_passes(family):
     assert report.passed, [(check.name, check.seen) for check in report.checks if check.status == "fail"]
 
 
-@pytest.mark.parametrize("family", IDS)
+@pytest.mark.parametrize("family", [family for family in IDS if family != "jumanji"])
 @pytest.mark.slow
 def test_an_episode_can_be_drawn(family):
     need(family)

@@ -27,6 +27,12 @@ def family_env_names(family: str) -> list[str]:
     return [f"{family}:{name}" for name in _adapter(family).names()]
 
 
+def can_draw_family(name: str) -> bool:
+    """Returns whether an environment of a family can be drawn: none of Jumanji, and some of JaxMARL."""
+    family, _, short = name.partition(":")
+    return family not in ("jumanji", "jaxmarl") or short.startswith(("HeuristicEnemySMAX", "SMAX", "jaxnav"))
+
+
 def check_family_name(name: str) -> None:
     """Raises ValueError if the family of an environment's name is not installed, or does not have the environment."""
     family = family_of(name)
