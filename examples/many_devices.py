@@ -14,9 +14,8 @@ def main(total_steps: int = 200_000, num_envs: int = 512) -> tuple[jppo.PPOConfi
     """Returns the configuration, and the mean returns of all updates on one device and on all devices."""
     config = jppo.PPOConfig(num_envs=num_envs, num_steps=32)
     rate = jppo.Hyperparams(learning_rate=1e-3)
-    needs = jppo.plan("CartPole-v1", config=config)
-    memory = f"{needs.memory_needed / 2**20:.0f} MiB"
-    print(f"{memory} on each of {needs.num_devices} devices; {needs.num_parameters} parameters")
+    needs = jppo.bench("CartPole-v1", config=config, dry_run=True)
+    print(f"{sum(needs.memory.values()) / 2**20:.0f} MiB on each of {needs.num_devices} devices")
 
     returns = []
     for num_devices in (1, len(jax.devices())):

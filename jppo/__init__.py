@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from jppo.actors.sebulba import Sebulba as Sebulba
     from jppo.actors.sebulba import make_sebulba as make_sebulba
     from jppo.benchmark.bench import bench as bench
-    from jppo.benchmark.plan import PlanResult as PlanResult
-    from jppo.benchmark.plan import plan as plan
     from jppo.benchmark.report import BenchResult as BenchResult
     from jppo.config import schedules as schedules
     from jppo.config.pbt import PBTConfig as PBTConfig
@@ -81,7 +79,6 @@ _MODULES = {
     "jppo.actors.sebulba": ("Sebulba", "make_sebulba"),
     "jppo.actors.numpy_policy": ("numpy_policy",),
     "jppo.benchmark.bench": ("bench",),
-    "jppo.benchmark.plan": ("PlanResult", "plan"),
     "jppo.benchmark.report": ("BenchResult",),
     "jppo.config.pbt": ("PBTConfig",),
     "jppo.config.ppo": ("Hyperparams", "PPOConfig"),

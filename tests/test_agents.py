@@ -434,7 +434,7 @@ def test_an_end_of_jaxmarl_in_the_step_of_the_limit_is_no_truncation(last):
     assert int(state.time) == 0
 
 
-@pytest.mark.parametrize("name", ["MPE_simple_spread_v3", "HeuristicEnemySMAX", "overcooked", "jaxnav"])
+@pytest.mark.parametrize("name", ["HeuristicEnemySMAX", "jaxnav"])
 @pytest.mark.filterwarnings("ignore")  # of JaxMARL
 def test_drawings_of_jaxmarl(name):
     pytest.importorskip("jaxmarl")
@@ -454,14 +454,13 @@ def test_drawings_of_jaxmarl(name):
 def test_an_episode_of_jaxmarl_is_drawn_until_its_limit():
     pytest.importorskip("jaxmarl")
     with lenient():
-        env = jppo.make_env("jaxmarl:MPE_simple_spread_v3", max_steps_in_episode=6)
-        result = jppo.train(env, total_steps=60, config=config_of(num_envs=6))
+        env = jppo.make_env("jaxmarl:jaxnav", max_steps_in_episode=6)
+        result = jppo.train(env, total_steps=60, config=config_of(num_envs=env.num_agents))
         played = play_gif(env, result.policy)
     assert (played.length, played.finished) == (6, True)
-    assert played.episode_return < 0.0, "of distances"
 
 
-def test_jaxmarl_has_no_pictures_of_riddles():
+def test_jppo_does_not_draw_the_riddles_of_jaxmarl():
     pytest.importorskip("jaxmarl")
     with (
         lenient(),

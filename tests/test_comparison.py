@@ -12,12 +12,10 @@ import pytest
 from run_files import finished, with_hyperparams, write_run
 
 from jppo.cli.main import main
-from jppo.runs import statistics
 from jppo.runs.comparison import _letters, compare
 from jppo.runs.groups import format_value
 from jppo.runs.listing import find_runs, format_age, read_run
 from jppo.runs.load import read_summary
-from jppo.runs.statistics import difference_interval
 
 
 def call(*argv):
@@ -78,7 +76,7 @@ def test_a_summary_with_wrong_types_is_left_out(tmp_path, name, wrong):
     is_valid = any(wrong is value for value in allowed)
     assert bool(read_summary(path)) == is_valid
     assert read_run(path).status in ("finished" if is_valid else "killed", "x")
-    for command in (["runs", "runs"], ["compare", path], ["report", path]):
+    for command in (["runs", "runs"], ["compare", path]):
         assert call(*command)[0] == 0
 
 
@@ -139,34 +137,21 @@ def test_format_age():
     assert [format_age(now - age) for age in (-5, 59.5, 61, 7_300, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
 
 
-def test_compare_finds_a_difference_and_no_difference(tmp_path):
+def test_compare_shows_settings_and_scores(tmp_path):
     a = write_group(tmp_path / "a", [10.0, 11.0, 12.0, 11.0, 10.0])
     b = write_group(tmp_path / "b", [20.0, 22.0, 21.0, 20.0, 23.0], **with_hyperparams(gamma=0.5))
-    c = write_group(tmp_path / "c", [9.0, 13.0, 12.0, 10.0, 11.0], **with_hyperparams(gamma=0.9))
-    result = compare([*a, *b, *c])
-    assert [score.group.settings for score in result.scores] == [{"gamma": 0.99}, {"gamma": 0.5}, {"gamma": 0.9}]
-    assert [score.score for score in result.scores] == pytest.approx([32 / 3, 21.0, 11.0])
-    assert [x.verdict for x in result.differences] == ["B is higher than A", "C is not shown to differ from A"]
-    low, high = result.differences[0].interval
-    assert 8.0 < low < result.differences[0].difference < high < 13.0
-    assert compare([*b, *a]).differences[0].verdict == "B is lower than A"
+    result = compare([*a, *b])
+    assert [score.group.settings for score in result.scores] == [{"gamma": 0.99}, {"gamma": 0.5}]
+    assert [score.score for score in result.scores] == pytest.approx([32 / 3, 21.0])
+    low, high = result.scores[1].interval
+    assert 20.0 <= low < 21.0 < high <= 23.0
     code, lines, _ = call("compare", *a, *b)
     assert code == 0
-    assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    for said in ("CartPole-v1", "gamma", "5 finished", "21.0", "B - A = 10.3 (95 % interval", "B is higher than A"):
+    for said in ("CartPole-v1", "gamma", "5 finished", "21.0"):
         assert said in text
     summary = json.loads(call("compare", *a, *b, "--json")[1][0])
     assert summary["settings"][1]["settings"] == {"gamma": 0.5}
-    assert summary["differences"][0]["verdict"] == "B is higher than A"
-
-
-def test_compare_makes_no_statement_with_few_seeds(tmp_path):
-    a = write_group(tmp_path / "a", [10.0, 11.0, 12.0, 11.0])
-    b = write_group(tmp_path / "b", [20.0] * 5, **with_hyperparams(gamma=0.5))
-    (difference,) = compare([*a, *b]).differences
-    assert difference.interval is None
-    assert difference.verdict == "too few seeds: 4 instead of at least 5 per setting"
 
 
 def test_compare_uses_each_seed_once_and_names_unfinished_runs(tmp_path):
@@ -185,15 +170,6 @@ def test_compare_uses_each_seed_once_and_names_unfinished_runs(tmp_path):
         f"{old} is left out: {new} has the same settings and seed",
     ]
     assert "All runs have the same settings; there is nothing to compare." in call("compare", old, new)[1]
-
-
-def test_compare_stays_within_an_environment(tmp_path):
-    paths = [
-        *write_group(tmp_path / "a", [1.0, 2.0]),
-        *write_group(tmp_path / "b", [1.0, 2.0], env="Pong-misc"),
-        *write_group(tmp_path / "c", [1.0, 2.0], env="Pong-misc", total_steps=7),
-    ]
-    assert [(x.first, x.second) for x in compare(paths).differences] == [("B", "C")]
 
 
 def test_compare_shows_only_the_settings_that_differ_within_an_environment(tmp_path):
@@ -240,20 +216,6 @@ def test_compare_refuses_invalid_arguments(tmp_path):
     damaged = write_run(tmp_path / "a", [1.0], **with_hyperparams(gamma=[1, "x"]))
     code, _, err = call("compare", damaged)
     assert (code, f"{damaged}/config.json is damaged" in err) == (2, True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "share"), [(3, 0.78), (5, 0.93), (10, 0.94)])
-def test_difference_interval_covers_zero_as_often_as_documented(monkeypatch, seeds, share):
-    monkeypatch.setattr(statistics, "_RESAMPLES", 300)
-    rng = np.random.default_rng(1)
-    intervals = [difference_interval(rng.normal(size=seeds), rng.normal(size=seeds)) for _ in range(300)]
-    assert sum(low <= 0.0 <= high for low, high in intervals) / 300 == pytest.approx(share, abs=0.03)
-
-
-def test_difference_interval_of_constant_returns():
-    assert difference_interval(np.zeros(5), np.ones(5)) == (1.0, 1.0)
-    assert difference_interval(np.ones(5), np.zeros(5)) == (-1.0, -1.0)
 
 
 def test_format_value():

@@ -48,14 +48,14 @@ def test_overrides_replace_values_of_records_and_mappings():
         ({"network": "rnn"}, "network = 'rnn' is not one of mlp, cnn"),
     ],
 )
-@pytest.mark.parametrize("function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep])
+@pytest.mark.parametrize("function", [jppo.train, jppo.bench, jppo.sweep])
 def test_invalid_settings_raise(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(lenient_env("CartPole-v1"), **arguments)
 
 
 @pytest.mark.parametrize("name", ["loss", "advantages"])
-@pytest.mark.parametrize("function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep])
+@pytest.mark.parametrize("function", [jppo.train, jppo.bench, jppo.sweep])
 def test_names_instead_of_functions_raise(function, name):
     with pytest.raises(ValueError, match=f"{name} = 'ppo' must be a function"):
         function(lenient_env("CartPole-v1"), **{name: "ppo"})
@@ -85,9 +85,7 @@ def test_unknown_fields_raise_with_the_right_name():
             call(n_envs=1)
 
 
-@pytest.mark.parametrize(
-    "function", [jppo.train, jppo.plan, jppo.bench, jppo.sweep, jppo.tune.trainable, jppo.tune.population]
-)
+@pytest.mark.parametrize("function", [jppo.train, jppo.bench, jppo.sweep, jppo.tune.trainable, jppo.tune.population])
 def test_unknown_arguments_raise_with_the_right_name(function):
     for wrong, right in (("lr", "learning_rate"), ("n_envs", "num_envs"), ("hiden_sizes", "hidden_sizes")):
         message = rf"{function.__name__}\(\) has no argument '{wrong}'; did you mean {right}\?$"
@@ -176,7 +174,6 @@ def keywords_of(record, events, several=False):
     [
         (jppo.train, keywords_of([*ALGORITHM, *ACTORS, *RUN], ())),
         (jppo.bench, keywords_of([*ALGORITHM, *ACTORS], ())),
-        (jppo.plan, keywords_of(ALGORITHM, ())),
         (jppo.sweep, keywords_of(ALGORITHM, SWEEP_FIELDS, several=True)),
         (jppo.tune.trainable, keywords_of([*ALGORITHM, *ACTORS], EVENT_FIELDS)),
         (jppo.tune.population, keywords_of(ALGORITHM, EVENT_FIELDS, several=True)),

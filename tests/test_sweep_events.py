@@ -562,9 +562,9 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert run_files.read_best(folder).measure == "evaluation"
     population = ["--selection", "pbt", "--learning-rate", "1e-4", "1e-3", "--sweep-dir", str(tmp_path / "p")]
     assert main(["sweep", "CartPole-v1", *population, "--stop-at-return", "9"]) == 2
-    assert "pbt needs evaluations for --stop-at-return 9; set --eval-every" in capsys.readouterr().err
+    assert "pbt needs evaluations for stop_at_return = 9; set eval_every" in capsys.readouterr().err
     assert main(["sweep", "CartPole-v1", "--eval-every", "-1"]) == 2
-    assert "--eval-every -1 must be a whole number of at least 0" in capsys.readouterr().err
+    assert "eval_every = -1 must be a whole number of at least 0" in capsys.readouterr().err
     assert main(["sweep", "CartPole-v1", "--eval-episodes", "0"]) == 2
-    assert "--eval-episodes 0 must be a whole number of at least 1" in capsys.readouterr().err
+    assert "eval_episodes = 0 must be a whole number of at least 1" in capsys.readouterr().err
     assert not (tmp_path / "p").exists()

@@ -548,5 +548,5 @@ def test_policy_with_pytree_observations():
             trained.act(obs | {"cue": wrong})
     with pytest.raises(ValueError, match=r"observation has shape \(3, 2\); the policy takes \(2, 2\)"):
         trained.act(obs | {"time": np.zeros((3, 2))})
-    with pytest.raises(ValueError, match=r"the observations are arrays with \[2, 3\] rows; each must have the same"):
+    with pytest.raises(ValueError, match=r"an observation has shape \(3, "):
         trained.act(batch | {"time": np.zeros((3, 2, 2))})

@@ -226,8 +226,10 @@ def sweep() -> None:
 def measure() -> None:
     preset: jppo.Preset = jppo.PRESETS["default"]
     speed: jppo.BenchResult = jppo.bench("CartPole-v1", preset="default", seconds=0.1, config=SMALL)
-    need: jppo.PlanResult = jppo.plan("CartPole-v1", config=preset.config, num_envs=16)
-    print(speed.loop.steps_per_second, speed.shares, need.memory_needed < need.memory_free, need.largest_num_envs)
+    need: jppo.BenchResult = jppo.bench("CartPole-v1", config=preset.config, num_envs=16, dry_run=True)
+    print(
+        speed.loop.steps_per_second, speed.shares, need.memory["parameters"] < need.memory_free, need.largest_num_envs
+    )
 
 
 def main() -> None:

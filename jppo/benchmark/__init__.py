@@ -1,1 +1,1 @@
-"""`jppo.bench` and `jppo.plan`."""
+"""`jppo.bench`."""

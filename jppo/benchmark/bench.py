@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jppo.actors.sebulba import Sebulba
-from jppo.benchmark.memory import memory_by_purpose
+from jppo.benchmark.memory import largest_num_envs, memory_by_purpose
 from jppo.benchmark.report import BenchResult, Speed
 from jppo.benchmark.timing import device_programs, time_programs
 from jppo.config.checks import to_float
@@ -19,13 +19,15 @@ from jppo.config.keywords import ActorKeywords
 from jppo.config.overrides import explain_keywords, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.ray import RayConfig, num_cores
-from jppo.devices.memory import bytes_free, explain_out_of_memory
+from jppo.devices.memory import bytes_free, bytes_needed, explain_out_of_memory, show_bytes
+from jppo.envs.backends import require_device
 from jppo.errors import Refused
+from jppo.ppo.anakin import make_anakin
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
 from jppo.runs.writer import RunWriter
-from jppo.training.device_loop import DeviceLoop
+from jppo.training.device_loop import DeviceLoop, compile_chunk, state_shapes
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.progress import NullReporter
@@ -53,6 +55,7 @@ def bench(
     num_devices: int | None = None,
     ray: RayConfig | Mapping[str, Any] | None = None,
     seconds: float = 2.0,
+    dry_run: bool = False,
     message: Callable[[str], None] = lambda text: None,
     **overrides: Unpack[ActorKeywords],
 ) -> BenchResult:
@@ -62,11 +65,14 @@ def bench(
       env, seed, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`.
       backend, num_devices, ray: as for `jppo.train`.
       seconds: measuring time of the run and, on the device, of its slowest part. Slow parts run at least five times.
+      dry_run: only compile: the result has the memory, the compile time and the largest num_envs that fits, but no
+        speeds. Evaluations during training need more memory. On the device only.
       message: gets a line of text at each stage.
       **overrides: fields of `jppo.PPOConfig`, `jppo.Hyperparams` and `jppo.RayConfig`, as for `jppo.train`.
 
     Raises:
-      ValueError: an invalid argument, a run that diverges, or not enough memory.
+      ValueError: an invalid argument, a run that diverges, or not enough memory; with dry_run, the message has the
+        largest num_envs that fits.
       ActorsFailed: an actor failed too often in a row.
     """
     ray, others = take_ray(ray, overrides)
@@ -90,6 +96,9 @@ def bench(
         num_devices=num_devices,
         ray=ray,
     )
+    if dry_run:
+        require_device(env, "dry_run", "pass an environment of that kind")
+        return _compile_only(prepare_run(settings), settings)
     prepared = prepare_run(settings)
     sizes = f"num_envs = {prepared.agent.config.num_envs} or num_steps = {prepared.agent.config.num_steps}"
     with (
@@ -104,6 +113,39 @@ def bench(
             return measure(prepared, log, seconds, stop_requested)
         finally:
             writer.abort()
+
+
+def _compile_only(prepared: PreparedRun, settings: RunSettings) -> BenchResult:
+    """Compiles the training program, and a few larger ones to find the largest num_envs that fits.
+
+    Raises ValueError if the run does not fit in memory.
+    """
+    agent: Any = prepared.agent
+    devices, sizes = prepared.config_json["num_devices"], agent.config
+    parts = {name: getattr(settings, name) for name in ("network", "optimizer", "loss", "advantages")}
+    start, free = time.perf_counter(), bytes_free(devices)
+    chunk, state = compile_chunk(agent, prepared.hyperparams), state_shapes(agent, prepared.hyperparams)
+    compile_seconds, needed = time.perf_counter() - start, bytes_needed(chunk)
+
+    def measure(num_envs: int) -> int:
+        larger = make_anakin(agent.env, sizes.replace(num_envs=num_envs), num_devices=devices, **parts)
+        return bytes_needed(compile_chunk(larger, prepared.hyperparams))
+
+    largest = largest_num_envs(sizes, devices, needed, free, measure)
+    if needed > free:
+        remedy = f"the largest num_envs that fits is {largest}" if largest else "lower num_steps as well"
+        raise Refused(
+            f"num_envs = {sizes.num_envs} and num_steps = {sizes.num_steps} need {show_bytes(needed)} of device "
+            f"memory and {show_bytes(free)} are free; {remedy}"
+        )
+    unknown = Speed(math.nan, math.nan, math.nan)
+    return _make_result(
+        prepared,
+        compile_seconds=compile_seconds,
+        **{"loop": unknown, "run": unknown, "alone": {}, "seconds": {}, "shares": {}},
+        memory=memory_by_purpose(chunk, state.train, state.collect, devices),
+        largest_num_envs=largest,
+    )
 
 
 class _MessageReporter(NullReporter):

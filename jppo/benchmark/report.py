@@ -1,14 +1,12 @@
-"""The results of `jppo.bench` and `jppo.plan` as tables and as a picture."""
+"""The result of `jppo.bench` as a table and as a picture."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from jppo.benchmark.plan import PlanResult
 from jppo.devices.memory import show_bytes
 from jppo.runs.display import DisplayedResult, show_count
 from jppo.runs.plots import draw_bars, format_steps
@@ -60,6 +58,8 @@ class BenchResult(DisplayedResult):
     memory: dict[str, int]
     """Device memory by purpose in bytes, on each device."""
     memory_free: int
+    largest_num_envs: int | None = None
+    """With dry_run: the largest multiple of num_envs that fits, with the other settings unchanged; speeds are NaN."""
 
     def summary(self) -> dict[str, Any]:
         """Returns all fields as a dict for JSON."""
@@ -69,13 +69,24 @@ class BenchResult(DisplayedResult):
 
     @property
     def _displayed(self) -> dict[str, Any]:
+        if self.largest_num_envs is not None:
+            needed = show_bytes(sum(self.memory.values()))
+            return {"env": self.env, "memory_needed": needed, "largest_num_envs": self.largest_num_envs}
         shares = ", ".join(f"{part} {share:.0%}" for part, share in self.shares.items())
         speed = format_steps(self.run.steps_per_second)
         return {"env": self.env, "backend": self.backend, "steps_per_second": speed, "shares": shares}
 
 
 def print_bench(result: BenchResult) -> None:
-    """Prints the result as a table."""
+    """Prints the result as a table, or without speeds as lines."""
+    memory = [
+        f"memory on each device: {show_bytes(sum(result.memory.values()))} of {show_bytes(result.memory_free)} free",
+        *(f"  {purpose}: {show_bytes(size)}" for purpose, size in result.memory.items()),
+    ]
+    if result.largest_num_envs is not None:
+        lines = [bench_title(result), f"compile time: {result.compile_seconds:.1f} s", *memory]
+        print(*lines, f"largest num_envs: {result.largest_num_envs:,}", sep="\n")
+        return
     table = Table("part", title=bench_title(result))
     for name in ("ms per update", "share", "steps/s", "quartiles"):
         table.add_column(name, justify="right")
@@ -93,8 +104,7 @@ def print_bench(result: BenchResult) -> None:
         table.add_row(name, _show_ms(batch_seconds), "", *quartiles)
     lines = [
         f"{'start-up' if result.num_actors else 'compile time'}: {result.compile_seconds:.1f} s",
-        f"memory on each device: {show_bytes(sum(result.memory.values()))} of {show_bytes(result.memory_free)} free",
-        *(f"  {purpose}: {show_bytes(size)}" for purpose, size in result.memory.items()),
+        *memory,
     ]
     if result.num_actors is None:
         lines.append("parts are timed alone; together in one program they can take less time")
@@ -121,21 +131,6 @@ def draw_bench(result: BenchResult, output: Path) -> None:
     values = {part: 1e3 * seconds for part, seconds in result.seconds.items()}
     title = f"{bench_title(result)}: {format_steps(result.run.steps_per_second)} steps/s"
     draw_bars(title, values, labels, "milliseconds per update (share)", output)
-
-
-def print_plan(result: PlanResult) -> None:
-    """Prints the result as a table."""
-    devices = show_count(result.num_devices, "device")
-    table = Table(show_header=False, title=escape(f"{result.env}, {result.num_envs} x {result.num_steps}, {devices}"))
-    table.add_row("parameters", f"{result.num_parameters:,}")
-    table.add_row(
-        "memory on each device", f"{show_bytes(result.memory_needed)} of {show_bytes(result.memory_free)} free"
-    )
-    for purpose, size in result.memory.items():
-        table.add_row(f"  {purpose}", show_bytes(size))
-    table.add_row("compile time", f"{result.compile_seconds:.1f} s")
-    table.add_row("largest num_envs", f"{result.largest_num_envs:,}")
-    Console().print(table)
 
 
 def _show_ms(seconds: float) -> str:

@@ -20,6 +20,8 @@ class Bench(RunArguments):
 
     seconds: float = 2.0
     """Measuring time of the run and, on the device, of its slowest part, in seconds."""
+    dry_run: bool = False
+    """Only compile: show the memory, the compile time and the largest num_envs that fits. The exit code is 2 if the run does not fit."""  # noqa: E501
     output: Path | None = None
     """Also draw the result, as this PNG file."""
     json: bool = False
@@ -34,7 +36,7 @@ class Bench(RunArguments):
         if self.output is not None:
             check_output(self.output, ".png")
         try:
-            result = bench(**self.arguments(), seconds=self.seconds, message=_print_message)
+            result = bench(**self.arguments(), seconds=self.seconds, dry_run=self.dry_run, message=_print_message)
         except ActorsFailed as error:
             _print_message(f"jppo: {error}")
             return EXIT_FAILED
@@ -42,7 +44,7 @@ class Bench(RunArguments):
             print_json(result.summary())
         else:
             print_bench(result)
-        if self.output is not None:
+        if self.output is not None and not self.dry_run:
             draw_bench(result, self.output)
             _print_message(f"wrote {self.output}")
         return 0

@@ -10,11 +10,9 @@ from jppo.errors import Refused
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """Show which settings differ between runs and whether returns differ.
+    """Show which settings differ between runs, and their returns.
 
     Runs that differ only in the seed form one setting.
-
-    Compares each setting with the first one of its environment.
     """
 
     run_dirs: RunDirs
@@ -34,12 +32,10 @@ class Compare:
             return 0
         for env in dict.fromkeys(score.group.env for score in result.scores):
             print_table(env, result.rows(env))
-        texts = [one.describe() for one in result.differences]
-        if len(result.differences) > 1:
-            texts.append("The intervals are not corrected for several comparisons.")
+        texts = []
         if len(result.scores) == 1:
             found = "There is one run" if len(set(self.run_dirs)) == 1 else "All runs have the same settings"
             texts.append(f"{found}; there is nothing to compare.")
         texts += [f"note: {escape_controls(note)}" for note in result.notes]
-        print(*texts, sep="\n")
+        print("".join(f"{text}\n" for text in texts), end="")
         return 0

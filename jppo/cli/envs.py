@@ -49,8 +49,7 @@ def _rows(family: str) -> Iterator[tuple[str, ...]]:
     """Yields the rows of all environments, or of those of a family on the device."""
     from jppo.envs import available
     from jppo.envs.envpool import can_draw_envpool, envpool_names
-    from jppo.envs.families import family_env_names
-    from jppo.envs.families.drawing import draws_jaxmarl
+    from jppo.envs.families import can_draw_family, family_env_names
     from jppo.envs.host_families import host_env_names
     from jppo.envs.modules import is_installed
     from jppo.runs.render import DRAWABLE
@@ -64,7 +63,7 @@ def _rows(family: str) -> Iterator[tuple[str, ...]]:
         yield row(name, ", ".join(backends), name in DRAWABLE or name not in on_device)
     for installed in filter(is_installed, [family] if family else FAMILIES):
         for name in family_env_names(installed):
-            yield row(name, "device", installed != "jaxmarl" or draws_jaxmarl(name.partition(":")[2]))
+            yield row(name, "device", can_draw_family(name))
     if not family and is_installed("envpool"):
         for name in envpool_names():
             yield row(name, "ray", can_draw_envpool(name))

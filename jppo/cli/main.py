@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import io
 import os
 import signal
 import sys
@@ -19,9 +18,6 @@ from jppo.cli.arguments import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     REGISTRY,
-    check_options,
-    first_error,
-    name_options,
     pre_parse,
 )
 from jppo.cli.bench import Bench
@@ -32,10 +28,8 @@ from jppo.cli.envs import Envs
 from jppo.cli.eval import Eval
 from jppo.cli.export import Export
 from jppo.cli.interrupt import exit_at_once
-from jppo.cli.plan import Plan
 from jppo.cli.play import Play
 from jppo.cli.plot import Plot
-from jppo.cli.report import Report
 from jppo.cli.runs import Runs
 from jppo.cli.sweep import Sweep
 from jppo.cli.train import Train
@@ -43,6 +37,7 @@ from jppo.config.checks import did_you_mean, escape_controls, names_module
 from jppo.config.ppo import DEFAULT_STRATA
 from jppo.config.ray import num_cores
 from jppo.config.terminal import OutputStream
+from jppo.config.words import explain
 from jppo.errors import Refused, strip_colours
 
 
@@ -63,39 +58,28 @@ class Completion:
     """Name of the shell."""
 
     def run(self) -> int:
-        script, words = io.StringIO(), ["--tyro-print-completion", self.shell]
-        with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):  # tyro prints the script and exits
+        words = ["--tyro-print-completion", self.shell]
+        with contextlib.suppress(SystemExit):  # tyro prints the script and exits
             tyro.extras.subcommand_cli_from_dict(
                 COMMANDS, prog="jppo", args=words, config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY
             )
-        text = script.getvalue()
-        for part, with_files in _FILE_NAMES[self.shell].items():
-            text = text.replace(part, with_files)
-        print(text)
         return 0
 
 
 COMMANDS: dict[str, Any] = {
     "train": Train,
     "sweep": Sweep,
-    "plan": Plan,
     "bench": Bench,
     "check-env": CheckEnv,
     "eval": Eval,
     "runs": Runs,
     "compare": Compare,
     "plot": Plot,
-    "report": Report,
     "play": Play,
     "export": Export,
     "envs": Envs,
     "doctor": Doctor,
     "completion": Completion,
-}
-_FILE_NAMES = {  # changes of tyro's scripts: complete file names, in bash and zsh only if nothing else fits
-    "bash": {"\ncomplete -F ": "\ncomplete -o default -F "},
-    "zsh": {'if [[ "$completions" == ': 'if [[ -z "$completions" || "$completions" == '},
-    "fish": {"complete --no-files ": "complete "},
 }
 _USAGE = "usage: jppo [-h] [--version] COMMAND ..."
 _HOST_DEVICES = "xla_force_host_platform_device_count"
@@ -147,7 +131,6 @@ def _call(argv: list[str], owns_process: bool) -> int:
     except (ValueError, RuntimeError, AssertionError) as error:
         if (mistake := _find_mistake(error)) is None:
             raise
-        mistake = name_options(mistake, COMMANDS[argv[0]]) if argv[0] in COMMANDS else mistake
         print(f"jppo: {escape_controls(mistake)}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
@@ -185,8 +168,8 @@ def parse_command(argv: list[str]) -> Any:
     """Returns the command with its options.
 
     Raises:
-      Refused: an argument is unknown, missing or wrong.
-      SystemExit: --help.
+      Refused: the command is unknown, or an argument is wrong.
+      SystemExit: --help, or an argument is unknown, missing or wrong; tyro has printed which.
     """
     name, words = argv[0], argv[1:]
     if name.startswith("-"):
@@ -194,17 +177,18 @@ def parse_command(argv: list[str]) -> Any:
     if name not in COMMANDS:
         raise Refused(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
     command, pre_parsed, options = COMMANDS[name], pre_parse(words), dict[str, Any]()
-    check_options(name, command, words)
     if hasattr(command, "with_defaults"):
         options["default"] = command.with_defaults(pre_parsed)
-    config, printed = (tyro.conf.OmitArgPrefixes,), io.StringIO()
     try:
-        with contextlib.redirect_stderr(printed):
-            parsed = tyro.cli(command, prog=f"jppo {name}", args=words, config=config, registry=REGISTRY, **options)
+        parsed = tyro.cli(
+            command, prog=f"jppo {name}", args=words, config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY, **options
+        )
     except SystemExit as end:
-        if end.code:
-            raise Refused(first_error(printed.getvalue(), name)) from None
-        raise  # --help
+        for word in words if end.code else ():
+            option = word.partition("=")[0]
+            if option.startswith("--") and (hint := explain(option[2:].replace("-", "_"))):
+                print(f"jppo: {option}: {hint}", file=sys.stderr)
+        raise
     return parsed.adjusted(pre_parsed) if hasattr(parsed, "adjusted") else parsed
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jppo.cli.arguments import EXIT_CODES, Inline, PreParse, show_option
+from jppo.cli.arguments import EXIT_CODES, Inline, PreParse
 from jppo.cli.output import print_json
 from jppo.config.pbt import PBTConfig
 from jppo.config.ppo import Hyperparams, PPOConfig
@@ -116,7 +116,7 @@ class Sweep:
             raise Refused("--pbt-every and --pbt-fraction need --selection pbt")
         for name, values in vars(self.settings).items():
             if not values and values is not _ABSENT:
-                raise Refused(f"{show_option(name)} needs one value, or several values to sweep")
+                raise Refused(f"--{name.replace('_', '-')} needs one value, or several values to sweep")
         return dataclasses.replace(self, words=pre_parsed.words)
 
     def run(self) -> int:

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from jppo.config.checks import did_you_mean
-from jppo.config.families import atari_game, family_of, without_version
+from jppo.config.families import family_of, without_version
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.schedules import linear
 from jppo.errors import Refused
@@ -322,13 +322,9 @@ def preset_for(env_name: str) -> str:
 
     HalfCheetah-v4 and envpool:HalfCheetah-v4 have the preset of HalfCheetah-v5; mine:HalfCheetah, a class, does not.
     """
-    prefix, _, name = env_name.rpartition(":")
-    if (game := atari_game(name)) and prefix in ("", "ale_py", "atari", "envpool") and re.search("-v[045]$", name):
-        is_other = prefix == "envpool" or (not prefix and game == "Blackjack")  # other tasks with names of games
-        if "-ram" not in name and (name.endswith("-v5") or not is_other):
-            return "atari"
     short = env_name if family_of(env_name) else re.sub(r"^[\w.]+:(?=.*-v\d+$)", "", env_name)
     for name, preset in PRESETS.items():
         if any(fnmatch.fnmatchcase(without_version(short), without_version(env)) for env in preset.envs):
             return name
-    return "default"
+    is_atari = re.fullmatch(r"(atari|envpool):.*-v5|(ale_py:)?\w+(NoFrameskip|Deterministic)-v\d", env_name)
+    return "atari" if is_atari else "default"

@@ -1,15 +1,14 @@
 """Selects the backend of an environment."""
 
-import contextlib
 import inspect
 from typing import Any
 
 from jppo.config.checks import names_module
 from jppo.config.families import family_of
 from jppo.envs.episodes import is_device_env
-from jppo.envs.families import check_family_name, ids_like
+from jppo.envs.families import check_family_name
 from jppo.envs.gymnax import available
-from jppo.envs.modules import import_module_of, is_installed, names_in_families, unknown_environment
+from jppo.envs.modules import import_module_of, unknown_environment
 from jppo.errors import Refused
 
 BACKENDS = ("auto", "device", "ray")
@@ -37,19 +36,14 @@ def choose_backend(env: Any, backend: str = "auto") -> str:
         module, name = import_module_of(env)
         found = getattr(module, name, None)  # None: the module may register a Gymnasium environment of this name
         return "device" if is_device_env(found) else "ray"
-    from jppo.envs.envpool import envpool_names  # an on-device run does not need these modules
-    from jppo.envs.gymnasium import is_host_env
+    from jppo.envs.gymnasium import is_host_env  # an on-device run does not need these modules
     from jppo.envs.host_families import host_env_names
 
     if not isinstance(env, str):
         return "device" if is_device_env(env) or not is_host_env(env) else "ray"
     if is_host_env(env):
         return "ray"
-    known = [*available(), *host_env_names(), *ids_like(env)]
-    if "envpool" in names_in_families(env) and is_installed("envpool"):
-        with contextlib.suppress(Exception):  # importing a package can fail; the names are only for a hint
-            known += envpool_names()
-    raise unknown_environment(env, known)
+    raise unknown_environment(env, [*available(), *host_env_names()])
 
 
 def _check_backend(env: Any, backend: str) -> None:

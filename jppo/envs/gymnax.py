@@ -16,7 +16,7 @@ from jppo.envs.base import Environment, Step, replace_fields, strip_weak_types
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.device_contract import check_methods, trace_env
 from jppo.envs.episodes import EpisodeParams, EpisodicEnv, with_limit_and_reset
-from jppo.envs.families import ids_like, make_family_env
+from jppo.envs.families import make_family_env
 from jppo.envs.gymnax_spaces import obs_spec_of
 from jppo.envs.host_families import host_env_names
 from jppo.envs.modules import make_named, unknown_environment
@@ -80,7 +80,7 @@ def make_source(name: str) -> Any:
         if host_family_of(name) or name in host_env_names():
             remedy = "pass the name itself and backend='ray', or for options a function that makes the environment"
             raise Refused(f"{name} runs in actors, not on the device; {remedy}")
-        raise unknown_environment(name, [*available(), *ids_like(name)])
+        raise unknown_environment(name, available())
     try:
         return import_gymnax().make(name)[0]
     except OSError as error:  # MNISTBandit-bsuite downloads its images

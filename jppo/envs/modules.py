@@ -2,30 +2,15 @@
 
 import importlib
 import importlib.util
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jppo.config.checks import closest_names, find_similar
-from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES, atari_game, without_version
+from jppo.config.families import FAMILIES, GYMNASIUM_GROUPS, HOST_FAMILIES
 from jppo.errors import Refused
 
 _PREFIXES = FAMILIES | HOST_FAMILIES
-_NAMES_OF = {  # names, without the prefix of their family
-    "craftax": r"Craftax-.*",
-    "envpool": r"BabyAI-.*",
-    "jaxmarl": r"MPE_.*|(HeuristicEnemy)?SMAX|coin_game|hanabi|jaxnav|overcooked(_v2)?|switch_riddle",
-    "jumanji": r"(BinPack|Cleaner|Connector|CVRP|FlatPack|Game2048|GraphColoring|JobShop|Knapsack|LevelBasedForaging|"
-    r"Maze|Minesweeper|MMST|MultiCVRP|PacMan|RobotWarehouse|RubiksCube|SearchAndRescue|SlidingTilePuzzle|Snake|"
-    r"Sokoban|Sudoku|Tetris|TSP)-v[0-3]",
-    "minigrid": r"MiniGrid-.*-v\d",
-    "navix": r"Navix-.*",
-    "playground": r"(Acrobot|Cartpole|Pendulum)(Balance|Swingup)(Sparse)?|BallInCup|CheetahRun|FingerSpin|FishSwim|"
-    r"(FingerTurn|Reacher)(Easy|Hard)|Hopper(Hop|Stand)|(Humanoid|Walker)(Run|Stand|Walk)|PointMass|SwimmerSwimmer6|"
-    r"(Aero|Aloha|Apollo|Barkour|BerkeleyHumanoid|G1|Go1|H1|Leap|Op3|Panda|Spot|T1)[A-Z].*",
-    "xminigrid": r"XLand-.*|MiniGrid-.*(?<!-v\d)",
-}
 
 
 class MissingDownloadError(Refused):
@@ -84,37 +69,16 @@ def make_named(source: str) -> Any:
     return made
 
 
-def names_in_families(name: str) -> dict[str, str]:
-    """Returns the families to which a name without prefix can belong, and its name there."""
-    found = {family: name for family, pattern in _NAMES_OF.items() if re.fullmatch(pattern, name)}
-    if prefixed := re.fullmatch(rf"({'|'.join(_PREFIXES)})(?:[/_.]|(?=[A-Z]))(.+)", name):
-        found[prefixed[1]] = prefixed[2]
-    if game := atari_game(name):
-        found["envpool" if is_installed("envpool") and not is_installed("atari") else "atari"] = f"{game}-v5"
-    return found
-
-
-def _with_prefix(name: str, known: list[str]) -> Iterator[str]:
-    """Yields ids of families that a name without prefix can mean, and how to install the families."""
-    for family, short in names_in_families(name).items():
-        ids = [one for one in known if one.startswith(f"{family}:")]
-        if not is_installed(family):
-            yield f"{family}:{short} (pip install 'jppo[{family}]')"
-        elif ids:
-            yield from closest_names(f"{family}:{short}", ids)[:1]
-        else:
-            yield f"{family}:{short}"
-
-
 def unknown_environment(name: str, known: Iterable[str]) -> Refused:
-    """Returns the exception for an unknown environment; its message contains up to three similar names."""
-    known = list(known)
-    near = closest_names(name, known)
-    forms = "`jppo envs` lists all names; your own environment needs the form module:name"
-    if name in _PREFIXES | GYMNASIUM_GROUPS:
-        near, forms = [], f"it is a family: `jppo envs {name}` lists its environments or says how to install it"
-    if ":" not in name:
-        versions = [one for one in near if without_version(one) == without_version(name)]
-        near = list(dict.fromkeys([*versions, *_with_prefix(name, known), *near]))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else forms
+    """Returns the exception for an unknown environment; its message contains up to three similar names, or a remedy."""
+    families = _PREFIXES | GYMNASIUM_GROUPS
+    family = next((one for one in families if ":" not in name and name.lower().startswith(one)), None)
+    if family is not None and not is_installed(family):
+        hint = f"the family {family} is not installed; pip install 'jppo[{family}]'"
+    elif near := closest_names(name, known):
+        hint = f"did you mean {' or '.join(near)}?"
+    elif family is not None:
+        hint = f"`jppo envs {family}` lists the names of this family"
+    else:
+        hint = "`jppo envs` lists all names; your own environment needs the form module:name"
     return Refused(f"unknown environment {name!r}; {hint}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from jppo.runs.groups import RunGroup, format_value, group_runs
 from jppo.runs.listing import RunState, read_run
-from jppo.runs.statistics import MIN_SEEDS, bootstrap_interval, difference_interval, interquartile_mean
+from jppo.runs.statistics import bootstrap_interval, interquartile_mean
 
 
 class SettingScore(NamedTuple):
@@ -23,26 +23,10 @@ class SettingScore(NamedTuple):
     interval: tuple[float, float] | None  # 95 % bootstrap interval of the score; None for fewer than two seeds
 
 
-class Difference(NamedTuple):
-    """The difference between the scores of two settings of an environment."""
-
-    first: str
-    second: str
-    difference: float  # second minus first
-    interval: tuple[float, float] | None  # 95 % bootstrap interval of the difference; None if seeds are too few
-    verdict: str
-
-    def describe(self) -> str:
-        """Returns one line of text."""
-        interval = f" (95 % interval {_show(self.interval)})" if self.interval else ""
-        return f"{self.second} - {self.first} = {self.difference:.1f}{interval}: {self.verdict}"
-
-
 class Comparison(NamedTuple):
-    """The settings of runs, their scores, and the difference of each setting to the first of its environment."""
+    """The settings of runs and their scores."""
 
     scores: list[SettingScore]
-    differences: list[Difference]
     notes: list[str]  # runs that are left out or not finished
 
     def rows(self, env: str) -> list[dict[str, str]]:
@@ -77,22 +61,14 @@ class Comparison(NamedTuple):
             }
             for one in self.scores
         ]
-        return {"settings": scores, "differences": [x._asdict() for x in self.differences], "notes": self.notes}
+        return {"settings": scores, "notes": self.notes}
 
 
 def compare(run_dirs: Sequence[Path]) -> Comparison:
     """Compares the final returns of runs. Raises ValueError if a directory contains no run or damaged files."""
-    scores, notes = [], list[str]()
+    notes: list[str] = []
     groups = group_runs(list(dict.fromkeys(run_dirs)))
-    for number, group in enumerate(groups):
-        scores.append(_score(_letters(number), group, notes))
-    first: dict[str, SettingScore] = {}
-    differences = [
-        _difference(first[score.group.env], score)
-        for score in scores
-        if first.setdefault(score.group.env, score) is not score
-    ]
-    return Comparison(scores, differences, notes)
+    return Comparison([_score(_letters(i), group, notes) for i, group in enumerate(groups)], notes)
 
 
 def _score(name: str, group: RunGroup, notes: list[str]) -> SettingScore:
@@ -114,22 +90,6 @@ def _score(name: str, group: RunGroup, notes: list[str]) -> SettingScore:
         statuses=dict(Counter(state.status for state in states)),
         score=float(interquartile_mean(returns)) if len(returns) else np.nan,
         interval=interval and (float(interval[0][0]), float(interval[1][0])),
-    )
-
-
-def _difference(first: SettingScore, second: SettingScore) -> Difference:
-    seeds = min(len(first.returns), len(second.returns))
-    interval, verdict = None, f"too few seeds: {seeds} instead of at least {MIN_SEEDS} per setting"
-    if seeds >= MIN_SEEDS:
-        interval = low, high = difference_interval(first.returns, second.returns)
-        relation = "higher than" if low > 0 else "lower than" if high < 0 else "not shown to differ from"
-        verdict = f"{second.name} is {relation} {first.name}"
-    return Difference(
-        first=first.name,
-        second=second.name,
-        difference=second.score - first.score,
-        interval=interval,
-        verdict=verdict,
     )
 
 

@@ -155,15 +155,18 @@ def as_arguments(
     Raises:
       ValueError: an argument has another structure, shape or dtype, or a policy that is not recurrent gets a state.
     """
-    batch, single = as_batch(obs_spec, obs)
-    size = len(jax.tree.leaves(batch)[0])
+    from jppo.actors.numpy_policy.spaces import as_batch, starting_rows  # training on the device does not need it
+
+    specs, structure = jax.tree.flatten(obs_spec)
+    leaves, single = as_batch(_to_arrays(obs_spec, obs), [spec.shape for spec in specs])
+    batch, size = jax.tree.unflatten(structure, leaves), len(leaves[0])
     if not jax.tree.leaves(carry_like) and (state is not None or episode_start is not None):
         raise Refused("this policy is not recurrent: call it without state and episode_start")
     if state is None:
         carry = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), carry_like)
     else:
         carry = _check_state(state, carry_like, size)
-    return batch, single, carry, _as_starts(size, state, episode_start)
+    return batch, single, carry, starting_rows(episode_start, size) | (state is None)
 
 
 def _check_state(state: PyTree, like: PyTree, size: int) -> PyTree:
@@ -200,22 +203,6 @@ def row_without_legal_action(policy: Policy, obs: PyTree, rows: np.ndarray | boo
     return int(np.argmax(empty)) if empty.any() else None
 
 
-def _as_starts(size: int, state: PyTree, episode_start: Any) -> np.ndarray:
-    """Returns the rows in which an episode starts, [B] bool with B = size: all rows without a state.
-
-    Raises ValueError if the argument of a caller is not bool or has another shape.
-    """
-    try:
-        start = np.asarray(False if episode_start is None else episode_start)
-    except ValueError:
-        raise Refused(f"episode_start is a ragged list; for {size} observations it must be {size} bools") from None
-    if start.dtype != bool:
-        raise Refused(f"episode_start must be bool; it is {start.dtype}")
-    if start.shape not in ((), (size,)):
-        raise Refused(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
-    return np.broadcast_to(start | (state is None), (size,))
-
-
 def actor_leaves(policy: Policy) -> tuple[str, ...]:
     """Returns the names of the observation's parts that the actor sees; () if it sees all."""
     names: tuple[str, ...] = getattr(policy.network, "actor_obs", ())
@@ -240,26 +227,6 @@ def complete_obs(obs_spec: Any, seen: Collection[str], obs: Any) -> Any:
 def _blank(spec: ObsSpec, lead: tuple[int, ...]) -> np.ndarray:
     """Returns an observation that its space has: zeros or first categories."""
     return np.zeros((*lead, *spec.shape)) + np.reshape(spec.start, spec.shape if spec.nvec else ())
-
-
-def as_batch(obs_spec: PyTree, obs: Any) -> tuple[PyTree, bool]:
-    """Returns observations [B, *obs] in the dtypes of their specs, and whether the input was one observation without B.
-
-    A leaf may be a list. Raises ValueError if the structure or a shape differs from the specs, and for NaN.
-    """
-    specs, structure = jax.tree.flatten(obs_spec)
-    leaves = _to_arrays(obs_spec, obs)
-    single = leaves[0].shape == specs[0].shape
-    leaves = [leaf[None] for leaf in leaves] if single else leaves
-    for leaf, spec in zip(leaves, specs, strict=True):
-        if leaf.shape[1:] != spec.shape or not leaf.ndim:
-            shape = leaf.shape[1:] if single else leaf.shape
-            raise Refused(f"an observation has shape {shape}; the policy takes {spec.shape} or a batch of it")
-    if any(leaf.dtype.kind == "f" and np.isnan(leaf).any() for leaf in leaves):
-        raise Refused("the observation contains NaN; check the environment or the sensor")
-    if len(sizes := {len(leaf) for leaf in leaves}) > 1:
-        raise Refused(f"the observations are arrays with {sorted(sizes)} rows; each must have the same number of rows")
-    return jax.tree.unflatten(structure, leaves), single
 
 
 def _to_arrays(obs_spec: PyTree, obs: Any) -> list[np.ndarray]:

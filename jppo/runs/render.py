@@ -39,7 +39,7 @@ _DRAWN_BY_GYMNAX = (
     "Seaquest-MinAtar",
     "SpaceInvaders-MinAtar",
 )
-_SLOW = ("craftax", "jaxmarl", "jumanji", "minigrid", "navix", "xminigrid")  # each step changes a lot
+_SLOW = ("craftax", "jaxmarl", "minigrid", "navix", "xminigrid")  # each step changes a lot
 DRAWABLE = (*CLASSIC_CONTROL, *_DRAWN_BY_GYMNAX)
 
 # (state of the environment, return after the next step) -> image [height, width, 3] u8

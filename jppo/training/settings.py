@@ -1,4 +1,4 @@
-"""From the arguments of a run to a validated run. Train, sweep, bench, plan and Tune share this path."""
+"""From the arguments of a run to a validated run. Train, sweep, bench and Tune share this path."""
 
 import dataclasses
 import math

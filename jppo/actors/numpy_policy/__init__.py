@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .layers import Head, Memory, Torso, layer, take
-from .spaces import ObsArray, array_descriptions, flatten, rebuild, rebuild_names
+from .spaces import ObsArray, array_descriptions, as_batch, flatten, rebuild, rebuild_names
 
 # 1: one action array without nvec, no recurrent layers. 1 and 2: all torsos see all arrays. 1 to 3: "strides" is
 # a list, that of a single image.
@@ -202,14 +202,9 @@ class NumpyPolicy:
         parts = zip(flatten(self._tree, obs, "the observation"), self._specs, names, strict=True)
         leaves = [leaf if leaf is _MISSING else spec.cast(leaf, name) for leaf, spec, name in parts]
         found = [i for i, leaf in enumerate(leaves) if leaf is not _MISSING]
-        single = leaves[found[0]].shape == self._specs[found[0]].shape
-        for i in found:
-            shape, wanted = leaves[i].shape, self._specs[i].shape
-            leaves[i] = leaves[i][None] if single else leaves[i]
-            if leaves[i].shape[1:] != wanted or not leaves[i].ndim or len(leaves[i]) != len(leaves[found[0]]):
-                raise ValueError(f"an observation has shape {shape}; the policy takes {wanted} or a batch of it")
-            if self._specs[i].dtype.kind == "f" and np.isnan(leaves[i]).any():
-                raise ValueError("the observation contains NaN; check the environment or the sensor")
+        batch, single = as_batch([leaves[i] for i in found], [self._specs[i].shape for i in found])
+        for i, leaf in zip(found, batch, strict=True):
+            leaves[i] = leaf
         return leaves, single
 
     def _features(self, leaves: list[np.ndarray], torso: str) -> list[np.ndarray]:

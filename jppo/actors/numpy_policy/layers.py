@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .spaces import FLOAT32
+from .spaces import FLOAT32, starting_rows
 
 _ACTIVATIONS = {
     "tanh": np.tanh,
@@ -138,16 +138,7 @@ class Memory:
                 raise ValueError(f"the state has shapes {shapes}; for {size} observations it has {wanted}")
             leaves = found
         if episode_start is not None:
-            try:
-                start = np.asarray(episode_start)
-            except ValueError:
-                problem = f"episode_start is a ragged list; for {size} observations it must be {size} bools"
-                raise ValueError(problem) from None
-            if start.dtype != bool:
-                raise ValueError(f"episode_start must be bool; it is {start.dtype}")
-            if start.shape not in ((), (size,)):
-                raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
-            start = np.broadcast_to(start, (size,))[:, None]
+            start = starting_rows(episode_start, size)[:, None]
             leaves = tuple(np.where(start, zeros, leaf) for leaf in leaves)
         return leaves if self.num_carries > 1 else leaves[0]
 

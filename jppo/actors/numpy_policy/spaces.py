@@ -84,6 +84,37 @@ class ObsArray(NamedTuple):
         return features / (high.reshape(self.shape) if high.ndim else high) if self.dtype == _UINT8 else features
 
 
+def as_batch(leaves: list[np.ndarray], shapes: list[tuple[int, ...]]) -> tuple[list[np.ndarray], bool]:
+    """Returns the arrays of observations [B, *obs], and whether the input was one observation without B.
+
+    Raises ValueError if a shape differs from `shapes`, the shapes without B, or if an array contains NaN.
+    """
+    single = leaves[0].shape == shapes[0]
+    batch = [leaf[None] for leaf in leaves] if single else leaves
+    for given, leaf, wanted in zip(leaves, batch, shapes, strict=True):
+        if leaf.shape[1:] != wanted or not leaf.ndim or len(leaf) != len(batch[0]):
+            raise ValueError(f"an observation has shape {given.shape}; the policy takes {wanted} or a batch of it")
+        if leaf.dtype.kind == "f" and np.isnan(leaf).any():
+            raise ValueError("the observation contains NaN; check the environment or the sensor")
+    return batch, single
+
+
+def starting_rows(episode_start: Any, size: int) -> np.ndarray:
+    """Returns the rows in which an episode starts, [B] bool with B = size.
+
+    Raises ValueError if `episode_start`, of a caller, is not bool or has another shape.
+    """
+    try:
+        start = np.asarray(False if episode_start is None else episode_start)
+    except ValueError:
+        raise ValueError(f"episode_start is a ragged list; for {size} observations it must be {size} bools") from None
+    if start.dtype != bool:
+        raise ValueError(f"episode_start must be bool; it is {start.dtype}")
+    if start.shape not in ((), (size,)):
+        raise ValueError(f"episode_start has shape {start.shape}; for {size} observations it must be ({size},)")
+    return np.broadcast_to(start, (size,))
+
+
 @functools.lru_cache(64)
 def _component_categories(nvec: tuple[int, ...], start: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Returns, for each one-hot feature of a MultiDiscrete space, its component and its category, [sum(nvec)]."""

@@ -1,6 +1,5 @@
 """Environment families on the device. Each has an adapter module with `names` and `make`, imported on first use."""
 
-import contextlib
 import ctypes.util
 import importlib
 import os
@@ -12,7 +11,7 @@ from jppo.config.checks import MAX_INT32, check_int
 from jppo.config.families import FAMILIES, family_of
 from jppo.envs.base import Environment
 from jppo.envs.contract import BrokenContractError
-from jppo.envs.modules import MissingDownloadError, is_installed, names_in_families, unknown_environment
+from jppo.envs.modules import MissingDownloadError, is_installed, unknown_environment
 from jppo.errors import Refused
 
 _COMMON = ("max_steps_in_episode", "pool")  # options of all families
@@ -28,6 +27,12 @@ def family_env_names(family: str) -> list[str]:
     return [f"{family}:{name}" for name in _adapter(family).names()]
 
 
+def can_draw_family(name: str) -> bool:
+    """Returns whether an environment of a family can be drawn: none of Jumanji, and some of JaxMARL."""
+    family, _, short = name.partition(":")
+    return family not in ("jumanji", "jaxmarl") or short.startswith(("HeuristicEnemySMAX", "SMAX", "jaxnav"))
+
+
 def check_family_name(name: str) -> None:
     """Raises ValueError if the family of an environment's name is not installed, or does not have the environment."""
     family = family_of(name)
@@ -37,16 +42,6 @@ def check_family_name(name: str) -> None:
         raise Refused(f"{problem}; {install_command(family)}")
     if name not in (known := family_env_names(family)):
         raise unknown_environment(name, known)
-
-
-def ids_like(name: str) -> list[str]:
-    """Returns the ids of the installed families on the device to which a name without prefix can belong."""
-    ids: list[str] = []
-    for family in names_in_families(name):
-        if family in FAMILIES and is_installed(family):
-            with contextlib.suppress(Exception):  # importing a package can fail; the ids are only for a hint
-                ids += family_env_names(family)
-    return ids
 
 
 def make_family_env(name: str, **options: Any) -> Environment:

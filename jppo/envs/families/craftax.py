@@ -3,14 +3,18 @@
 `done` of Craftax merges death and the time limit. Here, Craftax's own limit is out of reach, so that `done` is death.
 """
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
 from jppo.envs.base import Environment, replace_fields
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
-from jppo.envs.families.drawing import craftax_renderer
 from jppo.envs.spaces import Array, PyTree
 
 _NAMES = ("Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1", "Craftax-Symbolic-v1", "Craftax-Pixels-v1")
@@ -47,6 +51,19 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         return seen(obs), state, reward, done, False
 
     env = EpisodicEnv(
-        name=name, reset=reset, step=step, action_space=source.action_space(params), render=craftax_renderer(name)
+        name=name, reset=reset, step=step, action_space=source.action_space(params), render=_renderer(name)
     )
     return with_limit_and_reset(env, limit, pool)
+
+
+def _renderer(name: str) -> Callable[[PyTree], np.ndarray]:
+    """Returns a function that draws a state of the environment with this name. It imports Craftax's images at first."""
+
+    @functools.cache
+    def compiled() -> Any:
+        game = "craftax_classic" if "Classic" in name else "craftax"
+        block_size = importlib.import_module("craftax.craftax.constants").BLOCK_PIXEL_SIZE_IMG
+        renderer = importlib.import_module(f"craftax.{game}.renderer")
+        return jax.jit(renderer.make_craftax_pixel_renderer(block_size))
+
+    return lambda state: np.asarray(compiled()(state)).astype(np.uint8)

@@ -8,9 +8,12 @@ of their team, so they stay active. Their only legal action is to stop.
 """
 
 import contextlib
+import functools
+import importlib
 import inspect
 import io
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -21,7 +24,7 @@ import numpy as np
 from jppo.config.checks import did_you_mean
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
-from jppo.envs.families.drawing import jaxmarl_renderer
+from jppo.envs.families import can_draw_family
 from jppo.envs.resets import make_restart
 from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
 from jppo.errors import Refused
@@ -137,7 +140,7 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
         action_spec=action_spec,
         source=source,
         num_agents=len(agents),
-        render=jaxmarl_renderer(name, source),
+        render=_renderer(name, source),
     )
 
 
@@ -198,3 +201,30 @@ def _common_space(name: str, kind: str, space_of: Any, agents: list[str]) -> Any
 
 def _essence(space: Any) -> tuple[Any, ...]:
     return type(space).__name__, *np.ravel(space.shape).tolist(), *np.ravel(getattr(space, "n", ())).tolist()
+
+
+def _renderer(name: str, source: Any) -> Callable[[AgentsState], Any] | None:
+    """Returns a function that draws a state with matplotlib, or None."""
+    if not can_draw_family(f"jaxmarl:{name}"):
+        return None
+
+    @functools.cache
+    def canvas() -> Any:
+        figure = importlib.import_module("matplotlib.figure").Figure((5, 5))  # SMAX confuses the sides of others
+        figure.add_subplot()
+        return importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+
+    def draw(agents: AgentsState) -> Any:
+        state: Any = jax.device_get(agents.env_state)
+        (axes,) = canvas().figure.axes
+        if name.startswith("jaxnav"):
+            axes.clear()
+            source.init_render(axes, state, lidar=False)
+            canvas().draw()
+            return np.array(canvas().buffer_rgba())[..., :3]  # a copy, because the next drawing overwrites the buffer
+        state = getattr(state, "state", state)  # HeuristicEnemySMAX also has a state of the enemy's policy
+        units = getattr(source, "all_agents", source.agents)
+        actions = dict(zip(units, state.prev_attack_actions, strict=True))
+        return source.init_render(axes, (None, state, actions), 0, int(state.step)).get_array()[..., :3]
+
+    return draw

@@ -15,7 +15,6 @@ from jumanji.environments import SearchAndRescue
 from jppo.config.checks import MAX_INT32
 from jppo.envs.base import Environment
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
-from jppo.envs.families.drawing import jumanji_renderer
 from jppo.envs.families.jumanji_actions import action_space, legal_actions, split_action
 from jppo.envs.spaces import ACTION_MASK, Array, PyTree
 
@@ -57,5 +56,5 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         truncated = timestep.last() & ~terminated
         return observe(timestep.observation), state, jnp.sum(timestep.reward), terminated, truncated
 
-    env = EpisodicEnv(name=name, reset=reset, step=step, action_space=space, render=jumanji_renderer(source))
+    env = EpisodicEnv(name=name, reset=reset, step=step, action_space=space)
     return with_limit_and_reset(env, limit, pool)

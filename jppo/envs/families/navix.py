@@ -5,14 +5,16 @@ episode and ignore its action, so the adapter uses `_step`. The state contains i
 of 8 x 8, which are removed.
 """
 
+import importlib
 from typing import Any
 
+import jax.numpy as jnp
 import navix
+import numpy as np
 from gymnasium import spaces
 
 from jppo.envs.base import Environment
 from jppo.envs.episodes import EpisodicEnv, with_limit_and_reset
-from jppo.envs.families.drawing import draw_navix
 from jppo.envs.families.grids import one_hot_channels
 from jppo.envs.spaces import Array, PyTree
 
@@ -50,6 +52,13 @@ def make(name: str, max_steps_in_episode: int | None = None, pool: int | None = 
         return seen(timestep), timestep, timestep.reward, timestep.is_termination(), timestep.is_truncation()
 
     env = EpisodicEnv(
-        name=name, reset=reset, step=step, action_space=spaces.Discrete(len(source.action_set)), render=draw_navix
+        name=name, reset=reset, step=step, action_space=spaces.Discrete(len(source.action_set)), render=_draw
     )
     return with_limit_and_reset(env, source.max_steps, pool)
+
+
+def _draw(timestep: PyTree) -> np.ndarray:
+    """Draws a time step. Its state has no cache of images, which the adapter removes."""
+    cache = importlib.import_module("navix.rendering.cache").RenderingCache
+    state = timestep.state.replace(cache=cache.init(jnp.asarray(timestep.state.grid)))
+    return np.asarray(importlib.import_module("navix.observations").rgb(state)).repeat(4, axis=0).repeat(4, axis=1)

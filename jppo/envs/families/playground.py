@@ -4,14 +4,16 @@ Its environments have no time limit without its wrapper, and its automatic reset
 by default. Here, the limit is `episode_length` of the environment's configuration, and each reset is a new one.
 """
 
+import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from mujoco_playground import registry
 
 from jppo.envs.base import Environment
 from jppo.envs.episodes import with_limit_and_reset
-from jppo.envs.families.drawing import mujoco_renderer
 from jppo.envs.families.physics import episodic_env
 from jppo.envs.spaces import PyTree
 
@@ -43,10 +45,29 @@ def make(
     settings |= config
     repeat = int(settings.get("action_repeat", 1))
     limit = max_steps_in_episode or -(-int(settings["episode_length"]) // repeat)
-    env = episodic_env(name, source, repeat, select_observation(privileged), mujoco_renderer(source.mj_model))
+    env = episodic_env(name, source, repeat, select_observation(privileged), _renderer(source.mj_model))
     return with_limit_and_reset(env, limit, pool)
 
 
 def select_observation(privileged: bool) -> Callable[[PyTree], PyTree]:
     """Returns a function that selects what the policy sees, so that it does not learn from the privileged state."""
     return lambda obs: obs["state"] if isinstance(obs, Mapping) and not privileged else obs
+
+
+def _renderer(model: Any) -> Callable[[PyTree], Any]:
+    """Returns a function that draws states with positions `state.data` of a model of MuJoCo."""
+
+    @functools.cache
+    def screen() -> Any:
+        return importlib.import_module("mujoco").Renderer(model, height=240, width=320)
+
+    def render(state: PyTree) -> Any:
+        mujoco = importlib.import_module("mujoco")
+        data = mujoco.MjData(model)
+        data.qpos, data.qvel = jax.device_get((state.data.qpos, state.data.qvel))
+        data.mocap_pos, data.mocap_quat = jax.device_get((state.data.mocap_pos, state.data.mocap_quat))
+        mujoco.mj_forward(model, data)
+        screen().update_scene(data, camera=0 if model.ncam else -1)
+        return screen().render()
+
+    return render

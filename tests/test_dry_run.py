@@ -1,14 +1,16 @@
-"""Tests `jppo.plan`: its numbers equal those of the compiled program, and a run that does not fit is an error."""
+"""Tests `jppo.bench(dry_run=True)`: it has the memory of the compiled program, and refuses a run that does not fit."""
 
 import dataclasses
+import json
 
 import jax
 import pytest
 from checks import SMALL, compiled_programs
+from lenient import lenient
 from probes import Counting
 
 import jppo
-from jppo.benchmark import plan as plan_module
+from jppo.cli.main import main
 from jppo.config.presets import PRESETS
 from jppo.devices.memory import bytes_free, bytes_needed, show_bytes
 from jppo.training.device_loop import compile_chunk
@@ -18,8 +20,8 @@ CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2)
 
 def plan(free, config=CONFIG, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "bytes_free", lambda devices: free)
-        return jppo.plan(Counting(), config=config, **{"num_devices": 1} | options)
+        patch.setattr("jppo.benchmark.bench.bytes_free", lambda devices: free)
+        return jppo.bench(Counting(), config=config, dry_run=True, **{"num_devices": 1} | options)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +39,13 @@ def test_memory_by_purpose_adds_up_to_the_peak(planned):
     agent = jppo.make_anakin(Counting(), CONFIG)
     state = jax.jit(agent.init)(jax.random.key(0), jppo.Hyperparams())
     params = jax.tree.leaves(state.train.policy_state.params)
-    assert planned.num_parameters == sum(leaf.size for leaf in params) == 2 * (3 * 8 + 8) + 2 * 8 + 2 + 8 + 1
-    assert planned.memory["parameters"] == 4 * planned.num_parameters
+    num_parameters = 2 * (3 * 8 + 8) + 2 * 8 + 2 + 8 + 1
+    assert planned.memory["parameters"] == 4 * sum(leaf.size for leaf in params) == 4 * num_parameters
     assert planned.memory["optimizer"] == 2 * planned.memory["parameters"] + 4  # two moments and a counter
     assert planned.memory["environments"] == sum(
         leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.collect)
     )
-    assert sum(planned.memory.values()) == planned.memory_needed == needs(8)
+    assert sum(planned.memory.values()) == needs(8)
     assert (planned.memory_free, planned.num_devices, planned.env) == (2_000_000, 1, "Counting")
     assert planned.compile_seconds > 0.0
 
@@ -57,11 +59,23 @@ def test_the_largest_num_envs_fits_and_twice_as_many_do_not(planned):
 
 @pytest.mark.slow
 def test_the_result_has_a_short_repr_and_a_summary(planned):
-    assert repr(planned).startswith("PlanResult(env='Counting', num_envs=8, ")
-    assert f"memory_needed='{show_bytes(planned.memory_needed)}'" in repr(planned)
-    assert len(repr(planned)) < 150
+    assert repr(planned).startswith("BenchResult(env='Counting', memory_needed='")
     assert planned.summary()["memory"] == planned.memory
-    assert set(planned.summary()) == {field.name for field in dataclasses.fields(planned)}
+    assert planned.summary()["alone"] == {}
+
+
+@pytest.mark.slow
+def test_command_line(capsys):
+    words = ["bench", "CartPole-v1", "--dry-run", "--num-envs", "8", "--num-steps", "16", "--num-devices", "1"]
+    with lenient():
+        assert main(words) == 0
+    out = capsys.readouterr().out
+    for text in ("CartPole-v1, 8 x 16", "  parameters: ", "  optimizer: ", "compile time: ", "largest num_envs: "):
+        assert text in out, text
+    with lenient():
+        assert main([*words, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["num_envs"], result["run"]["steps_per_second"]) == (8, None)
 
 
 @pytest.mark.slow
@@ -80,20 +94,6 @@ def test_a_run_that_does_not_fit_is_an_error_with_a_remedy():
     assert len(names) <= 6
     with pytest.raises(ValueError, match="lower num_steps as well"):
         plan(10)
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "message"),
-    [
-        ("Taxi-v4", {}, "Taxi-v4 is a Gymnasium environment; plan supports JAX environments only"),
-        (lambda: None, {}, "<lambda> is a function; plan supports JAX environments only"),
-        ("CartPole-v2", {}, "did you mean CartPole-v1"),
-        (Counting(), {"num_devices": 9}, "num_devices = 9; JAX has 8 here"),
-    ],
-)
-def test_invalid_arguments_are_errors(env, options, message):
-    with pytest.raises(ValueError, match=message):
-        jppo.plan(env, **options)
 
 
 def test_devices_share_the_free_memory():
