@@ -7,9 +7,8 @@ A whole run is one function for `jax.jit`, as in PureJaxRL, and `jax.vmap` train
     train = make_train(*gymnax.make("CartPole-v1"), Config())
     params, metrics = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), 16))
 
-Schulman et al. (2017), "Proximal policy optimization algorithms". A time limit is not a termination: the return of an
-episode that is cut off continues with the value of its last observation (Pardo et al. 2018, "Time limits in
-reinforcement learning").
+A time limit is not a termination: the return of an episode that is cut off continues with the value of its last
+observation (Pardo et al. 2018, "Time limits in reinforcement learning").
 
 Shapes: T steps per rollout, N environments, B samples per minibatch, A actions.
 """
@@ -49,10 +48,8 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        obs = obs.reshape(obs.shape[0], -1).astype(jnp.float32)
-
         def mlp(num_outputs, gain):
-            x = obs
+            x = obs.reshape(obs.shape[0], -1).astype(jnp.float32)
             for _ in range(2):
                 x = nn.tanh(nn.Dense(64, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
             return nn.Dense(num_outputs, kernel_init=nn.initializers.orthogonal(gain))(x)
@@ -107,7 +104,8 @@ def gae(rollout, value, next_value, config):
         delta_t = r_t + gamma * (1 - terminated_t) * V(s_{t+1}) - V(s_t)
         A_t     = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}
 
-    Schulman et al. (2016), "High-dimensional continuous control using generalized advantage estimation", eq. 16.
+    Schulman et al. (2016), "High-dimensional continuous control using generalized advantage estimation", eq. 16. At a
+    time limit, done_t is true and terminated_t is false: delta_t contains the value of the last observation.
     """
     delta = rollout.reward + config.gamma * jnp.where(rollout.terminated, 0.0, next_value) - value
     decay = jnp.where(rollout.done, 0.0, config.gamma * config.gae_lambda)
@@ -122,8 +120,10 @@ def gae(rollout, value, next_value, config):
 def ppo_loss(params, network, batch, config):
     """Returns policy loss + vf_coef * value loss - ent_coef * entropy, and metrics.
 
-    policy loss = -mean(min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)),    rho = pi(a|s) / pi_old(a|s)
-    value loss  = mean((V(s) - target)^2) / 2
+        policy loss = -mean(min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)),    rho = pi(a|s) / pi_old(a|s)
+        value loss  = mean((V(s) - target)^2) / 2
+
+    Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 7 and 9, with the sign of a loss.
     """
     samples, advantage, target = batch
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -150,16 +150,15 @@ def make_train(env, env_params, config):
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(learning_rate, eps=1e-5))
 
     def env_step(params, envs, keys):
-        env_state, obs, episode_return = envs
-        action_key, env_keys = keys
+        (env_state, obs, episode_return), (action_key, env_keys) = envs, keys
         logits, _ = network.apply(params, obs)
         action = sample_actions(action_key, logits)
-        log_prob = log_probs(logits, action)
 
         # Where an episode is over, gymnax resets: new_obs is then the first observation of the next episode.
         step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
         new_obs, env_state, reward, terminated, truncated, info = step(env_keys, env_state, action, env_params)
-        next_obs, done, episode_return = info["final_observation"], terminated | truncated, episode_return + reward
+        done, episode_return = terminated | truncated, episode_return + reward
+        log_prob, next_obs = log_probs(logits, action), info["final_observation"]
         transition = Transition(obs, action, log_prob, reward, next_obs, terminated, done, episode_return)
         return (env_state, new_obs, jnp.where(done, 0.0, episode_return)), transition
 
@@ -175,7 +174,8 @@ def make_train(env, env_params, config):
         return jax.lax.scan(gradient_step, learner, minibatches)
 
     def update(state, _):
-        (params, opt_state), envs, key = state
+        learner, envs, key = state
+        params, _ = learner
         action_keys, env_keys, shuffle_keys, next_key = split_update_key(key, config)
 
         # Collect a rollout [T, N].
@@ -188,13 +188,10 @@ def make_train(env, env_params, config):
         batch = rollout, advantage, advantage + value
 
         # Take num_epochs * num_minibatches gradient steps.
-        learner, metrics = jax.lax.scan(
-            lambda learner, key: epoch(batch, learner, key), (params, opt_state), shuffle_keys
-        )
+        learner, metrics = jax.lax.scan(lambda learner, key: epoch(batch, learner, key), learner, shuffle_keys)
 
         # Average losses over gradient steps, and returns over the episodes that ended (NaN if none did).
-        metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["return"] = jnp.mean(rollout.episode_return, where=rollout.done)
+        metrics = jax.tree.map(jnp.mean, metrics) | {"return": rollout.episode_return.mean(where=rollout.done)}
         return (learner, envs, next_key), metrics
 
     def train(key):
@@ -210,9 +207,8 @@ def main(env_name="CartPole-v1", config=Config(), seed=0):
     """Trains, prints the course of the return, and returns the metrics."""
     train, start = jax.jit(make_train(*gymnax.make(env_name), config)), time.perf_counter()
     _, metrics = jax.block_until_ready(train(jax.random.key(seed)))
-    num_updates = len(metrics["return"])
     print("    steps   return   entropy")
-    for update in range(0, num_updates, max(1, num_updates // 20)):
+    for update in range(0, len(metrics["return"]), max(1, len(metrics["return"]) // 20)):
         steps = (update + 1) * config.num_steps * config.num_envs
         print(f"{steps:>9} {metrics['return'][update]:>8.1f} {metrics['entropy'][update]:>9.2f}")
     print(f"{env_name}: mean return {metrics['return'][-1]:.1f} after {time.perf_counter() - start:.0f} s")
