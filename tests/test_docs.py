@@ -114,10 +114,11 @@ def test_readme_is_short():
 
 
 def test_migration_pages_name_existing_settings():
-    """The second column names arguments of `jppo.train` and fields of its records."""
+    """The second column names arguments of public functions and fields of the records of `jppo.train`."""
     records = (jppo.PPOConfig, jppo.Hyperparams, jppo.RayConfig, jppo.RunConfig)
     names = {field.name for record in records for field in dataclasses.fields(record)}
-    names |= set(inspect.signature(jppo.train).parameters)
+    for function in (jppo.train, jppo.sweep, jppo.tune.trainable, jppo.load_policy):
+        names |= set(inspect.signature(function).parameters)
     for page in (ROOT / "docs/migration").glob("*.md"):
         rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
         named = {name for row in rows for name in re.findall(r"`(\w+)(?:=[^`]*)?`", row[1])}
