@@ -114,7 +114,7 @@ def gae(rollout, value, next_value, config):
         advantage = step[0] + step[1] * next_advantage
         return advantage, advantage
 
-    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=8)[1]
+    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def ppo_loss(params, network, batch, config):
