@@ -23,8 +23,12 @@ _EXAMPLES = "examples.md"
 def on_files(files: Files, config: Any) -> Files:
     """Adds the page of all examples."""
     paths = sorted((Path(config.config_file_path).parent / "examples").glob("*.py"))
+    paths.sort(key=lambda path: path.stem != "one_file_ppo")  # the first one
     sections = [f'## {path.stem}\n\n```python title="examples/{path.name}"\n{path.read_text()}```' for path in paths]
-    intro = "# Examples\n\nEach example shows one thing and runs as it is: `python examples/quickstart.py`."
+    intro = (
+        "# Examples\n\n`one_file_ppo` is a complete PPO in one file, to copy and change. Each other example shows one "
+        "thing. Run them from the command line: `python examples/quickstart.py`."
+    )
     files.append(File.generated(config, _EXAMPLES, content="\n\n".join([intro, *sections])))
     return files
 
