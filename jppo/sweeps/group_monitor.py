@@ -1,7 +1,6 @@
 """The events of a program's runs between two chunks: evaluations as one program, and each run's callback."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,9 +49,7 @@ class GroupMonitor(Monitor):
         After an exception in the callback of a run, the other runs are handled, too: a population is resumed from here.
         """
         log, active, rows = self._log, self._log.active, dict[str, np.ndarray]()
-        result: Any = self._running.pop(log.updates, None)
-        if isinstance(result, Exception):
-            raise result
+        result = self._running.pop(log.updates, None)
         host = None if result is None else jax.device_get((result.metrics, result.policy_state))
         for index, run in enumerate(log.runs):
             if run.updates != log.updates or run.status not in ("", SOLVED):
@@ -83,8 +80,7 @@ class GroupMonitor(Monitor):
                 run.end(DIVERGED, error=first_line(error))
                 return {}
             own = {name: metrics[name][index] for name in METRICS}
-            run.evaluation = EvaluationResult(own, rows_of(policies, index))
-            monitor.start(self._log.updates, run.evaluation.policy_state)
+            monitor.add_evaluation(self._log.updates, EvaluationResult(own, rows_of(policies, index)))
         more = monitor.finish(_RunOfLoop(self, loop, index))
         if (ended := monitor.ended) is not None:
             if ended.error is not None:
@@ -98,7 +94,7 @@ class GroupMonitor(Monitor):
                 run.end(ended.status, ended.reason)
         return more
 
-    def _start_evaluation(self, policy_state: PolicyState, update: int, _: Callable[[], bool]) -> EvaluationResult:
+    def _start_evaluation(self, policy_state: PolicyState, update: int) -> EvaluationResult:
         metrics, policies, stuck = self._population.evaluate(policy_state, self._keys, np.int32(update))
         return EvaluationResult(metrics | {"stuck": stuck}, policies)
 

@@ -17,7 +17,6 @@ from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome
 from jppo.training.callback import RunInfo
-from jppo.training.evaluator import EvaluationResult
 from jppo.training.history import History, RecentEpisodes, join_blocks
 from jppo.training.line_means import LineMeans
 from jppo.training.monitor import Monitor
@@ -36,7 +35,6 @@ class RunLog:
       updates: number of finite updates so far.
       status: why the run has ended, see `RunOutcome.status`; "" while it trains.
       monitor: evaluates the run, calls the callback and keeps the best policy; None if the sweep has no events.
-      evaluation: the result of the run's newest evaluation.
       means: the metrics since the last call of the callback.
       event_means: see `Logger`.
       best_policy: the policy of `monitor.best`, or None.
@@ -50,7 +48,6 @@ class RunLog:
         self.status, self.stop_reason, self.error = "", "", ""
         self.reporter, self.writer, self._group = NullReporter(), self, group
         self.means, self.event_means = LineMeans(settings.run.callback_every), dict[str, float]()
-        self.evaluation: EvaluationResult | None = None
         self.best_policy: PolicyState | None = None
         self.metrics: list[dict[str, np.ndarray]] = []
         self.copies: list[tuple[int, int]] = []
@@ -60,7 +57,6 @@ class RunLog:
                 self,
                 settings.run,
                 min_episodes=count_needed_episodes(config),
-                evaluate=(lambda *_: self.evaluation) if settings.run.eval_every else None,
                 info=RunInfo(
                     env=group.env_name,
                     seed=spec.seed,

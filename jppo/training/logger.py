@@ -41,7 +41,6 @@ class Logger:
         self._means, self._event_means = LineMeans(log_every), LineMeans(event_every)
         self.event_means: dict[str, float] = {}  # metrics of the last `event_every` updates, see `LineMeans`
         self.updates, self.seconds = 0, 0.0
-        self._shown = 0  # updates that `show_progress` has shown
         self.empty_mask: int | None = None  # t*N + n of the first row without a legal action, which ended the run
 
     def restore(self, run_dir: Path, start: Checkpoint) -> None:
@@ -140,20 +139,8 @@ class Logger:
             if self._hooks is not None:
                 updates = _to_rows(rows | {"return_mean": returns})
                 self._hooks.on_updates([*updates[:-1], updates[-1] | more])
-            if self.updates >= self._shown:
-                self.reporter.update(self.steps, speed, self.recent.mean)
+            self.reporter.update(self.steps, speed, self.recent.mean)
         return bool(finite.all())
-
-    def show_progress(self, updates: int, now: float) -> None:
-        """Shows the progress of updates that are logged later.
-
-        Args:
-          updates: number of updates so far.
-          now: see `add`.
-        """
-        self._shown = updates
-        speed = (updates - self.updates) * self.batch_size / max(now - self.seconds, 1e-9)
-        self.reporter.update(updates * self.batch_size, speed, self.recent.mean)
 
     def _add_episodes(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Adds the episodes of consecutive updates. Returns the mean return of the recent episodes after each."""

@@ -1,7 +1,6 @@
 """What happens between two updates of a run: evaluation, the user's callback, and the choice of the best policy."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from jppo.config.run import EVAL_MAX_STEPS, RunConfig
@@ -10,7 +9,7 @@ from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
 from jppo.training.callback import CallbackEvent, RunInfo, call
-from jppo.training.evaluator import EvaluationResult, Evaluator, PendingEvaluation
+from jppo.training.evaluator import EvaluationResult, Evaluator
 from jppo.training.logger import LoopResult
 from jppo.training.progress import warn_with
 
@@ -45,7 +44,7 @@ class Monitor:
         Args:
           log: the `Logger` of the run.
           min_episodes: number of episodes that must end before the recent return counts; 0: it never counts.
-          evaluate: evaluates the policy every `run.eval_every` updates.
+          evaluate: starts an evaluation; None if the loop passes the results to `add_evaluation`.
           info: the run, for the callback.
           best: the best policy before a resume.
           best_every: without evaluations, number of updates between two candidates for the best policy; 0: only
@@ -54,14 +53,14 @@ class Monitor:
           ended_before: `end_to_json` before a resume.
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, run.callback
-        self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
+        self._eval_every = run.eval_every or 0
         self._callback_every = run.callback_every if run.callback is not None else 0
         self._best_every = 0 if self._eval_every else best_every
         self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
-        self.target = None if evaluate is not None else run.stop_at_return
-        self._eval_target = math.inf if evaluate is None or run.stop_at_return is None else run.stop_at_return
-        self._running: dict[int, EvaluationResult | PendingEvaluation | Exception] = {}  # by update
-        self._measure = "recent return" if evaluate is None else "evaluation"
+        self.target = None if self._eval_every else run.stop_at_return
+        self._eval_target = run.stop_at_return if self._eval_every and run.stop_at_return is not None else math.inf
+        self._running: dict[int, EvaluationResult] = {}  # by update
+        self._measure = "evaluation" if self._eval_every else "recent return"
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
         self._identity, self.ended = identity, None
@@ -84,34 +83,23 @@ class Monitor:
         held_evaluation = self._eval_target < math.inf and _divides(self._eval_every, update)
         return held_evaluation or any(_divides(every, update) for every in (self._callback_every, self._best_every))
 
-    def start(self, update: int, policy_state: PolicyState, stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Starts the evaluation after `update` updates, if it is due. A stop request ends one on the host."""
-        if self._evaluate is not None and _divides(self._eval_every, update):
-            try:
-                result: Any = self._evaluate(policy_state, update, stop_requested)
-            except Exception as error:  # of a Gymnasium environment; `finish` ends the run with it
-                result = error
-            if result is not None:
-                self._running[update] = result
+    def evaluates(self, update: int) -> bool:
+        """Returns whether the policy after `update` updates is evaluated."""
+        return _divides(self._eval_every, update)
 
-    def is_pending(self, update: int) -> bool:
-        """Returns whether another process still evaluates the policy after `update` updates, see `poll`."""
-        return callable(self._running.get(update))
+    def start(self, update: int, policy_state: PolicyState) -> None:
+        """Starts the evaluation after `update` updates, if it is due."""
+        if self._evaluate is not None and self.evaluates(update):
+            self._running[update] = self._evaluate(policy_state, update)
 
-    def poll(self, update: int, timeout: float) -> bool:
-        """Returns whether an evaluation has ended, after at most `timeout` seconds. Raises its error."""
-        pending: Any = self._running.get(update)
-        if not callable(pending):  # it ended before, but not in all processes
-            return True
-        result = pending(timeout)
-        if result is not None:
-            self._running[update] = result
-        return result is not None
+    def add_evaluation(self, update: int, result: EvaluationResult) -> None:
+        """Adds the result of the evaluation after `update` updates."""
+        self._running[update] = result
 
     def is_ready(self, update: int) -> bool:
         """Returns whether the result of the evaluation after `update` updates can be read without waiting."""
-        result = self._running.get(update) if self._running else None
-        return not isinstance(result, EvaluationResult) or all(x.is_ready() for x in result.metrics.values())
+        result = self._running.get(update)
+        return result is None or all(x.is_ready() for x in result.metrics.values())
 
     def finish(self, loop: Any) -> dict[str, Any]:
         """Handles the events after the last update of the log, and returns metrics to add to those of the update.
@@ -120,9 +108,8 @@ class Monitor:
           loop: the training loop; its attribute `state` is the state after this update.
         """
         update, metrics = self._log.updates, dict[str, float]()
-        if _divides(self._eval_every, update):
+        if self.evaluates(update):
             result, ended = self._running.pop(update, None), None
-            assert not callable(result), "poll() comes first"
             try:
                 if result is not None:
                     metrics = self._read_evaluation(result)
@@ -138,10 +125,8 @@ class Monitor:
             metrics |= self._call_back(loop, metrics)
         return metrics
 
-    def _read_evaluation(self, result: EvaluationResult | Exception) -> dict[str, float]:
+    def _read_evaluation(self, result: EvaluationResult) -> dict[str, float]:
         """Returns the metrics of an evaluation. Raises its error."""
-        if isinstance(result, Exception):
-            raise result
         metrics = {f"eval/{name}": float(value) for name, value in result.metrics.items()}
         result.check()
         mean = self.last_eval = metrics["eval/return_mean"]
@@ -154,11 +139,6 @@ class Monitor:
         self._log.reporter.evaluated(self._log.steps, mean)
         self._offer(mean, result.policy_state)
         return metrics
-
-    def close(self) -> None:
-        """Ends the process of the evaluations, if there is one."""
-        if (close := getattr(self._evaluate, "close", None)) is not None:
-            close()
 
     @property
     def evaluation_bytes(self) -> int:
@@ -184,7 +164,7 @@ class Monitor:
           policy_state: the newest policy, which becomes the best one if its recent return is the highest. With
             evaluations, only evaluated policies count.
         """
-        if self._evaluate is None and self._min_episodes and policy_state is not None:
+        if not self._eval_every and self._min_episodes and policy_state is not None:
             self._offer(self._recent_return, policy_state)
         if self._best_policy is not None and self.best is not None:
             if self._log.writer is not None:

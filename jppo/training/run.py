@@ -27,7 +27,7 @@ from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.training.callback import RunInfo
 from jppo.training.device_loop import DeviceLoop, init_state, state_shapes
-from jppo.training.evaluator import DeviceEvaluator, Evaluator, make_host_evaluator
+from jppo.training.evaluator import DeviceEvaluator, Evaluator
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
@@ -248,12 +248,6 @@ def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) 
         with end_process_at(signal.SIGTERM):
             shapes = state_shapes(agent, prepared.hyperparams).train.policy_state
             evaluate = DeviceEvaluator(agent, shapes, run, prepared.seed)
-    elif run.eval_every and prepared.ray.num_actors:
-        from jppo.training.ray_evaluator import RayEvaluator  # ray takes a second to import
-
-        evaluate = RayEvaluator(agent, run, prepared.seed, prepared.ray)
-    elif run.eval_every:
-        evaluate = make_host_evaluator(agent, run, prepared.seed)
     best = None
     if run.run_dir is not None:
         try:
@@ -280,7 +274,7 @@ def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | Non
         return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
-    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor, prepared.run.force)
+    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor, prepared.run)
 
 
 def _save_result(
