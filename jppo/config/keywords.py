@@ -96,8 +96,8 @@ class TrialKeywords(ActorKeywords, EventKeywords, total=False):
     """The keywords of `jppo.tune.trainable`."""
 
 
-class PopulationKeywords(EventKeywords, total=False):
-    """The keywords of `jppo.tune.population`: one value or a list of values for each setting of the algorithm."""
+class SweepKeywords(EventKeywords, total=False):
+    """The keywords of `jppo.sweep`: one value or a list of values for each setting of the algorithm."""
 
     scale_envs: Many[int]
     num_envs: Many[int]
@@ -133,9 +133,4 @@ class PopulationKeywords(EventKeywords, total=False):
     max_grad_norm: Many[float | Schedule]
     target_kl: Many[float | Schedule]
     adam_eps: Many[float | Schedule]
-
-
-class SweepKeywords(PopulationKeywords, total=False):
-    """The keywords of `jppo.sweep`."""
-
     progress: Any
