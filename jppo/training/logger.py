@@ -46,9 +46,9 @@ class Logger:
     def restore(self, run_dir: Path, start: Checkpoint) -> None:
         """Restores the log of a resumed run up to its checkpoint."""
         self.updates, self.seconds, lines = start.update, start.seconds, 0
-        self._means.partial, self._event_means.partial = start.log["line"], start.log["event"]
         self.recent.restore(start.log["recent"])
-        for rows in metrics_until(run_dir, self._complete_updates):
+        self._event_means.partial = start.log["event"]  # a callback gets the same metrics as without a resume
+        for rows in metrics_until(run_dir, self.updates):
             self.history.add(rows)
             lines += len(rows["update"])
         if lines < (expected := start.update // self._means.every):
@@ -57,12 +57,7 @@ class Logger:
     def truncate_after(self) -> None:
         """Removes the metrics that a resumed run wrote after its checkpoint."""
         if self.writer is not None:
-            self.writer.truncate_after(self._complete_updates, self.steps)
-
-    @property
-    def _complete_updates(self) -> int:
-        """Number of updates in complete lines."""
-        return self.updates - self.updates % self._means.every
+            self.writer.truncate_after(self.updates, self.steps)
 
     def save(
         self, checkpoints: Checkpoints, state: PyTree, counts: dict[str, int], ended: dict[str, Any] | None = None
@@ -73,8 +68,7 @@ class Logger:
           counts: counters of the training loop.
           ended: `Monitor.end_to_json`.
         """
-        line, event = dict(self._means.partial), dict(self._event_means.partial)  # a thread writes them
-        log = {"line": line, "event": event, "recent": self.recent.to_json(), "ended": ended}
+        log = {"event": dict(self._event_means.partial), "recent": self.recent.to_json(), "ended": ended}
         checkpoints.save(self.updates, self.seconds, counts, state, log)
 
     def finish(self) -> None:
