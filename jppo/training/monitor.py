@@ -56,7 +56,7 @@ class Monitor:
         self._eval_every = run.eval_every or 0
         self._callback_every = run.callback_every if run.callback is not None else 0
         self._best_every = 0 if self._eval_every else best_every
-        self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
+        self._info = info or RunInfo(env="", seed=0)
         self.target = None if self._eval_every else run.stop_at_return
         self._eval_target = run.stop_at_return if self._eval_every and run.stop_at_return is not None else math.inf
         self._running: dict[int, EvaluationResult] = {}  # by update

@@ -259,7 +259,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) 
         run,
         min_episodes=count_needed_episodes(agent.config),
         evaluate=evaluate,
-        info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
+        info=RunInfo(env=agent.env.name, seed=prepared.seed),
         best=best,
         identity=jsonable({name: prepared.config_json.get(name) for name in _END_SETTINGS}),
         ended_before=None if start is None else start.log.get("ended"),
