@@ -21,6 +21,7 @@ from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.history import RecentEpisodes
+from jppo.training.hooks import restore_state
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
 from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
@@ -69,8 +70,6 @@ class ChunkLoop:
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until the last update, a stop request, an event that ends the run, or a NaN."""
-        if (ended := self.monitor.check_target()) is not None:  # before a resume
-            return ended
         start = time.perf_counter() - self._log.seconds
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
@@ -263,12 +262,8 @@ class DeviceLoop(ChunkLoop):
                 evaluation = 0 if monitor is None else monitor.evaluation_bytes
                 check_memory(compiled, agent.sharding.mesh.local_mesh.size, sizes, evaluation)
             state = init_state(agent, seed, hyperparams)
-            if checkpoints is not None and checkpoints.start is not None:
-                train = state.train
-                state = checkpoints.start.restore(state)
-                hyperparams = state.train.hyperparams if checkpoints.keeps_hyperparams else train.hyperparams
-                train = state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams)
-                state = state.replace(train=train)  # a resumed run may be longer
+            if checkpoints is not None:
+                state = restore_state(checkpoints, state)
             jax.block_until_ready(state)
             check_first_steps(agent.env)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1

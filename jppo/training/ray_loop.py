@@ -4,13 +4,14 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
+from flax import struct
 from jax.experimental import multihost_utils
 
-from jppo.actors.env_runner import RunnerSpec, blank_fragment, rollout_bytes
+from jppo.actors.env_runner import blank_fragment, rollout_bytes
 from jppo.actors.local import LocalRunner
 from jppo.actors.sebulba import Sebulba
 from jppo.config.ppo import Hyperparams
@@ -20,9 +21,10 @@ from jppo.devices.memory import check_host_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState, TrainState, evaluate_schedules
-from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.runs.checkpoints import Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
 from jppo.training.evaluator import EvaluationResult, make_host_evaluate
+from jppo.training.hooks import restore_state
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
 
@@ -32,7 +34,7 @@ _SHORT_SECONDS = 0.1  # Ctrl-C may wait for an update of this duration
 _CONTINUE, _STOP, _FAILED = 0, 1, 2  # codes that the processes exchange before each update
 
 
-class ActorState(NamedTuple):
+class ActorState(struct.PyTreeNode, kw_only=True):
     """The saved state of a run in the Ray mode. It excludes the environments, because Gymnasium cannot save them."""
 
     train: TrainState
@@ -79,7 +81,13 @@ class RayLoop:
         self._behaviour: Any = ()  # see ActorState
         spec = agent.runner_spec(key, log.updates)
         if checkpoints is not None and checkpoints.start is not None:
-            spec = self._restore(checkpoints.start, spec)
+            streams = np.zeros((agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
+            behaviour = jax.device_get(self.policy_state) if config.policy_lag else ()
+            restored = restore_state(checkpoints, ActorState(train=self.state, streams=streams, behaviour=behaviour))
+            self.state, self._streams, self._behaviour = restored.train, restored.streams, restored.behaviour
+            self._hyperparams = jax.device_get(self.state.hyperparams)
+            self._counts_before = checkpoints.start.counts
+            spec = spec._replace(streams=self._streams)
         if run.eval_every:
             parts = agent.env, agent.policy.network, agent.policy.action_spec
             episodes, steps = run.eval_episodes or EVAL_EPISODES, run.eval_max_steps or EVAL_MAX_STEPS
@@ -142,19 +150,6 @@ class RayLoop:
             state = ActorState(train=self.state, streams=streams, behaviour=self._behaviour)
             self._log.save(self._checkpoints, state, self._counts, self.monitor.end_to_json())
 
-    def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
-        streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
-        behaviour = jax.device_get(self.state.policy_state) if self._config.policy_lag else ()
-        fresh = self.state
-        restored = checkpoint.restore(ActorState(fresh, streams, behaviour))
-        self.state, self._streams, self._behaviour = restored
-        self.state = self.state.replace(num_updates=fresh.num_updates)  # a resumed run may be longer
-        if self._checkpoints is not None and not self._checkpoints.keeps_hyperparams:
-            self.state = self.state.replace(hyperparams=fresh.hyperparams)
-        self._hyperparams = jax.device_get(self.state.hyperparams)
-        self._counts_before = checkpoint.counts
-        return spec._replace(streams=self._streams)
-
     def _run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         if (ready := self._await(self._actors.ready, stop_requested)) is None:
             return LoopResult("interrupted")
@@ -164,8 +159,6 @@ class RayLoop:
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
         behind, update_seconds = bool(self._behaviour), math.inf
-        if (ended := self.monitor.check_target()) is not None:  # before a resume
-            return ended
         self._launch(self._behaviour or jax.device_get(self.state.policy_state), first - 1)
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
