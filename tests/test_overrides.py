@@ -130,7 +130,8 @@ def test_arguments_of_actors_are_no_arguments_of_sweeps():
         ("run_dir", "jppo.train"),
         ("resume", "jppo.train"),
         ("progress", "jppo.train and jppo.sweep"),
-        ("callback", "jppo.train, jppo.sweep and jppo.tune"),
+        ("callback", "jppo.train and jppo.tune"),
+        ("eval_every", "jppo.train, jppo.sweep and jppo.tune"),
     ],
 )
 def test_arguments_of_runs_are_no_arguments_of_bench(name, functions):

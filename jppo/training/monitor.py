@@ -20,6 +20,11 @@ SOLVED = LoopResult("solved")
 class Monitor:
     """Evaluates the policy, calls the callback and keeps the best policy of a run. The loops of both modes use it.
 
+    A loop calls `check_target` before its first update. A chunk of updates ends after `updates_until_event` updates, or
+    where `is_due`. Then the loop calls `start` and may start the next chunk unless the update `holds` it; or, if it
+    `evaluates` the policy itself, `add_evaluation`. When the metrics of the chunk have arrived and the evaluation
+    `is_ready`, the logger calls `finish`: the evaluation first, then the callback. If `ended` is set, the run ends.
+
     Attributes:
       ended: the reason to end the run, or None.
       target: recent return at which the loop ends the run, or None.
@@ -47,18 +52,19 @@ class Monitor:
           evaluate: starts an evaluation; None if the loop passes the results to `add_evaluation`.
           info: the run, for the callback.
           best: the best policy before a resume.
-          best_every: without evaluations, number of updates between two candidates for the best policy; 0: only
-            `save_best` adds candidates.
+          best_every: number of updates between two calls of `finish` without evaluations and callbacks; 0: none.
           identity: the settings, as JSON, with which a run that ended by itself does not continue on resume.
           ended_before: `end_to_json` before a resume.
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, run.callback
         self._eval_every = run.eval_every or 0
         self._callback_every = run.callback_every if run.callback is not None else 0
-        self._best_every = 0 if self._eval_every else best_every
         self._info = info or RunInfo(env="", seed=0)
         self.target = None if self._eval_every else run.stop_at_return
         self._eval_target = run.stop_at_return if self._eval_every and run.stop_at_return is not None else math.inf
+        held = [self._callback_every, 0 if self._eval_every else best_every]
+        self._held = [every for every in [*held, self._eval_every * (self._eval_target < math.inf)] if every]
+        self._periods = [every for every in [*held, self._eval_every] if every]
         self._running: dict[int, EvaluationResult] = {}  # by update
         self._measure = "evaluation" if self._eval_every else "recent return"
         self.best = best if best is not None and best.measure == self._measure else None
@@ -71,21 +77,19 @@ class Monitor:
 
     def updates_until_event(self, update: int) -> int:
         """Returns how many updates after `update` the next call of `finish` is due; 2**31 if there is none."""
-        periods = (every for every in (self._callback_every, self._eval_every, self._best_every) if every)
-        return min((every - update % every for every in periods), default=2**31)
+        return min((every - update % every for every in self._periods), default=2**31)
 
     def is_due(self, update: int) -> bool:
         """Returns whether `finish` must be called after `update` updates."""
-        return any(_divides(every, update) for every in (self._callback_every, self._eval_every, self._best_every))
+        return any(update % every == 0 for every in self._periods)
 
     def holds(self, update: int) -> bool:
         """Returns whether no update after `update` may start before `finish` was called."""
-        held_evaluation = self._eval_target < math.inf and _divides(self._eval_every, update)
-        return held_evaluation or any(_divides(every, update) for every in (self._callback_every, self._best_every))
+        return any(update % every == 0 for every in self._held)
 
     def evaluates(self, update: int) -> bool:
         """Returns whether the policy after `update` updates is evaluated."""
-        return _divides(self._eval_every, update)
+        return bool(self._eval_every) and update % self._eval_every == 0
 
     def start(self, update: int, policy_state: PolicyState) -> None:
         """Starts the evaluation after `update` updates, if it is due."""
@@ -119,9 +123,7 @@ class Monitor:
             self.ended = _agree("the evaluation", ended, SOLVED)
             if self.ended is not None and self.ended.error is not None:
                 return metrics
-        if _divides(self._best_every, update):
-            self.save_best(loop.policy_state)  # before a callback changes the policy that got the return
-        if _divides(self._callback_every, update):
+        if self._callback_every and update % self._callback_every == 0:
             metrics |= self._call_back(loop, metrics)
         return metrics
 
@@ -223,7 +225,3 @@ def _agree(what: str, own: LoopResult | None, other: LoopResult) -> LoopResult |
     if worst == _FAILED and code != _FAILED:
         return LoopResult("failed", HostFailed(f"{what} raised an exception in another process"))
     return own if code or worst == _CONTINUE else other
-
-
-def _divides(every: int, update: int) -> bool:
-    return bool(every) and update % every == 0
