@@ -25,6 +25,7 @@ from jppo.training.hooks import restore_state
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
 from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
+from jppo.training.settings import PreparedRun
 
 _CHECKED_STEPS = 128  # steps whose observations are compared with their space before training
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
@@ -236,32 +237,27 @@ class DeviceLoop(ChunkLoop):
 
     def __init__(
         self,
-        agent: Anakin,
-        seed: int,
-        hyperparams: Hyperparams,
+        prepared: PreparedRun,
         log: Logger,
         checkpoints: Checkpoints | None = None,
         monitor: Monitor | None = None,
-        force: bool = False,
     ) -> None:
         """Compiles the program, then allocates the state.
 
-        Args:
-          force: start even if the compiler's estimate of the memory exceeds the free memory.
-
         Raises:
-          ValueError: the run needs more memory than is free.
+          ValueError: the compiler's estimate of the memory exceeds the free memory, and `run.force` is not set.
         """
-        start = time.perf_counter()
+        start, agent, hyperparams = time.perf_counter(), prepared.agent, prepared.hyperparams
+        assert isinstance(agent, Anakin), "use RayLoop"
         with end_process_at(signal.SIGTERM):
             flags = make_flags(agent, None if monitor is None else monitor.target, log.recent)
             compiled = compile_chunk(agent, hyperparams, flags)
-            if not force:
+            if not prepared.run.force:
                 config = agent.config
                 sizes = f"num_envs = {config.num_envs:,} or num_steps = {config.num_steps:,}"
                 evaluation = 0 if monitor is None else monitor.evaluation_bytes
                 check_memory(compiled, agent.sharding.mesh.local_mesh.size, sizes, evaluation)
-            state = init_state(agent, seed, hyperparams)
+            state = init_state(agent, prepared.seed, hyperparams)
             if checkpoints is not None:
                 state = restore_state(checkpoints, state)
             jax.block_until_ready(state)

@@ -14,9 +14,8 @@ from jax.experimental import multihost_utils
 from jppo.actors.env_runner import blank_fragment, rollout_bytes
 from jppo.actors.local import LocalRunner
 from jppo.actors.sebulba import Sebulba
-from jppo.config.ppo import Hyperparams
 from jppo.config.ray import RayConfig
-from jppo.config.run import EVAL_EPISODES, EVAL_MAX_STEPS, RunConfig
+from jppo.config.run import EVAL_EPISODES, EVAL_MAX_STEPS
 from jppo.devices.memory import check_host_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
@@ -27,6 +26,7 @@ from jppo.training.evaluator import EvaluationResult, make_host_evaluate
 from jppo.training.hooks import restore_state
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
+from jppo.training.settings import PreparedRun
 
 _LOG_SECONDS = 0.4  # between two writes of metrics
 _WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
@@ -55,27 +55,23 @@ class RayLoop:
 
     def __init__(
         self,
-        agent: Sebulba,
-        seed: int,
-        hyperparams: Hyperparams,
+        prepared: PreparedRun,
         log: Logger,
-        config: RayConfig,
         checkpoints: Checkpoints | None = None,
         monitor: Monitor | None = None,
-        run: RunConfig = RunConfig(),
     ) -> None:
         """Starts the actors and compiles the update meanwhile.
 
-        Args:
-          config: with num_actors and envs_per_actor filled in.
-          run: settings of evaluations; `force` starts even if rollouts do not fit in the free memory. Otherwise, this
-            raises ValueError.
+        Raises:
+          ValueError: rollouts do not fit in the free memory, and `run.force` is not set.
         """
-        start, key = time.perf_counter(), jax.random.key(seed)
+        start, key = time.perf_counter(), jax.random.key(prepared.seed)
+        agent, config = prepared.agent, prepared.ray
+        assert isinstance(agent, Sebulba), "use DeviceLoop"
         self._agent, self._log, self._config = agent, log, config
         self._rows: list[dict[str, Any]] = []  # updates that are not logged
-        self._hyperparams, self.monitor = hyperparams, monitor or Monitor(log)
-        self.state: TrainState = agent.init(key, hyperparams)
+        self._hyperparams, self.monitor = prepared.hyperparams, monitor or Monitor(log)
+        self.state: TrainState = agent.init(key, prepared.hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
         self._behaviour: Any = ()  # see ActorState
@@ -88,11 +84,13 @@ class RayLoop:
             self._hyperparams = jax.device_get(self.state.hyperparams)
             self._counts_before = checkpoints.start.counts
             spec = spec._replace(streams=self._streams)
+        run = prepared.run
         if run.eval_every:
-            parts = agent.env, agent.policy.network, agent.policy.action_spec
             episodes, steps = run.eval_episodes or EVAL_EPISODES, run.eval_max_steps or EVAL_MAX_STEPS
-            make_evaluate = functools.partial(make_host_evaluate, *parts, bool(run.eval_sampled), episodes, steps, seed)
-            spec = spec._replace(make_evaluate=make_evaluate)
+            parts = agent.env, agent.policy.network, agent.policy.action_spec, bool(run.eval_sampled)
+            spec = spec._replace(
+                make_evaluate=functools.partial(make_host_evaluate, *parts, episodes, steps, prepared.seed)
+            )
             self._max_rollouts = episodes * steps / (agent.config.num_steps * (config.envs_per_actor or 1))
         if not run.force:
             sizes = f"num_envs = {agent.config.num_envs:,} or num_steps = {agent.config.num_steps:,}"

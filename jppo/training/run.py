@@ -251,12 +251,11 @@ def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) 
 def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
     monitor = _make_monitor(prepared, log, None if checkpoints is None else checkpoints.start)
-    agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
-    if isinstance(agent, Anakin):
-        return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
+    if isinstance(prepared.agent, Anakin):
+        return DeviceLoop(prepared, log, checkpoints, monitor)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
-    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor, prepared.run)
+    return RayLoop(prepared, log, checkpoints, monitor)
 
 
 def _save_result(
