@@ -57,7 +57,7 @@ class LocalRunner:
         except _StopRequest:
             return None
         except BrokenContractError as error:
-            raise ActorsFailed(f"{self._name}: {error}") from error
+            raise ActorsFailed(f"{self._name}: {str(error).removeprefix(f'{self._name}: ')}") from error
         except Exception as error:
             raise ActorsFailed(f"the environments failed with:\n{traceback.format_exc()}") from error
 
