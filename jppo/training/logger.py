@@ -54,11 +54,6 @@ class Logger:
         if lines < (expected := start.update // self._means.every):
             self.info(f"metrics.jsonl has only {lines} of the {expected} lines before the checkpoint")
 
-    def truncate_after(self) -> None:
-        """Removes the metrics that a resumed run wrote after its checkpoint."""
-        if self.writer is not None:
-            self.writer.truncate_after(self.updates, self.steps)
-
     def save(
         self, checkpoints: Checkpoints, state: PyTree, counts: dict[str, int], ended: dict[str, Any] | None = None
     ) -> None:

@@ -43,7 +43,7 @@ class Monitor:
         best: BestPolicy | None = None,
         best_every: int = 0,
         identity: Any = None,
-        ended_before: dict[str, Any] | None = None,
+        ended: LoopResult | None = None,
     ) -> None:
         """
         Args:
@@ -54,7 +54,7 @@ class Monitor:
           best: the best policy before a resume.
           best_every: number of updates between two calls of `finish` without evaluations and callbacks; 0: none.
           identity: the settings, as JSON, with which a run that ended by itself does not continue on resume.
-          ended_before: `end_to_json` before a resume.
+          ended: why the run ended by itself before a resume.
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, run.callback
         self._eval_every = run.eval_every or 0
@@ -69,9 +69,7 @@ class Monitor:
         self._measure = "evaluation" if self._eval_every else "recent return"
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
-        self._identity, self.ended = identity, None
-        if ended_before is not None and ended_before["identity"] == identity:
-            self.ended = LoopResult(ended_before["status"], reason=ended_before["reason"])
+        self._identity, self.ended = identity, ended
         self.last_eval: float | None = None
         self._max_steps, self._told_cut = run.eval_max_steps or EVAL_MAX_STEPS, False
 

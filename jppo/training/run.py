@@ -93,8 +93,7 @@ def _finished_result(prepared: PreparedRun, reporter: Reporter) -> Result | None
         return None
     if (checkpoint := latest_checkpoint(run_dir, warn_with(reporter))) is None:
         return None
-    ended = checkpoint.log["ended"]
-    if checkpoint.update < agent.num_updates and (ended is None or ended["identity"] != _end_identity(prepared)):
+    if checkpoint.update < agent.num_updates and _ended_before(prepared, checkpoint) is None:
         return None
     state: Any
     if isinstance(agent, Anakin):
@@ -122,6 +121,14 @@ def _end_identity(prepared: PreparedRun) -> dict[str, Any]:
     """Returns the settings with which a run that ended by itself does not continue, as JSON."""
     identity: dict[str, Any] = jsonable({name: prepared.config_json.get(name) for name in _END_SETTINGS})
     return identity
+
+
+def _ended_before(prepared: PreparedRun, start: Checkpoint | None) -> LoopResult | None:
+    """Returns why the run ended by itself at a checkpoint; None if it did not, or continues with other settings."""
+    ended = None if start is None else start.log["ended"]
+    if ended is None or ended["identity"] != _end_identity(prepared):
+        return None
+    return LoopResult(ended["status"], reason=ended["reason"])
 
 
 def _open_writer(prepared: PreparedRun, resumes: bool, reporter: Reporter) -> RunWriter | None:
@@ -171,7 +178,8 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
                 loop = make_loop(prepared, log, checkpoints)
                 if stop_requested():  # before a resumed run loses its summary
                     raise KeyboardInterrupt
-                log.truncate_after()
+                if writer is not None:
+                    writer.truncate_after(log.updates, log.steps)
             ended = loop.monitor.check_target() or loop.run(stop_requested)
             if not log.updates and ended.status in ("interrupted", "failed"):
                 raise ended.error or KeyboardInterrupt
@@ -244,7 +252,7 @@ def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) 
         info=RunInfo(env=agent.env.name, seed=prepared.seed),
         best=best,
         identity=_end_identity(prepared),
-        ended_before=None if start is None else start.log["ended"],
+        ended=_ended_before(prepared, start),
     )
 
 
