@@ -5,11 +5,11 @@ They leave notes in a directory: an empty file per process ("pid-<pid>"), per pr
 """
 
 import ctypes
+import itertools
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -133,20 +133,22 @@ class WearsOut(Healthy):
         return super().step(action)
 
 
-class FaultyEvaluation(Healthy):
-    """Misbehaves in the process that evaluates the policy: waits for the note "continue", or fails as in FAULTS."""
+_NUMBERS = itertools.count()
 
-    def __init__(self, fault="wait", **kwargs):
+
+class FaultyEvaluation(Healthy):
+    """Fails as in FAULTS in each environment of an evaluation, which an actor makes after its rollout's environments.
+
+    Later ones are healthy after `times` failures.
+    """
+
+    def __init__(self, fault, times=1, rollout_envs=4, **kwargs):
         super().__init__(**kwargs)
-        self.fault = fault
+        self.fault, self.times, self.evaluates = fault, times, in_actor() and next(_NUMBERS) >= rollout_envs
 
     def step(self, action):
-        if "jppo.training.ray_evaluator" in sys.modules and in_actor():
-            if self.fault in FAULTS:
-                FAULTS[self.fault]()
-            note(self.notes, "evaluating")
-            while not (self.notes / "continue").exists():
-                time.sleep(0.01)
+        if self.evaluates and any(note(self.notes, f"evaluating-{i}") for i in range(self.times)):
+            FAULTS[self.fault]()
         return super().step(action)
 
 

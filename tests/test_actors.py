@@ -23,7 +23,7 @@ import pytest
 import ray
 import threadpoolctl
 from checks import SMALL
-from faulty_envs import NOTES, Broken, Faulty, FaultyEvaluation, Healthy, Telling, note, noted
+from faulty_envs import NOTES, Broken, Faulty, FaultyEvaluation, Healthy, Telling, noted
 from processes import descendants, left_of, running
 
 import jppo
@@ -36,7 +36,6 @@ from jppo.envs.host_families import pickle_registrations, restore_registrations
 from jppo.errors import ActorsFailed
 from jppo.networks.actor_critic import make_network
 from jppo.runs.run_dir import load_policy_state, read_metrics
-from jppo.training import ray_loop
 from jppo.training.progress import NullReporter
 
 CONFIG = SMALL(num_envs=8, num_steps=16, num_minibatches=2, normalize_obs=True)
@@ -179,73 +178,62 @@ def test_a_run_with_policy_lag_1_is_deterministic(local_ray, tmp_path):
 
 
 @pytest.fixture
-def evaluated(tmp_path, monkeypatch):
+def evaluated(tmp_path):
     """Returns a function that trains with evaluations by `FaultyEvaluation` after every fourth update."""
-    monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
     given = {"eval_every": 4, "eval_episodes": 3, "run_dir": tmp_path / "run"}
 
-    def run(fault="wait", **options):
-        return train(functools.partial(FaultyEvaluation, fault=fault, notes=tmp_path), tmp_path, **given | options)
+    def run(fault="raise", times=1, **options):
+        env = functools.partial(FaultyEvaluation, fault=fault, times=times, notes=tmp_path)
+        return train(env, tmp_path, **given | options)
 
     return run
 
 
-def continue_at(update, notes):
-    return Recorder(lambda number: note(notes, "continue") if number >= update else None)
-
-
 @pytest.mark.slow
-def test_training_continues_during_an_evaluation(local_ray, evaluated, tmp_path):
-    result = evaluated(progress=continue_at(5, tmp_path))
+@pytest.mark.parametrize(
+    ("fault", "options"),
+    [("raise", {}), ("raise", {"policy_lag": 1}), ("exit", {"eval_every": 6}), ("hang", {"actor_timeout": 0.02})],
+)
+def test_evaluation_whose_actor_fails_is_repeated(local_ray, evaluated, tmp_path, fault, options):
+    result = evaluated(fault, progress=(recorder := Recorder()), eval_max_steps=1000, **options)
     assert_full_batches(result)
-    alone = evaluated(num_actors=0, run_dir=tmp_path / "alone")
+    alone = evaluated(num_actors=0, run_dir=tmp_path / "alone", **options)
+    rows = [options.get("eval_every", 4) - 1]
     for name in ("eval/return_mean", "eval/return_std", "eval/length_mean"):
-        assert np.flatnonzero(np.isfinite(result.metrics[name])).tolist() == [3]
-        assert result.metrics[name][3] == alone.metrics[name][3], name
-    assert result.summary["best_update"] == 4
-    env = functools.partial(Healthy, notes=tmp_path)
-    best, expected = (jppo.load_policy(tmp_path / name, env=env, best=True).state for name in ("run", "alone"))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), best, expected)
+        assert np.flatnonzero(np.isfinite(result.metrics[name])).tolist() == rows
+        assert result.metrics[name][rows] == alone.metrics[name][rows], name
+    assert (result.summary["restarts"], result.summary["lost_fragments"], result.status) == (1, 0, "finished")
+    assert [text[:40] for text in recorder.messages if "failed" in text] == [
+        "actor 0 (environments 0 to 3) failed (" + {"raise": "Un", "exit": "Ac", "hang": "no"}[fault]
+    ]
+    best = jppo.load_policy(tmp_path / "run", env=functools.partial(Healthy, notes=tmp_path), best=True)
+    assert result.summary["best_update"] == rows[0] + 1
+    assert isinstance(best, jppo.TrainedPolicy)
 
 
 @pytest.mark.slow
-def test_the_next_evaluation_and_the_end_wait_for_an_evaluation(local_ray, evaluated, tmp_path):
-    constant = {"eval_every": 2, "hyperparams": jppo.Hyperparams(learning_rate=1e-3)}
-    first = evaluated(**constant, progress=continue_at(3, tmp_path))
-    assert np.flatnonzero(np.isfinite(first.metrics["eval/return_mean"])).tolist() == [1, 3, 5]
-    resumed = evaluated(**constant, updates=8)
-    assert resumed.metrics["eval/return_mean"][:6].tolist() == pytest.approx(
-        first.metrics["eval/return_mean"].tolist(), nan_ok=True
+def test_evaluation_that_always_fails_ends_the_run_with_everything_saved(local_ray, evaluated):
+    message = (
+        r"^actor 0 .* failed 2 times in a row, .*:\nTraceback (.*\n)*faulty_envs.Unpicklable: the simulator is gone"
     )
-    assert np.flatnonzero(np.isfinite(resumed.metrics["eval/return_mean"])).tolist() == [1, 3, 5, 7]
+    with pytest.raises(ActorsFailed, match=message) as caught:
+        evaluated(times=99, max_restarts=1)
+    summary = caught.value.result.summary
+    assert (summary["status"], summary["updates"], summary["checkpoint"]) == ("failed", 4, 4)
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation(local_ray, evaluated, tmp_path):
-    def interrupt(update):
-        if update == 5 and note(tmp_path, "interrupted"):
-            os.kill(os.getpid(), signal.SIGINT)
+    def interrupt():
+        while not noted(tmp_path, "evaluating"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    result = evaluated(progress=Recorder(interrupt))
-    assert (result.summary["status"], result.summary["checkpoint"]) == ("interrupted", result.summary["updates"])
-    assert result.summary["updates"] >= 5
+    threading.Thread(target=interrupt, daemon=True).start()
+    result = evaluated("hang")
+    summary = result.summary
+    assert (summary["status"], summary["updates"], summary["checkpoint"]) == ("interrupted", 4, 4)
     assert not any(name.startswith("eval/") for name in result.metrics)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("raise", r":\nTraceback (.*\n)*faulty_envs.Unpicklable: the simulator is gone \(code 7\)$"),
-        ("exit", r": ActorDiedError: The actor died unexpectedly before finishing this task\.$"),
-    ],
-)
-def test_a_failed_evaluation_ends_the_run_with_everything_saved(local_ray, evaluated, tmp_path, fault, message):
-    with pytest.raises(ActorsFailed, match=f"^the evaluation after update 4 failed with{message}") as caught:
-        evaluated(fault)
-    summary = caught.value.result.summary
-    assert (summary["status"], summary["checkpoint"]) == ("failed", summary["updates"])
-    assert summary["updates"] >= 4
 
 
 @pytest.mark.slow
@@ -416,7 +404,7 @@ class PretendRay:
     head_answers = True
 
     def __init__(self, behaviour):
-        self.behaviour, self.now = behaviour | {"close": lambda: (0.0, None)}, 0.0
+        self.behaviour, self.now = behaviour | {"close": lambda: (0.0, None), "call": None}, 0.0
         self.began, self.killed = [], []  # (time, environments), time
 
     def monotonic(self):
@@ -452,7 +440,7 @@ class PretendRay:
     def call(self, name, *args):
         if name == "begin":
             self.began.append((self.now, args[1].tolist()))
-        seconds, answer = self.behaviour[name]()
+        seconds, answer = self.behaviour[args[0] if name == "call" else name]()
         return PretendCall(self.now + seconds, answer)
 
     def wait(self, calls, num_returns, timeout):
@@ -512,6 +500,29 @@ def rollout(fleet, pretended):
 
 
 NEVER = (1e9, None)
+
+
+def test_an_evaluation_is_repeated_while_an_actor_has_tries(pretend):
+    fine, answers = (1.0, fragment(1.0)), iter([(0.5, DIED), NEVER, (9.0, "metrics"), *[(0.5, DIED)] * 4])
+    fleet, pretended, said = pretend(*[fine] * 5)
+    pretended.behaviour["evaluate"] = lambda: next(answers)
+    rollout(fleet, pretended)
+
+    def evaluate():
+        fleet.start_evaluation(None, 4, lambda: False, max_rollouts=20.0)
+        while (results := fleet.poll(0.2)) is None:
+            pass
+        return results
+
+    assert evaluate() == ["metrics"]
+    assert [text.partition(" (environments 0 to 1) failed ")[::2] for text in said] == [
+        ("actor 0", "(RayError: gone); a new one starts in 0.5 s"),
+        ("actor 0", "(no answer within 200 s); a new one starts in 1.0 s"),
+    ]
+    assert fleet.counts() == {"lost_fragments": 0, "restarts": 2}
+    rollout(fleet, pretended)
+    with pytest.raises(ActorsFailed, match=r"^actor 0 .* failed 4 times in a row"):
+        evaluate()
 
 
 def test_the_time_limit_follows_the_longest_rollout(pretend):

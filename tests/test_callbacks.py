@@ -263,7 +263,7 @@ def test_state_is_readable_until_the_callback_returns():
     for name, use in uses.items():
         with pytest.raises(RuntimeError, match=rf"^event\.{name} must be used before the callback returns$"):
             use()
-    assert event.run == ("Cued", 0, {}, 0)
+    assert event.run == ("Cued", 0)
 
 
 @MODES

@@ -250,7 +250,7 @@ def untimed_lines(run_dir):
 
 
 @pytest.mark.slow
-def test_lines_of_several_updates_do_not_depend_on_a_resume(full, tmp_path):
+def test_lines_of_several_updates_and_of_a_resumed_run(full, tmp_path):
     whole = train(tmp_path / "whole", log_every=5)
     lines = untimed_lines(tmp_path / "whole")
     assert [line["update"] for line in lines] == whole.metrics["update"].tolist() == [5, 10, 12]
@@ -259,7 +259,10 @@ def test_lines_of_several_updates_do_not_depend_on_a_resume(full, tmp_path):
     with pytest.raises(ValueError, match="log_every is 5 in the run, but 1 now"):
         resume(tmp_path / "part", log_every=1)
     resumed = resume(tmp_path / "part")
-    assert untimed_lines(tmp_path / "part") == lines
+    after = untimed_lines(tmp_path / "part")
+    assert [line["update"] for line in after] == [5, 8, 10, 12]
+    assert (after[0], after[-1]) == (lines[0], lines[-1])
+    assert sum(line["episode/count"] for line in after) == sum(line["episode/count"] for line in lines)
     for name in ("return_mean", "return_std", "episodes"):
         assert resumed.summary[name] == whole.summary[name] == pytest.approx(full.summary[name], rel=1e-6), name
     for name in ("loss/value", "grad/norm"):

@@ -1,12 +1,10 @@
 """Tests evaluations during training, stopping at a return, and the best policy."""
 
-import itertools
 import json
 import os
 import shutil
 import signal
 import sys
-from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +18,11 @@ from probes import Lever
 
 import jppo
 from jppo.cli.main import main
-from jppo.devices import mesh
 from jppo.envs.gymnasium import HostEnvironment
-from jppo.errors import HostFailed
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import Checkpoints
 from jppo.runs.leaves import copy_leaves
-from jppo.training import device_loop, evaluator, ray_loop
-from jppo.training import run as run_module
+from jppo.training import device_loop
 from jppo.training import settings as run_settings
 from jppo.training.history import RecentEpisodes
 from jppo.training.monitor import Monitor
@@ -124,7 +119,7 @@ def test_failing_environment_of_an_evaluation_ends_the_run_with_everything_saved
         return make(self, seeds, render)
 
     monkeypatch.setattr(HostEnvironment, "make", fail)
-    with pytest.raises(ArithmeticError, match="the simulator") as error:
+    with pytest.raises(jppo.ActorsFailed, match="ArithmeticError: the simulator") as error:
         train_host(**EVALS, run_dir=tmp_path / "run")
     assert error.value.result.summary["updates"] == 4
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
@@ -164,162 +159,11 @@ def test_interrupt_ends_an_evaluation_on_the_host(tmp_path, monkeypatch):
     assert resumed.summary["status"] == "finished"
 
 
-@pytest.fixture
-def make_slow(monkeypatch):
-    """Returns a function that makes evaluations of host environments end at a poll with this number."""
-    make_evaluator = run_module.make_host_evaluator
-
-    def apply(polls):
-        def make(*args):
-            evaluate = make_evaluator(*args)
-
-            def start(policy_state, update, stop_requested):
-                result, count = evaluate(policy_state, update, stop_requested), itertools.count(1)
-                return lambda timeout: result if next(count) >= polls else None
-
-            return start
-
-        monkeypatch.setattr(run_module, "make_host_evaluator", make)
-
-    monkeypatch.setattr(ray_loop, "_LOG_SECONDS", 0.0)
-    return apply
-
-
-@pytest.fixture(scope="module")
-def evaluated_at_once(tmp_path_factory):
-    return train_host(**EVALS, run_dir=tmp_path_factory.mktemp("runs") / "evaluated")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("polls", [3, 1000])
-def test_results_do_not_depend_on_the_duration_of_an_evaluation(make_slow, evaluated_at_once, tmp_path, polls):
-    make_slow(polls)
-    shown = Recorder()
-    result = train_host(**EVALS, run_dir=tmp_path / "run", progress=shown)
-    assert result.summary["policy_sha256"] == evaluated_at_once.summary["policy_sha256"]
-    assert_same_rows(result, evaluated_at_once)
-    assert shown.evaluations == [
-        (4 * (i + 1) * BATCH, m) for i, m in enumerate(finite(result.metrics["eval/return_mean"]))
-    ]
-    assert shown.steps == sorted(shown.steps)
-    assert {(i + 1) * BATCH for i in range(UPDATES)} == set(shown.steps)
-    best = jppo.load_policy(result.run_dir, env=Guessing, best=True)
-    assert_same(best.state, jppo.load_policy(evaluated_at_once.run_dir, env=Guessing, best=True).state)
-    assert runs.read_best(result.run_dir) == runs.read_best(evaluated_at_once.run_dir)
-
-
-def assert_same_rows(a, b):
-    for name in b.metrics:
-        if not name.startswith("time/") and "seconds" not in name:
-            np.testing.assert_array_equal(a.metrics[name], b.metrics[name], name)
-
-
-@pytest.mark.slow
-def test_best_policy_of_a_slow_evaluation_is_the_evaluated_one(make_slow, tmp_path):
-    make_slow(3)
-    train_host(total=6, **EVALS, run_dir=tmp_path / "run")
-    best = jppo.load_policy(tmp_path / "run", env=Guessing, best=True)
-    assert runs.read_best(tmp_path / "run").update == 4
-    assert_same(best.state, train_host(total=4).policy.state)
-
-
-@pytest.mark.slow
-def test_run_with_slow_evaluations_can_be_resumed(make_slow, tmp_path):
-    make_slow(3)
-    train_host(total=6, **EVALS, run_dir=tmp_path / "run")
-    result = train_host(run_dir=tmp_path / "run")
-    rows = np.isfinite(result.metrics["eval/return_mean"])
-    assert result.metrics["update"].tolist() == list(range(1, UPDATES + 1))
-    assert result.metrics["update"][rows].tolist() == [4, 8, 12]
-
-
-def test_checkpoint_contains_no_update_before_the_end_of_its_evaluation(make_slow, tmp_path, monkeypatch):
-    make_slow(3)
-    saved, save = [], Checkpoints.save
-    monkeypatch.setattr(
-        Checkpoints, "save", lambda self, *args: (saved.append(args[0]), save(self, *args), self.wait())
-    )
-    train_host(**EVALS, checkpoint_seconds=0, run_dir=tmp_path / "run")
-    assert saved == [1, 2, 3, 6, 7, 10, 11, 12]
-
-
-class SecondProcess:
-    """Takes part in the agreements of `RayLoop`. Each of its evaluations ends at the poll with this number."""
-
-    def __init__(self, polls):
-        self.polls, self.ended, self.asked = polls, [], False
-
-    def gather(self, values):
-        if len(values) > 1:  # `_await`
-            return np.array([values, [0] * len(values)])
-        self.asked = not self.asked
-        if self.asked:  # whether the evaluation is pending
-            return np.array([values, [1]])
-        self.ended.append(len(self.ended) % self.polls == self.polls - 1)
-        return np.array([values, self.ended[-1:]])
-
-
-@pytest.mark.parametrize("polls", [1, 3])
-def test_processes_log_an_evaluation_when_all_have_ended_theirs(make_slow, monkeypatch, polls):
-    """A process whose evaluation has ended takes part in the agreements about the others."""
-    make_slow(1)
-    other = SecondProcess(polls)
-    monkeypatch.setattr(ray_loop, "allgather_ints", other.gather)
-    result = train_host(total=11, **EVALS)
-    assert other.ended == ([False] * (polls - 1) + [True]) * 2
-    assert np.flatnonzero(np.isfinite(result.metrics["eval/return_mean"])).tolist() == [3, 7]
-
-
-def test_run_that_waits_for_an_evaluation_says_so(make_slow, monkeypatch):
-    monkeypatch.setattr(ray_loop, "_MESSAGE_SECONDS", 0.0)
-    make_slow(3)
-    train_host(total=4, **EVALS, progress=(shown := Recorder()))
-    text = "still waiting for the evaluation after update 4; Ctrl-C ends the run without its result"
-    assert shown.messages.count(text) >= 2
-
-
-@pytest.mark.parametrize(("own", "other", "raised"), [(ArithmeticError, 0, ArithmeticError), (None, 1, HostFailed)])
-def test_exceptions_of_an_evaluation_on_the_host_end_it_in_all_processes(monkeypatch, own, other, raised):
-    sent = []
-
-    def play(*_, **__):
-        if own is not None:
-            raise own
-        return jppo.Evaluation(np.ones(1), np.ones(1), np.ones(1, bool))
-
-    def gather(values):
-        sent.append(values)
-        return np.array([values, [other]])
-
-    monkeypatch.setattr(evaluator, "make_host_player", lambda *_: play)
-    monkeypatch.setattr(mesh, "allgather_ints", gather)
-    evaluate = evaluator.make_host_evaluator(Mock(), jppo.RunConfig(), seed=0)
-    with pytest.raises(raised):
-        evaluate(np.zeros(1), 4, lambda: False)
-    assert sent == [[own is not None]]
-
-
-def test_no_evaluation_starts_without_ray(make_slow, monkeypatch):
-    """Ray would start again. The loop itself finds the reason when it waits for the actors."""
-    make_slow(1)
-    monkeypatch.setattr(ray_loop.LocalRunner, "check_daemons", lambda self, at_once=False, closing=False: not at_once)
-    result = train_host(total=4, **EVALS)
-    assert "eval/return_mean" not in result.metrics
-
-
-def test_callback_sees_the_evaluation_of_its_update(make_slow):
-    make_slow(3)
+@MODES
+def test_callback_sees_the_evaluation_of_its_update(run):
     seen = []
-    train_host(**EVALS, callback=lambda event: seen.append((event.update, "eval/return_mean" in event.metrics)))
+    run(**EVALS, callback=lambda event: seen.append((event.update, "eval/return_mean" in event.metrics)))
     assert seen == [(i, i % 4 == 0) for i in range(1, UPDATES + 1)]
-
-
-def test_run_stops_at_the_return_of_a_slow_evaluation(make_slow):
-    make_slow(3)
-    result = train_host(total=100, stop_at_return=1.0, eval_every=2)
-    means = finite(result.metrics["eval/return_mean"])
-    assert result.summary["status"] == "solved"
-    assert result.summary["updates"] == result.state.update == 2 * len(means) < 100
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_unknown_fields_raise_with_the_right_name():
             call(n_envs=1)
 
 
-@pytest.mark.parametrize("function", [jppo.train, jppo.bench, jppo.sweep, jppo.tune.trainable, jppo.tune.population])
+@pytest.mark.parametrize("function", [jppo.train, jppo.bench, jppo.sweep, jppo.tune.trainable])
 def test_unknown_arguments_raise_with_the_right_name(function):
     for wrong, right in (("lr", "learning_rate"), ("n_envs", "num_envs"), ("hiden_sizes", "hidden_sizes")):
         message = rf"{function.__name__}\(\) has no argument '{wrong}'; did you mean {right}\?$"
@@ -120,11 +120,8 @@ def test_unknown_arguments_raise_with_a_hint(name, message):
 
 
 def test_arguments_of_actors_are_no_arguments_of_sweeps():
-    for function in (jppo.sweep, jppo.tune.population):
-        with pytest.raises(
-            TypeError, match=r"no argument 'num_actors'; it is a field of jppo\.RayConfig, for jppo\.tr"
-        ):
-            function("CartPole-v1", num_actors=2)
+    with pytest.raises(TypeError, match=r"no argument 'num_actors'; it is a field of jppo\.RayConfig, for jppo\.tr"):
+        jppo.sweep("CartPole-v1", num_actors=2)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,8 @@ def test_arguments_of_actors_are_no_arguments_of_sweeps():
         ("run_dir", "jppo.train"),
         ("resume", "jppo.train"),
         ("progress", "jppo.train and jppo.sweep"),
-        ("callback", "jppo.train, jppo.sweep and jppo.tune"),
+        ("callback", "jppo.train and jppo.tune"),
+        ("eval_every", "jppo.train, jppo.sweep and jppo.tune"),
     ],
 )
 def test_arguments_of_runs_are_no_arguments_of_bench(name, functions):
@@ -176,7 +174,6 @@ def keywords_of(record, events, several=False):
         (jppo.bench, keywords_of([*ALGORITHM, *ACTORS], ())),
         (jppo.sweep, keywords_of(ALGORITHM, SWEEP_FIELDS, several=True)),
         (jppo.tune.trainable, keywords_of([*ALGORITHM, *ACTORS], EVENT_FIELDS)),
-        (jppo.tune.population, keywords_of(ALGORITHM, EVENT_FIELDS, several=True)),
     ],
 )
 def test_typed_keywords_are_the_fields_of_the_dataclasses(function, kinds):
@@ -250,7 +247,7 @@ def test_sweeps_and_trials_save_nothing_to_a_run_directory():
         jppo.sweep("CartPole-v1", run_dir="x")
     for name, value in {"run_dir": "x", "progress": "auto"}.items():
         with pytest.raises(ValueError, match=rf"run\.{name} = .* has no effect in jppo\.tune\..*; leave it out$"):
-            jppo.tune.population("CartPole-v1", **{name: value})
+            jppo.tune.trainable("CartPole-v1", **{name: value})
 
 
 @pytest.mark.slow

@@ -335,7 +335,6 @@ def test_a_checkpoint_contains_the_reason_why_a_run_ended():
     group = types.SimpleNamespace(
         agent=types.SimpleNamespace(config=CONFIG),
         settings=types.SimpleNamespace(run=jppo.RunConfig()),
-        has_events=False,
     )
     run, resumed = (RunLog(types.SimpleNamespace(number=1), group) for _ in range(2))
     run.end("stopped", "enough", "no legal action")

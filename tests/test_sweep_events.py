@@ -1,4 +1,4 @@
-"""Tests evaluations, callbacks, stopping at a return and best policies in sweeps."""
+"""Tests evaluations, stopping at a return and best policies in sweeps."""
 
 import csv
 import io
@@ -8,7 +8,6 @@ import signal
 from unittest.mock import Mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import SMALL
@@ -225,66 +224,14 @@ def test_runs_stop_at_the_return_of_an_evaluation(plain):
 
 
 @pytest.mark.slow
-def test_callback_sees_each_run_and_may_log_stop_and_change_it(plain):
-    seen = []
-
-    def callback(event):
-        run = event.run
-        seen.append((event.update, run.number, run.seed, run.settings, run.env))
-        event.log("my/number", 10 * run.number + event.update)
-        if run.number == 1 and event.update == 6:
-            event.stop("enough")
-        if run.number == 2 and event.update == 6:
-            train = event.state.train
-            event.state = event.state.replace(
-                train=train.replace(hyperparams=train.hyperparams.replace(learning_rate=0.0))
-            )
-
-    result = sweep(callback=callback, callback_every=3)
-    expected = [(update, number) for update in (3, 6, 9, 12) for number in range(4) if (update, number) < (7, 0)]
-    expected += [(update, number) for update in (9, 12) for number in (0, 2, 3)]
-    assert [entry[:2] for entry in seen] == expected
-    assert seen[1][2:] == (1, {"learning_rate": 1e-9}, "Lever")
-    assert [run.status for run in result.runs] == ["finished", "stopped", "finished", "finished"]
-    stopped = result.run(1)
-    assert (stopped.updates, stopped.stop_reason) == (6, "enough")
-    for run, other in zip(result.runs, plain.runs, strict=True):
-        assert_same(run, other, until=6 if run.number == 2 else run.updates)
-    assert_same(stopped, sweep(total=6).run(1))
-    assert finite(result.run(3).metrics["my/number"]).tolist() == [33.0, 36.0, 39.0, 42.0]
-    changed = result.run(2).metrics["learning_rate"]
-    assert (changed[:6] == np.float32(0.02)).all()
-    assert (changed[6:] == 0.0).all()
-    assert_same(result.run(3), plain.run(3))
-
-
-def test_metrics_of_a_callback_are_those_since_its_last_call():
-    counts = []
-
-    def callback(event):
-        if event.run.number == 3:
-            counts.append((event.metrics["episode/count"], event.return_mean))
-
-    result = sweep(callback=callback, callback_every=6)
-    column = result.run(3).metrics["episode/count"]
-    assert [count for count, _ in counts] == [column[:6].sum(), column[6:].sum()]
-    assert counts[-1][1] == result.run(3).return_mean
-
-
-@pytest.mark.slow
-def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return():
-    def callback(event):
-        if event.update == 8:  # the policies of all runs are random from here on
-            train = event.state.train
-            policy = train.policy_state.replace(params=jax.tree.map(jnp.zeros_like, train.policy_state.params))
-            train = train.replace(policy_state=policy, hyperparams=train.hyperparams.replace(learning_rate=0.0))
-            event.state = event.state.replace(train=train)
-
-    run = sweep(total=16, callback=callback, callback_every=8).run(2)
+def test_best_policy_without_evaluations_is_that_of_the_highest_recent_return(plain):
+    run = sweep(total=16, stop_at_return=100.0).run(0)  # its return varies at random
     assert run.best.measure == "recent return"
     assert 4 <= run.best.update < 16
     assert run.best.score > run.return_mean
-    assert_policy(run.best_policy_state, sweep(total=run.best.update).run(2).policy_state)
+    same = sweep(total=run.best.update).run(0)
+    assert run.best.score == same.return_mean
+    assert_policy(run.best_policy_state, same.policy_state)
 
 
 def assert_policy(policy, other):
@@ -292,62 +239,9 @@ def assert_policy(policy, other):
 
 
 @pytest.mark.slow
-def test_exception_of_a_callback_ends_the_sweep_with_its_finished_runs(tmp_path):
-    def fail(event):
-        if event.run.number == 2:
-            raise ArithmeticError("curriculum")
-
-    given = {"callback": fail, "callback_every": 12, "max_parallel_runs": 2, "sweep_dir": tmp_path / "s"}
-    with pytest.raises(ArithmeticError, match="curriculum") as error:
-        sweep(**given)
-    result = error.value.result
-    assert [(run.number, run.status) for run in result.runs] == [
-        (0, "finished"),
-        (1, "finished"),
-        (2, "interrupted"),
-        (3, "interrupted"),
-    ]
-    (note,) = error.value.__notes__
-    assert note == "in the callback of run 2 of the sweep (Lever, seed 0, learning_rate = 0.02), update 12"
-    assert len(list((tmp_path / "s/runs").iterdir())) == 2
-
-
-@pytest.mark.slow
-def test_callback_cannot_change_the_settings_of_a_run():
-    def change(event):
-        event.run.settings["learning_rate"] = 7.0
-
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        sweep(callback=change, callback_every=12)
-
-
-def test_run_is_not_solved_if_its_last_callback_fails():
-    def fail(event):
-        if event.run.number == 2 and event.update >= 4 and event.return_mean >= TARGET:
-            raise ArithmeticError("curriculum")
-
-    with pytest.raises(ArithmeticError) as error:
-        sweep(stop_at_return=TARGET, callback=fail)
-    assert [run.status for run in error.value.result.runs[:3]] == ["interrupted"] * 3
-
-
-def test_parameters_that_are_not_finite_are_an_error_of_the_callback():
-    def broken(event):
-        if event.run.number == 1:
-            params = jax.tree.map(lambda x: x * jnp.nan, event.state.train.policy_state.params)
-            policy = event.state.train.policy_state.replace(params=params)
-            event.state = event.state.replace(train=event.state.train.replace(policy_state=policy))
-
-    message = r"the callback broken set event\.state\.train\.policy_state\.params.* to NaN or infinity after update 3;"
-    with pytest.raises(ValueError, match=message):
-        sweep(callback=broken, callback_every=3)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{**EVALS, "stop_at_return": 4.5}, {"stop_at_return": TARGET}])
 def test_interrupted_sweep_gives_the_same_result_after_a_resume(tmp_path, options, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)
-    options = options | {"callback": lambda event: event.log("my/seed", event.run.seed), "callback_every": 3}
     whole = sweep(**options, max_parallel_runs=2)
 
     class Interrupting(NullReporter):
@@ -366,23 +260,11 @@ def test_interrupted_sweep_gives_the_same_result_after_a_resume(tmp_path, option
 
 @pytest.mark.slow
 def test_result_is_the_same_on_two_devices(evaluated):
-    def callback(event):
-        if event.run.number == 3 and event.update == 6:
-            event.stop("enough")
-        if event.run.number == 2 and event.update == 6:
-            train = event.state.train
-            event.state = event.state.replace(
-                train=train.replace(hyperparams=train.hyperparams.replace(learning_rate=0.01))
-            )
-
-    one, two = (sweep(**EVALS, callback=callback, callback_every=6, num_devices=n) for n in (1, 2))
-    for run, other in zip(one.runs, two.runs, strict=True):
+    two = sweep(**EVALS, num_devices=2)
+    for run, other in zip(evaluated.runs, two.runs, strict=True):
         assert (run.status, run.updates, run.best.update) == (other.status, other.updates, other.best.update)
         for name in ("eval/return_mean", "loss/total", "learning_rate"):
             np.testing.assert_allclose(run.metrics[name], other.metrics[name], rtol=1e-3, atol=1e-4)
-    assert [run.updates for run in two.runs] == [12, 12, 12, 6]
-    assert two.run(2).metrics["learning_rate"].tolist() == pytest.approx([0.02] * 6 + [0.01] * 6)
-    assert_same(one.run(0), evaluated.run(0))
     assert sweep(stop_at_return=TARGET, num_devices=2, seeds=3).run(4).status == "solved"  # with padding
 
 
@@ -421,60 +303,24 @@ def test_population_ends_when_a_run_reaches_the_return():
     assert result.best().best_run.is_complete
 
 
-def test_a_copy_continues_the_means_of_its_source():
-    """Exchanges happen after updates 4 and 8, calls after updates 6 and 12."""
-    seen = {}
-    result = pbt(
-        callback=lambda event: seen.update({(event.run.number, event.update): event.metrics}), callback_every=6
-    )
-    sources = {run.number: dict(run.copies).get(4, run.number) for run in result.runs}
-    assert any(number != source for number, source in sources.items())
-    loss = {run.number: run.metrics["loss/total"] for run in result.runs}
-    for number, source in sources.items():
-        expected = np.mean([*loss[source][:4], *loss[number][4:6]])
-        np.testing.assert_allclose(seen[number, 6]["loss/total"], expected, rtol=1e-6)
-
-
-def test_population_ends_when_a_callback_stops_a_run():
-    result = pbt(callback=lambda event: event.stop("enough") if event.run.number == 2 else None, callback_every=6)
-    assert {(run.status, run.stop_reason, run.updates) for run in result.runs} == {("stopped", "enough", 6)}
-
-
-STOPS = []  # a list in the closure would be part of the run's identity
-
-
-def stop_and_record(event):
-    STOPS.append(event.run.number)
-    event.stop("enough")
-
-
 @pytest.mark.slow
 def test_population_that_ended_does_not_continue_after_a_crash(tmp_path, monkeypatch):
-    given = {"callback": stop_and_record, "callback_every": 6, "sweep_dir": tmp_path}
+    given = {"eval_every": 2, "eval_episodes": 3, "stop_at_return": 4.5}
     with monkeypatch.context() as patch:
         patch.setattr("jppo.sweeps.store.write_outcome", Mock(side_effect=RuntimeError("crash")))
         with pytest.raises(RuntimeError, match="crash"):
-            pbt(**given)
-    result = pbt(**given)
-    assert sorted(STOPS) == [0, 1, 2, 3], "the resumed sweep must not call it again"
-    assert {(run.status, run.stop_reason, run.updates) for run in result.runs} == {("stopped", "enough", 6)}
+            pbt(**given, sweep_dir=tmp_path)
+    whole = pbt(**given)
+    monkeypatch.setattr("jppo.sweeps.pbt_trainer.GroupLoop", Mock(side_effect=RuntimeError("trains again")))
+    assert_same_events(pbt(**given, sweep_dir=tmp_path), whole)
 
 
 @pytest.mark.slow
 def test_population_with_events_resumes_bit_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr("jppo.training.device_loop._CHUNK_SECONDS", 0.0)
-
-    def callback(event):
-        train = event.state.train
-        rate = 0.9 * train.hyperparams.learning_rate
-        event.state = event.state.replace(
-            train=train.replace(hyperparams=train.hyperparams.replace(learning_rate=rate))
-        )
-        event.log("my/count", event.metrics["episode/count"])
-
-    given = {**EVALS, "callback": callback, "callback_every": 3, "seeds": 2}
+    given = {**EVALS, "seeds": 2}
     whole = pbt(**given)
-    for after in (5, 6):  # between two events, and at a callback
+    for after in (5, 8):  # between two evaluations, and at an evaluation and an exchange
 
         class Interrupting(NullReporter):
             calls = 0
@@ -488,50 +334,20 @@ def test_population_with_events_resumes_bit_exactly(tmp_path, monkeypatch):
         part = pbt(**given, sweep_dir=path, progress=lambda _: Interrupting())
         assert part.status == "interrupted"
         assert_same_events(pbt(**given, sweep_dir=path), whole)
-    rates = whole.run(3).metrics["hyperparams/learning_rate"]
-    assert rates[3] == pytest.approx(0.9 * rates[2])
-
-
-@pytest.mark.slow
-def test_a_population_resumes_bit_exactly_after_an_exception_of_a_callback(tmp_path):
-    """The exception of run 1 comes at an evaluation and an exchange of all runs."""
-    messages = []
-
-    def callback(event):
-        if event.run.number == 1 and event.update == 8:
-            if not messages:
-                raise ArithmeticError("curriculum")
-        else:
-            event.log("my/update", event.update)
-
-    class Recording(NullReporter):
-        message = messages.append
-
-    given = {**EVALS, "callback": callback, "callback_every": 4, "seeds": 2}
-    with pytest.raises(ArithmeticError, match="curriculum") as error:
-        pbt(**given, sweep_dir=tmp_path / "s")
-    assert {(run.status, run.updates) for run in error.value.result.runs} == {("interrupted", 8)}
-    result = pbt(**given, sweep_dir=tmp_path / "s", progress=lambda _: Recording())
-    assert "Lever: resuming at update 8" in messages
-    whole = pbt(**given)
-    assert {update for run in whole.runs for update, _ in run.copies} == {4, 8}
-    assert_same_events(result, whole)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"eval_every": 13}, "eval_every = 13 is more than the 12 updates of the run; lower it"),
-        ({"callback": print, "callback_every": 13}, "callback_every = 13 is more than the 12 updates"),
-        ({"callback": print, "callback_every": 0}, "callback_every = 0 must be a whole number of at least 1"),
-        ({"callback": 3}, r"callback = 3 must be a function of \(event\)"),
+        ({"callback": print}, "run.callback = .* has no effect in jppo.sweep, which supports eval_every,"),
         ({"progress": "bar"}, "progress = 'bar' must be 'auto', 'none' or a jppo.Reporter"),
         ({"progress": jppo.Reporter}, r"progress = Reporter is a class; pass an instance, Reporter\(...\)"),
         ({"run": 3}, "run = 3 must be a jppo.RunConfig or a mapping of its fields"),
         (
             {"video": True},
             "run.video = True has no effect in jppo.sweep, which supports eval_every, eval_episodes, eval_sampled, "
-            "eval_max_steps, stop_at_return, callback, callback_every, progress; leave it out",
+            "eval_max_steps, stop_at_return, progress; leave it out",
         ),
         ({"checkpoint_seconds": 5.0}, "run.checkpoint_seconds = 5.0 has no effect in jppo.sweep"),
         ({"stop_at_return": 4.0, "selection": PBT}, "pbt needs evaluations for stop_at_return = 4; set eval_every"),

@@ -91,10 +91,21 @@ def test_invalid_search_space_raises(space, message):
         prepare_run(tune_trial.apply_space(space, RunSettings(env=TimeLimit(), config=CONFIG)))
 
 
+class Lock:
+    """A callback with a lock, which pickle refuses."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, event):
+        pass
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"config": {"learning_rate": 1e-3}}, "it is a field of hyperparams"),
+        ({"callback": Lock()}, r"processes of Ray Tune: cannot pickle '_thread.lock' object; pass objects that can be"),
         ({"ray": jppo.RayConfig()}, "ray.num_actors must be a number"),
         ({"checkpoint_updates": 0.5}, "checkpoint_updates = 0.5"),
         ({"backend": "rllib"}, "backend = 'rllib'"),
@@ -116,9 +127,8 @@ def test_invalid_arguments_raise(options, message):
 def test_invalid_resources_raise():
     with pytest.raises(ValueError, match="gpus = -1 must be a number of at least 0"):
         jppo.Resources(gpus=-1)
-    for function in (tune.trainable, tune.population):
-        with pytest.raises(ValueError, match=r"resources = 2 must be a jppo\.Resources or a mapping of its fields"):
-            function("CartPole-v1", resources=2)
+    with pytest.raises(ValueError, match=r"resources = 2 must be a jppo\.Resources or a mapping of its fields"):
+        tune.trainable("CartPole-v1", resources=2)
 
 
 def test_trial_reserves_resources_for_its_actors():
@@ -393,65 +403,3 @@ def test_actors_use_the_resources_of_their_trial(ray_of_two, tmp_path):
     share = {"JAX_PLATFORMS": "cpu", "NPROC": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2250"}
     assert {actor["XLA_PYTHON_CLIENT_MEM_FRACTION"] for actor in found} == {None, "0.2250"}
     assert all(actor == share | {"XLA_PYTHON_CLIENT_MEM_FRACTION": None} or actor == share for actor in found)
-
-
-@pytest.mark.slow
-def test_population_trial_reports_every_run(tmp_path, monkeypatch):
-    """The last report of a trial of four runs agrees with a sweep of the same runs; examples/tune_populations.py runs
-    such trials with Ray."""
-    trial, env = FakeTune(tmp_path, monkeypatch), lenient_env("CartPole-v1")
-    options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "ent_coef": [0.0, 0.1]}
-    tune.population(env, **options)({"learning_rate": 1e-2})
-    swept = jppo.sweep(env, **options, learning_rate=1e-2, num_devices=1)
-    last = trial.reports[-1]
-    assert last["env_steps"] == 4 * STEPS
-    returns = [last[f"run/{number}"] for number in range(4)]
-    np.testing.assert_allclose(returns, swept.table["return_mean"], rtol=0.02)
-    assert sorted(returns)[1] <= last["return_mean"] <= sorted(returns)[2]
-
-
-@pytest.mark.slow
-def test_population_trial_has_evaluations_and_callbacks(tmp_path, monkeypatch):
-    trial = FakeTune(tmp_path, monkeypatch)
-
-    def callback(event):
-        if (event.run.number, event.update) == (1, 4):
-            raise ArithmeticError("enough")
-
-    run = {"eval_every": 3, "eval_episodes": 2}
-    options = {"config": CONFIG, "total_steps": STEPS, "seeds": 2, "run": run}
-    population = tune.population(lenient_env("CartPole-v1"), **options, callback=callback, callback_every=2)
-    with pytest.raises(ArithmeticError, match="enough"):
-        population({"learning_rate": 1e-2})
-    assert len({frozenset(report) for report in trial.reports}) == 1, "Tune needs each metric in each report"
-    first, last = trial.reports[0], trial.reports[-1]
-    assert np.isnan(first["eval/return_mean"])
-    assert np.isnan(first["eval/run/1"])
-    returns = [last["eval/run/0"], last["eval/run/1"]]
-    assert last["eval/return_mean"] == pytest.approx(np.mean(returns))
-
-
-class Lock:
-    """A callback with a lock, which pickle refuses."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, event):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"callback": 3}, "callback = 3 must be a function"),
-        ({"run": {"eval_episodes": 3}}, "eval_episodes = 3 without evaluations has no effect; set eval_every"),
-        ({"run": {"video": True}}, r"run.video = True has no effect in jppo.tune.population"),
-        ({"callback": Lock()}, r"processes of Ray Tune: cannot pickle '_thread.lock' object; pass objects that can be"),
-        ({"num_envs": [4, 8]}, "num_envs needs one program per value, and a trial is one program"),
-        ({"seeds": 0}, "seeds = 0 must be a whole number from 1 to"),
-    ],
-)
-def test_invalid_population_raises(options, message):
-    with pytest.raises(ValueError, match=message):
-        tune.population("CartPole-v1", **options)

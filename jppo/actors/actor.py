@@ -11,7 +11,7 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jppo.actors.env_runner import EnvRunner, Fragment, RunnerSpec
+from jppo.actors.env_runner import EnvRunner, RunnerSpec
 from jppo.config.ray import RayConfig
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.host_families import pickle_registrations, restore_registrations
@@ -21,7 +21,7 @@ from jppo.ppo.types import PolicyState
 _ONE_THREAD = dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=1"
 
-CollectArgs = tuple[PolicyState, float]  # arguments of EnvRunner.collect
+CallArgs = tuple[PolicyState, float]  # arguments of EnvRunner.collect, or of EnvRunner.evaluate
 
 
 class ActorError(NamedTuple):
@@ -63,11 +63,10 @@ class ActorProcess:
             return make_actor_error(error, traceback.format_exc())
         return None
 
-    def collect(self, args: bytes | CollectArgs) -> Fragment | ActorError:
-        """Returns the result of EnvRunner.collect, or the error. `args` may be pickled."""
-        assert self._runner is not None, "begin() comes first"
+    def call(self, method: str, args: bytes | CallArgs) -> Any:
+        """Returns the result of a method of EnvRunner, or an ActorError. `args` may be pickled."""
         try:
-            return self._runner.collect(*(pickle.loads(args) if isinstance(args, bytes) else args))
+            return getattr(self._runner, method)(*(pickle.loads(args) if isinstance(args, bytes) else args))
         except Exception as error:
             return make_actor_error(error, traceback.format_exc())
 
@@ -77,7 +76,7 @@ class ActorProcess:
             self._runner.close()
 
 
-def start_actor(config: RayConfig, several_processes: bool, process: type[ActorProcess] = ActorProcess) -> Any:
+def start_actor(config: RayConfig, several_processes: bool) -> Any:
     """Starts an actor and returns its handle without waiting for it. It gets the XLA_FLAGS of this process.
 
     Args:
@@ -94,7 +93,7 @@ def start_actor(config: RayConfig, several_processes: bool, process: type[ActorP
         "runtime_env": {"env_vars": _ONE_THREAD | platform | {"XLA_FLAGS": f"{flags} {_XLA_FLAGS}".strip()}},
     }
     import_path = [os.path.abspath(directory) for directory in sys.path]
-    return ray.remote(process).options(**options).remote(import_path, pickle_registrations(ray.cloudpickle.dumps))
+    return ray.remote(ActorProcess).options(**options).remote(import_path, pickle_registrations(ray.cloudpickle.dumps))
 
 
 def _strategy(several_processes: bool) -> Any:

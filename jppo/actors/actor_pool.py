@@ -1,7 +1,8 @@
 """A pool of Ray actor processes that step environments and return rollouts.
 
 In each iteration, every actor receives the policy and returns one fragment. If an actor fails (its process or node
-dies, or an environment raises or hangs), its fragment is lost, and a new actor collects it again.
+dies, or an environment raises or hangs), its fragment is lost, and a new actor collects it again. Between two
+iterations, the first actor may evaluate a policy; if it fails, a new one repeats the evaluation.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import ray
 
 from jppo.actors.actor import ActorError, make_actor_error, start_actor
 from jppo.actors.daemon_monitor import DaemonMonitor
-from jppo.actors.env_runner import Fragment, RunnerSpec
+from jppo.actors.env_runner import RunnerSpec
 from jppo.actors.ray_cluster import (
     check_resources,
     cluster_address,
@@ -75,8 +76,10 @@ class ActorPool:
         self._longest_rollout, self._longest_start = 0.0, 0.0
         self._waited = 0.0  # seconds spent in poll and ready: the clock of all time limits, which excludes updates
         self._next_unplaced_message = 0.0
-        self._args: Any = None
         self._slots: list[_Slot] = []
+        self._method, self._asked = "", self._slots  # the current call, and who gets it
+        self._args: Any = None
+        self._max_rollouts = 1.0  # the largest duration of the call, in rollouts
         self._failure: str | None = None  # why the actors cannot continue
         self._owns_ray = connect(config)
         self._own_cluster = self._owns_ray and cluster_address(config) == "local"
@@ -115,28 +118,47 @@ class ActorPool:
           policy_state: NumPy leaves.
           gamma: discount of the returns that scale rewards.
         """
-        args = (policy_state, gamma)
-        small = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_state)) <= _INLINE_BYTES
+        self._begin("collect", (policy_state, gamma), self._slots, 1.0)
+
+    def start_evaluation(
+        self, policy_state: PolicyState, update: int, stop_requested: Callable[[], bool], max_rollouts: float
+    ) -> None:
+        """Tells the first actor to evaluate a policy and returns at once. No rollout may be running.
+
+        Args:
+          policy_state: NumPy leaves.
+          update: number of updates so far.
+          stop_requested: unused; `LocalRunner` needs it.
+          max_rollouts: the largest duration of the evaluation, in durations of a rollout.
+        """
+        self._begin("evaluate", (policy_state, update), self._slots[:1], max_rollouts)
+
+    def _begin(self, method: str, args: tuple[PolicyState, float], asked: "list[_Slot]", max_rollouts: float) -> None:
+        """Calls a method of `EnvRunner` in these actors."""
+        small = sum(leaf.nbytes for leaf in jax.tree.leaves(args[0])) <= _INLINE_BYTES
         if not self.check_daemons(at_once=not small):  # without a raylet, ray.put would block
             return
         self._args = ray.cloudpickle.dumps(args) if small else ray.put(args)  # serialized once for all actors
-        for slot in self._slots:
+        self._method, self._asked, self._max_rollouts = method, asked, max(1.0, max_rollouts)
+        for slot in asked:
             slot.due = True
         self._call()
 
-    def poll(self, timeout: float) -> list[Fragment] | None:
-        """Returns the fragments in the order of the actors, or None if one is missing after `timeout` seconds.
+    def poll(self, timeout: float) -> list[Any] | None:
+        """Returns the fragments in the order of the actors, or the metrics of an evaluation.
+
+        Returns None if a result is missing after `timeout` seconds.
 
         Raises:
           ActorsFailed: an actor failed more than max_restarts times in a row.
         """
         self._poll(timeout)
-        fragments = [slot.result for slot in self._slots if slot.result is not None]
-        if len(fragments) < len(self._slots):
+        results = [slot.result for slot in self._asked if slot.result is not None]
+        if len(results) < len(self._asked):
             return None
-        for slot in self._slots:
+        for slot in self._asked:
             slot.result = None
-        return fragments
+        return results
 
     def check_daemons(self, at_once: bool = False, closing: bool = False) -> bool:
         """Returns False if one of Ray's daemons stopped. Then `ready` and `poll` raise ActorsFailed.
@@ -234,24 +256,25 @@ class ActorPool:
             self._longest_start = max(self._longest_start, self._waited - slot.since)
         else:
             slot.result, slot.failures, self._any_success = answer, 0, True
-            self._longest_rollout = max(self._longest_rollout, answer.seconds["rollout"])
+            if self._method == "collect":
+                self._longest_rollout = max(self._longest_rollout, answer.seconds["rollout"])
 
     def _time_limit(self, slot: "_Slot") -> float:
         """Returns the time limit of the pending call in seconds."""
         if slot.node is None:
             return math.inf
         if slot.started and self._config.actor_timeout is not None:
-            return self._config.actor_timeout
-        longest = self._longest_rollout if slot.started else self._longest_start
+            return self._config.actor_timeout * self._max_rollouts
+        longest = self._longest_rollout * self._max_rollouts if slot.started else self._longest_start
         least = _LEAST_TIMEOUT if slot.started else max(_LEAST_START_TIMEOUT, self._config.actor_timeout or 0.0)
         return max(least, _TIMEOUT_FACTOR * longest) if longest else _FIRST_TIMEOUT
 
     def _handle_failure(self, slot: "_Slot", error: ActorError) -> None:
         """Kills the actor and schedules its restart. Raises ActorsFailed if it has failed too often in a row."""
         _kill(slot.handle)
-        self._lost += slot.started
+        self._lost += slot.started and self._method == "collect"
         slot.failures, slot.pending, slot.node, slot.started = slot.failures + 1, None, None, False
-        slot.due = self._args is not None and slot.result is None
+        slot.due = self._args is not None and slot in self._asked and slot.result is None
         first, last = int(slot.env_index[0]), int(slot.env_index[-1])
         who = f"actor {slot.number} (environments {first} to {last})"
         if slot.failures > (self._config.max_restarts if self._any_success else min(1, self._config.max_restarts)):
@@ -270,13 +293,17 @@ class ActorPool:
         slot.spawned += 1
 
     def _call(self) -> None:
-        """Starts the rollout of every actor that is due and ready."""
+        """Makes the current call of every actor that is due and ready."""
         for slot in self._slots:
             if slot.due and slot.started:
-                slot.pending, slot.since, slot.due = slot.handle.collect.remote(self._args), self._waited, False
+                slot.pending, slot.since, slot.due = (
+                    slot.handle.call.remote(self._method, self._args),
+                    self._waited,
+                    False,
+                )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Slot:
     """A share of the environments and its current actor."""
 
@@ -286,10 +313,10 @@ class _Slot:
     numbers: Any = None  # global numbers of the current actor's environments
     node: str | None = None  # the actor's node; None until it is placed
     started: bool = False  # its environments exist
-    due: bool = False  # it should collect a rollout and has not started
+    due: bool = False  # it must get the pool's current call
     pending: Any = None  # the current remote call
     since: float = 0.0  # start of that call on the clock of `_waited`
-    result: Fragment | None = None
+    result: Any = None  # of the pool's current call
     failures: int = 0  # in a row
     spawned: int = 0
     retry_at: float | None = None

@@ -1,7 +1,9 @@
 """Collects rollouts on the host: steps a vector of Gymnasium environments with a fixed policy, in this process."""
 
 import contextvars
+import functools
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +48,7 @@ class RunnerSpec(NamedTuple):
     streams: np.ndarray | None = None  # [N, ...] key data of the first N streams of a resumed run
     sequence_length: int = 1  # steps between two stored carries of a recurrent network
     keep_next_obs: bool = False  # see PPOConfig.keep_next_obs
+    make_evaluate: Callable[[], Callable[..., dict[str, Any]]] | None = None  # see EnvRunner.evaluate
 
 
 class EnvRunner:
@@ -100,6 +103,12 @@ class EnvRunner:
         stats = jax.tree.map(np.asarray, stats)
         seconds["rollout"] = time.perf_counter() - start
         return Fragment(rollout=rollout, stats=stats, seconds=seconds, streams=np.asarray(self._streams))
+
+    @functools.cached_property
+    def evaluate(self) -> Callable[..., dict[str, Any]]:
+        """Evaluates a policy in other environments: (policy, update, before_step) -> metrics."""
+        assert self._spec.make_evaluate is not None, "the run has no evaluations"
+        return self._spec.make_evaluate()
 
     def close(self) -> None:
         """Closes the environments."""

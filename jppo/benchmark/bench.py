@@ -163,7 +163,7 @@ def _bench_device(
 ) -> BenchResult:
     """Measures half of the run before its parts and half after, so that other load on the machine affects all."""
     agent: Any = prepared.agent
-    loop = DeviceLoop(agent, prepared.seed, prepared.hyperparams, log)
+    loop = DeviceLoop(prepared, log)
     jax.block_until_ready(loop.launch(1))
     _run_for(0.5 * seconds, agent, loop, log, stop_requested)
     log.info("measuring the parts")
@@ -216,7 +216,7 @@ def _bench_actors(
     """Reads the times of the parts from the metrics of the run."""
     agent: Any = prepared.agent
     warm_up = 1 + prepared.ray.policy_lag  # updates
-    loop = RayLoop(agent, prepared.seed, prepared.hyperparams, log, prepared.ray)
+    loop = RayLoop(prepared, log)
 
     def is_done() -> bool:
         return stop_requested() or (log.updates >= warm_up + _MIN_UPDATES and log.seconds >= seconds)

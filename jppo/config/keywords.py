@@ -65,14 +65,19 @@ class ActorKeywords(AlgorithmKeywords, total=False):
     max_restarts: int
 
 
-class EventKeywords(TypedDict, total=False):
-    """Fields of `jppo.RunConfig` for evaluations and callbacks."""
+class EvaluationKeywords(TypedDict, total=False):
+    """Fields of `jppo.RunConfig` for evaluations and early stopping."""
 
     eval_every: int | None
     eval_episodes: int | None
     eval_sampled: bool | None
     eval_max_steps: int | None
     stop_at_return: float | None
+
+
+class EventKeywords(EvaluationKeywords, total=False):
+    """The same and the callback."""
+
     callback: Callable[[Any], Any] | None
     callback_every: int
 
@@ -96,8 +101,8 @@ class TrialKeywords(ActorKeywords, EventKeywords, total=False):
     """The keywords of `jppo.tune.trainable`."""
 
 
-class PopulationKeywords(EventKeywords, total=False):
-    """The keywords of `jppo.tune.population`: one value or a list of values for each setting of the algorithm."""
+class SweepKeywords(EvaluationKeywords, total=False):
+    """The keywords of `jppo.sweep`: one value or a list of values for each setting of the algorithm."""
 
     scale_envs: Many[int]
     num_envs: Many[int]
@@ -133,9 +138,4 @@ class PopulationKeywords(EventKeywords, total=False):
     max_grad_norm: Many[float | Schedule]
     target_kl: Many[float | Schedule]
     adam_eps: Many[float | Schedule]
-
-
-class SweepKeywords(PopulationKeywords, total=False):
-    """The keywords of `jppo.sweep`."""
-
     progress: Any

@@ -11,7 +11,7 @@ from jppo.config.checks import check_int, find_similar
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.presets import Preset
 from jppo.config.ray import RayConfig
-from jppo.config.run import EVENT_FIELDS, SWEEP_FIELDS, RunConfig
+from jppo.config.run import EVALUATION_FIELDS, EVENT_FIELDS, SWEEP_FIELDS, RunConfig
 from jppo.config.words import explain
 from jppo.errors import Refused
 
@@ -29,8 +29,9 @@ _HINTS = {
 }
 for _names, _functions in {
     tuple(field.name for field in dataclasses.fields(RunConfig)): "jppo.train",
-    SWEEP_FIELDS: "jppo.train and jppo.sweep",
-    EVENT_FIELDS: "jppo.train, jppo.sweep and jppo.tune",
+    EVENT_FIELDS: "jppo.train and jppo.tune",
+    ("progress",): "jppo.train and jppo.sweep",
+    EVALUATION_FIELDS: "jppo.train, jppo.sweep and jppo.tune",
 }.items():
     _HINTS |= dict.fromkeys(_names, f"it is a field of jppo.RunConfig, for {_functions} only")
 _HINTS |= dict.fromkeys(

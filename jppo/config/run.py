@@ -17,7 +17,7 @@ MAX_FRAMES = 2000  # default maximum length of an episode of a GIF; memory holds
 EVALUATION_DETAILS = ("eval_episodes", "eval_sampled", "eval_max_steps")
 EVALUATION_FIELDS = ("eval_every", *EVALUATION_DETAILS, "stop_at_return")
 EVENT_FIELDS = (*EVALUATION_FIELDS, "callback", "callback_every")
-SWEEP_FIELDS = (*EVENT_FIELDS, "progress")
+SWEEP_FIELDS = (*EVALUATION_FIELDS, "progress")
 SAVED_FIELDS = (*EVALUATION_FIELDS, "video")
 """Fields that config.json contains if they are set, so that a resumed run uses them."""
 

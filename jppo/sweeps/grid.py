@@ -52,7 +52,7 @@ class ProgramGroup(NamedTuple):
     settings: RunSettings  # of each run, without seed
     agent: Anakin
     runs: tuple[RunSpec, ...]
-    parts: dict[str, str]  # identity of each user object, taken before training: a callback may change its closure
+    parts: dict[str, str]  # identity of each user object, taken before training, which may change a closure
     selection: PBTConfig | str | None = None  # None, HALVING or a PBTConfig
     max_parallel_runs: int | None = None
     num_devices: int = 1
@@ -64,9 +64,9 @@ class ProgramGroup(NamedTuple):
 
     @property
     def has_events(self) -> bool:
-        """Whether something happens between updates: an evaluation, a callback or the end of a run at a return."""
+        """Whether something happens between updates: an evaluation or the end of a run at a return."""
         run = self.settings.run
-        return bool(run.eval_every) or run.stop_at_return is not None or run.callback is not None
+        return bool(run.eval_every) or run.stop_at_return is not None
 
     @property
     def best_every(self) -> int:
@@ -118,7 +118,6 @@ def make_groups(
         require_device(env, "sweep", "pass an environment of that kind, or use jppo.tune.trainable instead")
     groups: list[ProgramGroup] = []
     parts = {name: _represent(getattr(settings, name)) for name in OWN_PARTS}
-    parts["callback"] = _represent(settings.run.callback)
     names, index = [], itertools.count()
     for env in envs:
         for structure in _combinations(values, CONFIG_NAMES):
@@ -184,15 +183,13 @@ def describe_run(group: ProgramGroup, run: RunSpec) -> dict[str, Any]:
 
 
 def _describe_events(group: ProgramGroup) -> dict[str, Any]:
-    """Returns the settings of evaluations, of the callback and of the return at which runs stop; {} without them."""
+    """Returns the settings of evaluations and of the return at which runs stop; {} without them."""
     run = group.settings.run
     fields: dict[str, Any] = {} if run.stop_at_return is None else {"stop_at_return": float(run.stop_at_return)}
     if run.eval_every:
         episodes = run.eval_episodes or EVAL_EPISODES
         fields |= {"eval_every": run.eval_every, "eval_episodes": episodes, "eval_sampled": bool(run.eval_sampled)}
         fields |= {} if run.eval_max_steps is None else {"eval_max_steps": run.eval_max_steps}
-    if run.callback is not None:
-        fields |= {"callback": group.parts["callback"], "callback_every": run.callback_every}
     return {"events": fields} if group.has_events else {}
 
 

@@ -32,19 +32,18 @@ class GroupTrainer:
         self._group, self._progress = group, progress
         self._stop_requested, self._on_run_end = stop_requested, on_run_end
         self._population: Population | None = None
-        self._error: Exception | None = None  # of a callback
 
-    def train(self) -> Exception | None:
-        """Trains all runs to their end, or until a stop is requested. Returns the exception of a callback, or None."""
+    def train(self) -> None:
+        """Trains all runs to their end, or until a stop is requested."""
         group = self._group
         runs, state, previous = [RunLog(spec, group) for spec in group.runs], None, 0
         for rung in group.rungs:
-            if self._should_stop() and state is None:
+            if self._stop_requested() and state is None:
                 break
             active, state = self._train_until(rung, previous, runs, state)
             if not active:
                 break
-            if self._should_stop():
+            if self._stop_requested():
                 self._end_runs(active, state, INTERRUPTED)
                 break
             solved = sum(run.status == SOLVED for run in runs)
@@ -59,10 +58,6 @@ class GroupTrainer:
             if not kept:
                 break
             runs, previous = kept, rung
-        return self._error
-
-    def _should_stop(self) -> bool:
-        return self._error is not None or self._stop_requested()
 
     def _train_until(self, rung: int, previous: int, runs: list[RunLog], state: PyTree) -> tuple[list[RunLog], PyTree]:
         """Trains the runs from update `previous` to update `rung`.
@@ -77,7 +72,7 @@ class GroupTrainer:
         active: list[RunLog] = []
         states = []
         for first in range(0, len(runs), population.size):
-            if self._should_stop() and state is None:
+            if self._stop_requested() and state is None:
                 break
             part = runs[first : first + population.size]
             if state is None:
@@ -102,10 +97,10 @@ class GroupTrainer:
             progress=self._progress,
         )
         loop = GroupLoop(self._group, population, state, rung - previous, log)
-        self._error = loop.run(self._should_stop).error or self._error
+        loop.run(self._stop_requested)
         log.finish()
         for run in part:
-            if not run.status and run.updates == self._group.agent.num_updates and self._error is None:
+            if not run.status and run.updates == self._group.agent.num_updates:
                 run.end(FINISHED)
         return to_host(loop.state, len(part))
 

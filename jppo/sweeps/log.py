@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -10,69 +9,40 @@ import numpy as np
 
 from jppo.config.pbt import PBTConfig
 from jppo.envs.spaces import PyTree
-from jppo.ppo.anakin import AnakinState
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
 from jppo.sweeps.grid import ProgramGroup, RunSpec
 from jppo.sweeps.sweep_run import DIVERGED, SOLVED, RunOutcome
-from jppo.training.callback import RunInfo
-from jppo.training.evaluator import EvaluationResult
 from jppo.training.history import History, RecentEpisodes, join_blocks
-from jppo.training.line_means import LineMeans
-from jppo.training.monitor import Monitor
-from jppo.training.progress import NullReporter, Reporter
+from jppo.training.progress import Reporter
 from jppo.training.return_target import count_needed_episodes
 
 _HISTORY_ROWS = 1 << 20  # updates kept in memory, summed over all runs
 _EPISODES = ("count", "return_mean", "return_std")
-_STATUS = ("updates", "status", "stop_reason", "error")  # attributes of a run in a checkpoint
+_STATUS = ("updates", "status", "stop_reason", "error", "last_eval", "best")  # attributes of a run in a checkpoint
 
 
 class RunLog:
-    """The log of one run, which its `Monitor` uses in place of a `Logger`.
+    """The log of one run.
 
     Attributes:
       updates: number of finite updates so far.
       status: why the run has ended, see `RunOutcome.status`; "" while it trains.
-      monitor: evaluates the run, calls the callback and keeps the best policy; None if the sweep has no events.
-      evaluation: the result of the run's newest evaluation.
-      means: the metrics since the last call of the callback.
-      event_means: see `Logger`.
-      best_policy: the policy of `monitor.best`, or None.
+      last_eval: mean return of the newest evaluation, or None.
+      best, best_policy: the policy with the highest return so far, or None.
       metrics: columns [updates] of consecutive updates, from `PopulationLogger.finish`.
       copies: (update, number of the copied run) of each replacement in population-based training.
     """
 
     def __init__(self, spec: RunSpec, group: ProgramGroup) -> None:
-        settings, config = group.settings, group.agent.config
         self.spec, self.recent, self.updates = spec, RecentEpisodes(), 0
         self.status, self.stop_reason, self.error = "", "", ""
-        self.reporter, self.writer, self._group = NullReporter(), self, group
-        self.means, self.event_means = LineMeans(settings.run.callback_every), dict[str, float]()
-        self.evaluation: EvaluationResult | None = None
+        self._group, self._evaluates = group, bool(group.settings.run.eval_every)
+        self.last_eval: float | None = None
+        self.best: BestPolicy | None = None
         self.best_policy: PolicyState | None = None
         self.metrics: list[dict[str, np.ndarray]] = []
         self.copies: list[tuple[int, int]] = []
-        self.monitor: Monitor | None = None
-        if group.has_events:
-            self.monitor = Monitor(
-                self,
-                settings.run,
-                min_episodes=count_needed_episodes(config),
-                evaluate=(lambda *_: self.evaluation) if settings.run.eval_every else None,
-                info=RunInfo(
-                    env=group.env_name,
-                    seed=spec.seed,
-                    settings=MappingProxyType(spec.settings),
-                    number=spec.number,
-                ),
-                best_every=group.best_every,
-            )
-
-    @property
-    def steps(self) -> int:
-        """Number of environment steps so far."""
-        return self.updates * self._group.agent.config.batch_size
 
     @property
     def seconds(self) -> float:
@@ -85,11 +55,6 @@ class RunLog:
         return -math.inf if self.status == DIVERGED else self.recent.mean
 
     @property
-    def last_eval(self) -> float | None:
-        """Mean return of the newest evaluation, or None."""
-        return None if self.monitor is None else self.monitor.last_eval
-
-    @property
     def score(self) -> float:
         """Return of the newest evaluation, or without one the recent return; NaN before the first episode has ended."""
         return self.recent.mean if self.last_eval is None else self.last_eval
@@ -99,13 +64,14 @@ class RunLog:
         self.updates += len(rows["update"])
         for update in np.flatnonzero(rows["episode/count"] > 0):
             self.recent.add(*(float(rows[f"episode/{name}"][update]) for name in _EPISODES))
-        if self.monitor is not None and len(rows["update"]):
-            lines = self.means.add(rows)
-            self.event_means = {name: column[-1].item() for name, column in lines.items() if len(column)}
 
-    def save_best(self, policy: PolicyState, best: BestPolicy) -> None:
-        """Keeps the best policy so far; the monitor calls it."""
-        self.best_policy = policy
+    def offer(self, policy_state: PolicyState) -> None:
+        """Makes a policy, NumPy leaves, the best one if its score is the highest. A recent return of few episodes does
+        not count."""
+        counts = self._evaluates or self.recent.total >= count_needed_episodes(self._group.agent.config)
+        if counts and self.score > (-math.inf if self.best is None else self.best.score):
+            self.best = BestPolicy(self.updates, self.score, "evaluation" if self._evaluates else "recent return")
+            self.best_policy = policy_state
 
     def end(self, status: str, stop_reason: str = "", error: str = "") -> None:
         """Ends the run."""
@@ -117,10 +83,8 @@ class RunLog:
         Args:
           policy_state: NumPy leaves.
         """
-        best = None
-        if self.monitor is not None:
-            self.monitor.save_best(None if self.status == DIVERGED else policy_state)
-            best = self.monitor.best
+        if self._group.best_every and not self._evaluates and self.status != DIVERGED:
+            self.offer(policy_state)
         return RunOutcome(
             status=self.status,
             stop_reason=self.stop_reason,
@@ -132,26 +96,20 @@ class RunLog:
             metrics=join_blocks(self.metrics),
             policy_state=policy_state,
             eval_return_mean=self.last_eval,
-            best=best,
+            best=self.best,
             best_policy_state=self.best_policy,
             copies=tuple(self.copies) if isinstance(self._group.selection, PBTConfig) else None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the run's part of a checkpoint, without the best policy."""
-        content = {name: getattr(self, name) for name in _STATUS} | {"recent": self.recent.to_json()}
-        if self.monitor is None:
-            return content
-        events = {"best": self.monitor.best, "last_eval": self.monitor.last_eval, "event": dict(self.means.partial)}
-        return content | events
+        return {name: getattr(self, name) for name in _STATUS} | {"recent": self.recent.to_json()}
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores the result of `to_json`. The best policy is not part of it."""
         vars(self).update({name: content[name] for name in _STATUS})
         self.recent.restore(content["recent"])
-        if self.monitor is not None:
-            self.monitor.best = None if content["best"] is None else BestPolicy(*content["best"])
-            self.monitor.last_eval, self.means.partial = content["last_eval"], content["event"]
+        self.best = None if self.best is None else BestPolicy(*self.best)
 
 
 class PopulationLogger:
@@ -213,9 +171,6 @@ class PopulationLogger:
         self._history.add(rows)
         self._progress.add(int(done.sum()) * self.batch_size, passed, self.runs)
         return bool(self.active.any())
-
-    def read_state(self, state: AnakinState) -> None:
-        """Reads values of the state that the metrics of the next updates contain; here none."""
 
     def _columns(self, columns: dict[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the logged metrics, [updates, R] each.

@@ -32,8 +32,8 @@ CHECKPOINT_SECONDS = RunConfig.checkpoint_seconds
 class PBTTrainer(GroupTrainer):
     """Trains the runs of one program group. Between exchanges it is the program of any sweep."""
 
-    def train(self, checkpoint_dir: Path | None = None) -> Exception | None:
-        """Trains all runs to their end, or until a stop is requested. Returns the exception of a callback, or None.
+    def train(self, checkpoint_dir: Path | None = None) -> None:
+        """Trains all runs to their end, or until a stop is requested.
 
         Args:
           checkpoint_dir: directory of the checkpoints, which the end of the training deletes; None saves none.
@@ -41,7 +41,7 @@ class PBTTrainer(GroupTrainer):
         group, message = self._group, self._progress.reporter.message
         runs, checkpoints = len(group.runs), None
         if self._stop_requested():
-            return None
+            return
         if checkpoint_dir is not None:
             check_own_files(checkpoint_dir.parent, (), (checkpoint_dir.name,))
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,6 @@ class PBTTrainer(GroupTrainer):
         self._end_runs(log.runs, results, INTERRUPTED if interrupted else FINISHED)
         if checkpoint_dir is not None and not interrupted:
             delete_checkpoints(checkpoint_dir)
-        return self._error
 
     def _train(
         self, population: Population, state: AnakinState, log: "PBTLogger", checkpoints: Checkpoints | None
@@ -90,10 +89,10 @@ class PBTTrainer(GroupTrainer):
         )
         key = derive_key(jax.random.key(group.runs[0].seed), "population-based training")
         log.read_state(state)
-        while log.updates < num_updates and log.active.any() and not self._should_stop():
+        while log.updates < num_updates and log.active.any() and not self._stop_requested():
             following = min(num_updates, (log.updates // every + 1) * every)
             loop = GroupLoop(group, population, state, following - log.updates, log, checkpoints)
-            self._error = loop.run(self._stop_requested).error
+            loop.run(self._stop_requested)
             state = loop.state
             if log.updates == following < num_updates and log.active.any():
                 exchange_key = derive_key(key, f"update {log.updates}")
@@ -143,22 +142,17 @@ class PBTLogger(PopulationLogger):
         Args:
           source: [R] i32, see `exchange`.
         """
-        before = [(run.recent, run.means.partial, run.last_eval) for run in self.runs]
+        before = [(run.recent, run.last_eval) for run in self.runs]
         for index in np.flatnonzero(source != np.arange(len(source))):
             run, copied = self.runs[index], self.runs[source[index]]
-            recent, partial, last_eval = before[source[index]]
-            run.recent, run.means.partial = recent.copy(run.recent.total), dict(partial)
-            if run.monitor is not None:
-                run.monitor.last_eval = last_eval
+            recent, run.last_eval = before[source[index]]
+            run.recent = recent.copy(run.recent.total)
             run.updates = self.updates
             run.end("")  # a diverged run trains again
             run.copies.append((self.updates, copied.spec.number))
 
     def save(self, checkpoints: Checkpoints, state: AnakinState, *_: Any) -> None:
         """Saves a checkpoint after the last logged update, see `Logger.save`. Each run has its own end."""
-        for run in self.runs:
-            if run.monitor is not None:
-                run.monitor.save_best()  # only policies of events are candidates, not that of the checkpoint
         copies = [(update, run.spec.number, source) for run in self.runs for update, source in run.copies]
         log = {"copies": copies, "runs": [run.to_json() for run in self.runs]}  # a thread writes them
         everything = {"state": to_host(state, len(self.runs)), "history": self._history.arrays()}
@@ -177,7 +171,7 @@ class PBTLogger(PopulationLogger):
             run.copies = [
                 (update, source) for update, number, source in start.log["copies"] if number == run.spec.number
             ]
-            if content.get("best") is not None:
+            if run.best is not None:
                 policy = rows_of(like.train.policy_state, index)
                 run.best_policy = restore_leaves(start.leaves, policy, f"['best']['{index}']", start.path)
         prefix = "['history']['"

@@ -206,8 +206,8 @@ class SweepResult:
         """Draws learning curves as a PNG: one panel per environment, with the ten best settings.
 
         Each curve is the interquartile mean over seeds with its 95 % bootstrap interval. A run that reached
-        stop_at_return or that a callback stopped continues with its last value. Other runs that ended earlier than
-        those of the same setting are left out. With population-based training, the picture shows the return and
+        stop_at_return continues with its last value. Other runs that ended earlier than those of the same setting are
+        left out. With population-based training, the picture shows the return and
         the changed hyperparameters of every run.
 
         Raises:

@@ -69,11 +69,9 @@ def sweep(
       num_devices: number of devices that share the runs. Default: all devices of this process.
       sweep_dir: directory for the result of each run, a table (runs.csv) and learning curves (curves.png). Runs
         that it already contains are not trained again.
-      run: evaluations, the callback, the return at which each run stops, and the progress display: eval_every,
-        eval_episodes, eval_sampled, eval_max_steps, stop_at_return, callback, callback_every and progress of
-        `jppo.RunConfig`. The callback is called for each run; `event.run` contains its seed and settings. An exception
-        in it ends the sweep. `progress` may also be a function that gets the number of environment steps of all runs
-        and returns a reporter.
+      run: evaluations, the return at which each run stops, and the progress display: eval_every, eval_episodes,
+        eval_sampled, eval_max_steps, stop_at_return and progress of `jppo.RunConfig`. `progress` may also be a function
+        that gets the number of environment steps of all runs and returns a reporter.
       **settings: fields of `jppo.Hyperparams` and `jppo.PPOConfig`, each one value or a list of values. Each
         combination of PPOConfig fields is a separate program. Or the fields of `run`, each one value.
 
@@ -83,7 +81,6 @@ def sweep(
 
     Raises:
       ValueError: an argument is invalid; nothing has been trained.
-      Exception: of the callback. Its attribute `result` is the result so far.
       TypeError: an unknown argument.
     """
     if sweep_dir is not None:  # an environment may change the working directory
@@ -114,12 +111,8 @@ def sweep(
     if isinstance(groups[0].selection, PBTConfig):
         check_pbt(groups[0].selection, groups, values)
     store = SweepStore(sweep_dir, groups, values)
-    error = _train_missing_runs(groups, store, run.progress)
-    result = store.result()
-    if error is not None:
-        error.result = result  # type: ignore[attr-defined]
-        raise error
-    return result
+    _train_missing_runs(groups, store, run.progress)
+    return store.result()
 
 
 def _check_progress(progress: Any) -> None:
@@ -132,13 +125,8 @@ def _check_progress(progress: Any) -> None:
 
 def _train_missing_runs(
     groups: list[ProgramGroup], store: SweepStore, progress: str | Callable[[int], Reporter]
-) -> Exception | None:
-    """Trains the runs that the store does not contain, and adds their results to it.
-
-    Returns:
-      the exception of a callback, or None.
-    """
-    error = None
+) -> None:
+    """Trains the runs that the store does not contain, and adds their results to it."""
     remaining = [group._replace(runs=runs) for group in groups if (runs := store.missing_runs(group))]
     planned_steps = max(1, sum(group.planned_steps for group in remaining))
     reporter = make_reporter(progress(planned_steps) if callable(progress) else progress, planned_steps)
@@ -152,18 +140,15 @@ def _train_missing_runs(
             for group in remaining:
                 arguments = group, sweep_progress, stop_requested, functools.partial(store.add, group)
                 if is_population:
-                    error = PBTTrainer(*arguments).train(store.checkpoint_dir(group))
+                    PBTTrainer(*arguments).train(store.checkpoint_dir(group))
                 else:
-                    error = GroupTrainer(*arguments).train()
-                if error is not None:
-                    break
+                    GroupTrainer(*arguments).train()
             if stop_requested() and store.path is not None:
                 rest = "resumes the populations" if is_population else "trains the others from the beginning"
                 path = short_path(store.path)
                 reporter.message(f"the same sweep with sweep_dir {path} keeps the finished runs and {rest}")
     finally:
         reporter.close()
-    return error
 
 
 def _announce(groups: list[ProgramGroup], num_saved: int, reporter: Reporter) -> None:

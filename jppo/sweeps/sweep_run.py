@@ -26,7 +26,7 @@ STATUSES = FINISHED, SOLVED, DIVERGED, STOPPED, INTERRUPTED = (
     "finished",  # all updates
     "solved",  # reached stop_at_return
     "diverged",
-    "stopped",  # by successive halving, by a callback, or because another run of its population ended
+    "stopped",  # by successive halving, or because another run of its population is solved
     "interrupted",
 )
 HALVED = "successive halving"  # the reason of a stop
@@ -93,7 +93,7 @@ class SweepRun(RunOutcome):
 
     @property
     def best_policy(self) -> TrainedPolicy | None:
-        """The best policy; None without an evaluation, `stop_at_return` or callback, or if no policy counts."""
+        """The best policy; None without an evaluation or `stop_at_return`, or if no policy counts."""
         assert self.agent is not None
         state, env = self.best_policy_state, self.agent.env
         return None if state is None else TrainedPolicy(self.agent.policy, state, env)
@@ -105,7 +105,7 @@ class SweepRun(RunOutcome):
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run reached stop_at_return or was stopped by a callback."""
+        """Whether the run reached stop_at_return, or another one of its population did."""
         return self.status == SOLVED or (self.status == STOPPED and self.is_complete)
 
     @property

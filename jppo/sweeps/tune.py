@@ -1,19 +1,17 @@
-"""Trainables for Ray Tune: single runs, and populations of runs in one program."""
+"""Trainables for Ray Tune, `jppo.tune.trainable`."""
 
-import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import jax
-import numpy as np
 import ray as ray_core
 from ray import tune
 
 from jppo.actors.ray_cluster import limit_process
 from jppo.config.checks import check_int, check_seed, check_total_steps
-from jppo.config.keywords import PopulationKeywords, TrialKeywords
-from jppo.config.overrides import CONFIG_NAMES, as_record, explain_keywords, take_events, take_network, take_ray
+from jppo.config.keywords import TrialKeywords
+from jppo.config.overrides import as_record, explain_keywords, take_events, take_ray
 from jppo.config.ppo import Hyperparams, PPOConfig, check_hyperparams
 from jppo.config.presets import choose_preset
 from jppo.config.ray import RayConfig, Resources
@@ -25,12 +23,7 @@ from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
 from jppo.runs.run_dir import safe_name
-from jppo.runs.statistics import interquartile_mean
-from jppo.sweeps.grid import check_seeds, check_settings, make_groups
-from jppo.sweeps.halving import GroupTrainer
-from jppo.sweeps.log import RunLog, SweepProgress
-from jppo.sweeps.tune_trial import METRIC, train_trial
-from jppo.training.progress import PrintReporter
+from jppo.sweeps.tune_trial import train_trial
 from jppo.training.settings import RunSettings
 
 
@@ -124,77 +117,6 @@ def trainable(
     return tune.with_resources(trial, tune.PlacementGroupFactory(bundles))
 
 
-@explain_keywords
-def population(
-    env: Any,
-    *,
-    seeds: int | Sequence[int] = 8,
-    total_steps: int | float | None = None,
-    config: PPOConfig | Mapping[str, Any] | None = None,
-    hyperparams: Hyperparams | Mapping[str, Any] | None = None,
-    preset: str = "auto",
-    network: Network | str | None = None,
-    optimizer: Optimizer = adam,
-    loss: Loss | LossModule | None = None,
-    advantages: Advantages | None = None,
-    resources: Resources | Mapping[str, Any] = Resources(),
-    run: RunConfig | Mapping[str, Any] = RunConfig(),
-    **settings: Unpack[PopulationKeywords],
-) -> Callable[[dict[str, Any]], None]:
-    """Returns a trainable for `ray.tune.Tuner`; each trial is a population of runs in one compiled program.
-
-    A trial reports several times a second: "env_steps" (environment steps of all runs), "run/0", "run/1", ... (the mean
-    return of each run over about its last hundred episodes) and "return_mean", the interquartile mean of these. With
-    evaluations, it also reports "eval/run/0", ... (the newest evaluation of each run, NaN before the first one) and
-    "eval/return_mean", their interquartile mean. It saves no checkpoints.
-
-    Args:
-      seeds, settings: each trial trains every combination, see `jppo.sweep`. The search space names fields of
-        `jppo.Hyperparams` and `jppo.PPOConfig`; its values replace those of `settings`.
-      env, total_steps, config, hyperparams, preset, network, optimizer, loss, advantages, resources: see `trainable`.
-      run: see `jppo.sweep`. An exception in the callback fails the trial.
-
-    Raises:
-      ValueError: an argument is invalid. Errors that only a trial can find fail the trial.
-    """
-    run, others = take_events(run, settings, "jppo.tune.population")
-    network, others = take_network(network, others)
-    resources = as_record("resources", resources, Resources)
-    for name, values in check_settings(others).items():
-        if name in CONFIG_NAMES and len(values) > 1:
-            raise Refused(f"{name} needs one program per value, and a trial is one program: use the search space")
-    run_settings = RunSettings(
-        env=env,
-        total_steps=total_steps,
-        config=config,
-        hyperparams=hyperparams,
-        preset=preset,
-        network=network,
-        optimizer=optimizer,
-        loss=loss,
-        advantages=advantages,
-        run=run,
-    )
-    pickled = _pickle((run_settings, check_seeds(seeds), others))
-
-    def trial(space: dict[str, Any]) -> None:
-        _limit_trial(resources)
-        run_settings, seeds, others = ray_core.cloudpickle.loads(pickled)
-        values = check_settings(others | space)
-        groups = make_groups(run_settings, seeds=seeds, values=values, num_devices=len(jax.local_devices()))
-        if len(groups) > 1:
-            raise Refused(
-                f"the trial has {len(groups)} programs; pass one environment, one value per PPOConfig "
-                "field and one kind of schedule per hyperparameter"
-            )
-        progress = _TuneProgress(bool(run_settings.run.eval_every))
-        error = GroupTrainer(groups[0], progress, lambda: False, lambda *run: None).train()
-        if error is not None:
-            raise error
-
-    return tune.with_resources(trial, {"CPU": resources.cpus, "GPU": resources.gpus})
-
-
 def _pickle(arguments: Any) -> bytes:
     """Returns the arguments of a trial as bytes. Raises ValueError if they cannot be sent to another process."""
     try:
@@ -211,29 +133,3 @@ def _limit_trial(resources: Resources) -> None:
     limit_process(ray_core.get_runtime_context().get_assigned_resources())
     if resources.gpus and jax.default_backend() == "cpu":
         print(f"gpus = {resources.gpus:g} are reserved, but JAX finds no GPU; the trial uses the CPU", flush=True)
-
-
-class _TuneProgress(SweepProgress):
-    """Reports the progress of a population to Tune."""
-
-    def __init__(self, evaluates: bool) -> None:
-        """
-        Args:
-          evaluates: whether the runs have evaluations.
-        """
-        super().__init__(PrintReporter())
-        prefixes = ("", "eval/") if evaluates else ("",)
-        self._columns = {prefix: dict[int, float]() for prefix in prefixes}  # the newest return of each run
-
-    def add(self, env_steps: int, seconds: float, runs: list[RunLog]) -> None:
-        self.env_steps += env_steps
-        report: dict[str, Any] = {"env_steps": self.env_steps, "steps_per_second": env_steps / max(seconds, 1e-9)}
-        for run in runs:
-            self._columns[""][run.spec.number] = run.recent_return
-            if "eval/" in self._columns:
-                self._columns["eval/"][run.spec.number] = math.nan if run.last_eval is None else run.last_eval
-        for prefix, returns in self._columns.items():
-            known = np.array([x for x in returns.values() if not np.isnan(x)])
-            report[f"{prefix}{METRIC}"] = float(interquartile_mean(known)) if len(known) else math.nan
-            report.update({f"{prefix}run/{number}": value for number, value in sorted(returns.items())})
-        tune.report(report)

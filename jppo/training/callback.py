@@ -1,7 +1,7 @@
 """The argument of a user's callback, `jppo.train(callback=...)`."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,18 +20,13 @@ class RunInfo(NamedTuple):
     env: str
     """Name of the environment."""
     seed: int
-    settings: Mapping[str, Any]
-    """The values of the settings that a sweep names; empty for `jppo.train`."""
-    number: int
-    """The number of the run in a sweep; 0 for `jppo.train`."""
 
 
 class CallbackEvent:
     """The run after an update, which a callback may read, change and stop.
 
     Attributes:
-      run: `run.env` and `run.seed`; in a sweep also `run.settings`, the values of the settings that the sweep names,
-        and `run.number`.
+      run: `run.env` and `run.seed`.
       update: number of updates so far.
       steps: number of environment steps so far.
       metrics: the metrics of docs/metrics.md over the updates since the call before: means, and for episode/* the

@@ -21,9 +21,11 @@ from jppo.ppo.anakin import Anakin, AnakinState
 from jppo.ppo.types import Metrics, PolicyState
 from jppo.runs.checkpoints import Checkpoints
 from jppo.training.history import RecentEpisodes
+from jppo.training.hooks import restore_state
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import SOLVED, Monitor
 from jppo.training.return_target import RECENT_EPISODES, ReturnTarget
+from jppo.training.settings import PreparedRun
 
 _CHECKED_STEPS = 128  # steps whose observations are compared with their space before training
 _CHUNK_SECONDS = 0.4  # intended duration of a chunk
@@ -69,8 +71,6 @@ class ChunkLoop:
 
     def run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         """Trains until the last update, a stop request, an event that ends the run, or a NaN."""
-        if (ended := self.monitor.check_target()) is not None:  # before a resume
-            return ended
         start = time.perf_counter() - self._log.seconds
         first, launched, length, pace = self._log.updates, 0, 1, 0.0
         pending: tuple[int, Metrics] | None = None
@@ -237,38 +237,29 @@ class DeviceLoop(ChunkLoop):
 
     def __init__(
         self,
-        agent: Anakin,
-        seed: int,
-        hyperparams: Hyperparams,
+        prepared: PreparedRun,
         log: Logger,
         checkpoints: Checkpoints | None = None,
         monitor: Monitor | None = None,
-        force: bool = False,
     ) -> None:
         """Compiles the program, then allocates the state.
 
-        Args:
-          force: start even if the compiler's estimate of the memory exceeds the free memory.
-
         Raises:
-          ValueError: the run needs more memory than is free.
+          ValueError: the compiler's estimate of the memory exceeds the free memory, and `run.force` is not set.
         """
-        start = time.perf_counter()
+        start, agent, hyperparams = time.perf_counter(), prepared.agent, prepared.hyperparams
+        assert isinstance(agent, Anakin), "use RayLoop"
         with end_process_at(signal.SIGTERM):
             flags = make_flags(agent, None if monitor is None else monitor.target, log.recent)
             compiled = compile_chunk(agent, hyperparams, flags)
-            if not force:
+            if not prepared.run.force:
                 config = agent.config
                 sizes = f"num_envs = {config.num_envs:,} or num_steps = {config.num_steps:,}"
                 evaluation = 0 if monitor is None else monitor.evaluation_bytes
                 check_memory(compiled, agent.sharding.mesh.local_mesh.size, sizes, evaluation)
-            state = init_state(agent, seed, hyperparams)
-            if checkpoints is not None and checkpoints.start is not None:
-                train = state.train
-                state = checkpoints.start.restore(state)
-                hyperparams = state.train.hyperparams if checkpoints.keeps_hyperparams else train.hyperparams
-                train = state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams)
-                state = state.replace(train=train)  # a resumed run may be longer
+            state = init_state(agent, prepared.seed, hyperparams)
+            if checkpoints is not None:
+                state = restore_state(checkpoints, state)
             jax.block_until_ready(state)
             check_first_steps(agent.env)
         remaining, shared = agent.num_updates - log.updates, jax.process_count() > 1

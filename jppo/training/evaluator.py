@@ -1,6 +1,5 @@
 """Evaluations during training. They have their own keys and environments, so they do not change the run."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,9 +11,11 @@ from jax.sharding import PartitionSpec
 from jppo.config.run import EVAL_EPISODES, EVAL_MAX_STEPS, RunConfig
 from jppo.devices.jit import jit
 from jppo.devices.memory import bytes_needed_beside
-from jppo.devices.mesh import AXIS, allgather_ints, raise_on_all_processes, shard_over_devices
-from jppo.envs.spaces import Array
+from jppo.devices.mesh import AXIS, shard_over_devices
+from jppo.envs.gymnasium import HostEnvironment
+from jppo.envs.spaces import Array, PyTree
 from jppo.ppo.anakin import Anakin
+from jppo.ppo.policy import Network, RecurrentNetwork, make_policy
 from jppo.ppo.types import Metrics, PolicyState, derive_key
 from jppo.runs.episodes import check_legal_actions, make_host_player, make_player
 
@@ -29,15 +30,8 @@ class EvaluationResult(NamedTuple):
     check: Callable[[], None] = lambda: None  # raises ValueError if an episode had a step without a legal action
 
 
-# timeout in seconds -> the result of an evaluation in another process, or None if it still runs
-PendingEvaluation = Callable[[float], EvaluationResult | None]
-
-# (policy, number of updates, whether a stop was requested) -> result, or None if the stop request ended the evaluation
-Evaluator = Callable[[PolicyState, int, Callable[[], bool]], EvaluationResult | PendingEvaluation | None]
-
-
-class _StopRequest(Exception):
-    """A stop was requested during an evaluation on the host."""
+# (policy, number of updates) -> result
+Evaluator = Callable[[PolicyState, int], EvaluationResult]
 
 
 def make_evaluation(agent: Anakin, run: RunConfig) -> Callable[..., tuple[Metrics, PolicyState, Array]]:
@@ -86,35 +80,36 @@ class DeviceEvaluator:
         self._program = jit(evaluate, out_shardings=agent.sharding.train).lower(shapes, np.int32(0)).compile()
         self.bytes = bytes_needed_beside(self._program)
 
-    def __call__(self, state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> EvaluationResult:
+    def __call__(self, state: PolicyState, update: int) -> EvaluationResult:
         """Starts an evaluation."""
         metrics, policy_state, stuck = self._program(state, np.int32(update))
         return EvaluationResult(metrics, policy_state, lambda: check_legal_actions(self._name, np.asarray(stuck)))
 
 
-def make_host_evaluator(agent: Any, run: RunConfig, seed: int) -> Evaluator:
-    """Returns an evaluation in this process. A stop request or an exception in one process ends it in all."""
-    num_episodes, max_steps = run.eval_episodes or EVAL_EPISODES, run.eval_max_steps or EVAL_MAX_STEPS
-    play = make_host_player(agent.env, agent.policy, bool(run.eval_sampled))
+def make_host_evaluate(
+    env: HostEnvironment,
+    network: Network | RecurrentNetwork,
+    action_spec: PyTree,
+    sampled: bool,
+    num_episodes: int,
+    max_steps: int,
+    seed: int,
+) -> Callable[..., dict[str, Any]]:
+    """Returns a function that plays the episodes in this process: (policy, update, before_step) -> metrics.
 
-    def evaluate(state: PolicyState, update: int, stop_requested: Callable[[], bool]) -> EvaluationResult | None:
-        def check_stop() -> None:
-            if stop_requested():
-                raise _StopRequest
+    before_step is optional and is called before each step. It may raise an exception to end the evaluation.
 
-        policy, result = jax.device_put(jax.device_get(state), jax.local_devices()[0]), None
-        with raise_on_all_processes(), contextlib.suppress(_StopRequest):
-            episodes = play(policy, num_episodes, episode_seed(seed, update), max_steps, before_step=check_stop)
-            summary = episodes.summary()
-            result = EvaluationResult({name: summary[name] for name in METRICS}, policy)
-        return None if allgather_ints([result is None]).any() else result
+    Args:
+      seed: of the run.
+    """
+    play = make_host_player(env, make_policy(network, env.obs_spec, action_spec), sampled)
+
+    def evaluate(state: PolicyState, update: int, before_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        key = jax.random.fold_in(evaluation_key(jax.random.key(seed)), update)
+        summary = play(state, num_episodes, int(jax.random.bits(key)), max_steps, before_step=before_step).summary()
+        return {name: summary[name] for name in METRICS}
 
     return evaluate
-
-
-def episode_seed(seed: int, update: int) -> int:
-    """Returns the seed of an evaluation on the host."""
-    return int(jax.random.bits(jax.random.fold_in(evaluation_key(jax.random.key(seed)), update)))
 
 
 def evaluation_key(key: Array) -> Array:

@@ -1,8 +1,10 @@
 """Hooks with which another program, for example a trial of Ray Tune, follows a run."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from jppo.runs.checkpoints import Checkpoints
+
+State = TypeVar("State", bound=Any)
 
 
 class RunHooks:
@@ -53,3 +55,17 @@ class PeriodicCheckpoints(Checkpoints):
             self.wait()
             if self.update == update:
                 self._hooks.on_checkpoint(update)
+
+
+def restore_state(checkpoints: Checkpoints, state: State) -> State:
+    """Returns the state of the newest checkpoint; without one, `state`.
+
+    Args:
+      state: the initial state, with a field `train`. A resumed run has the number of updates of its settings.
+    """
+    if checkpoints.start is None:
+        return state
+    train, state = state.train, checkpoints.start.restore(state)
+    hyperparams = (state.train if checkpoints.keeps_hyperparams else train).hyperparams
+    restored: State = state.replace(train=state.train.replace(num_updates=train.num_updates, hyperparams=hyperparams))
+    return restored

@@ -12,15 +12,14 @@ _COUNT, _MEAN, _STD = "episode/count", "episode/return_mean", "episode/return_st
 class LineMeans:
     """Combines the metrics of `every` consecutive updates.
 
-    Lines end at updates that are multiples of `every`, so they depend neither on chunks nor on a resume. A line has the
-    sum of episode/count; the mean of each other metric over its updates, without NaN; for episode/*, the statistics of
-    all its episodes; and the last value of a quantity that only grows, such as env_steps.
+    Lines end at updates that are multiples of `every`, so they do not depend on chunks. A line has the sum of
+    episode/count; the mean of each other metric over its updates, without NaN; for episode/*, the statistics of all its
+    episodes; and the last value of a quantity that only grows, such as env_steps.
     """
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.partial: dict[str, list[float]] = {}
-        """[sum, weight] of each metric over the updates since the last complete line; in checkpoints."""
+        self.partial: dict[str, list[float]] = {}  # [sum, weight] of each metric since the last line
 
     def add(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Adds consecutive updates, as columns [updates], and returns the complete lines as columns [lines]."""
@@ -35,11 +34,8 @@ class LineMeans:
         return _to_columns(lines)
 
     def finish(self) -> dict[str, np.ndarray]:
-        """Returns the incomplete line at the end of a run as columns [0 or 1]; it stays in `partial`."""
-        partial = dict(self.partial)
-        lines = [self._take_line()] if partial else []
-        self.partial = partial
-        return _to_columns(lines)
+        """Returns the incomplete line at the end of a run as columns [0 or 1]."""
+        return _to_columns([self._take_line()] if self.partial else [])
 
     def _accumulate(self, rows: dict[str, np.ndarray]) -> None:
         if not len(rows["update"]):

@@ -41,28 +41,17 @@ class Logger:
         self._means, self._event_means = LineMeans(log_every), LineMeans(event_every)
         self.event_means: dict[str, float] = {}  # metrics of the last `event_every` updates, see `LineMeans`
         self.updates, self.seconds = 0, 0.0
-        self._shown = 0  # updates that `show_progress` has shown
 
     def restore(self, run_dir: Path, start: Checkpoint) -> None:
         """Restores the log of a resumed run up to its checkpoint."""
         self.updates, self.seconds, lines = start.update, start.seconds, 0
-        self._means.partial, self._event_means.partial = start.log["line"], start.log["event"]
         self.recent.restore(start.log["recent"])
-        for rows in metrics_until(run_dir, self._complete_updates):
+        self._event_means.partial = start.log["event"]  # a callback gets the same metrics as without a resume
+        for rows in metrics_until(run_dir, self.updates):
             self.history.add(rows)
             lines += len(rows["update"])
         if lines < (expected := start.update // self._means.every):
             self.info(f"metrics.jsonl has only {lines} of the {expected} lines before the checkpoint")
-
-    def truncate_after(self) -> None:
-        """Removes the metrics that a resumed run wrote after its checkpoint."""
-        if self.writer is not None:
-            self.writer.truncate_after(self._complete_updates, self.steps)
-
-    @property
-    def _complete_updates(self) -> int:
-        """Number of updates in complete lines."""
-        return self.updates - self.updates % self._means.every
 
     def save(
         self, checkpoints: Checkpoints, state: PyTree, counts: dict[str, int], ended: dict[str, Any] | None = None
@@ -73,8 +62,7 @@ class Logger:
           counts: counters of the training loop.
           ended: `Monitor.end_to_json`.
         """
-        line, event = dict(self._means.partial), dict(self._event_means.partial)  # a thread writes them
-        log = {"line": line, "event": event, "recent": self.recent.to_json(), "ended": ended}
+        log = {"event": dict(self._event_means.partial), "recent": self.recent.to_json(), "ended": ended}
         checkpoints.save(self.updates, self.seconds, counts, state, log)
 
     def finish(self) -> None:
@@ -137,20 +125,8 @@ class Logger:
             if self._hooks is not None:
                 updates = _to_rows(rows | {"return_mean": returns})
                 self._hooks.on_updates([*updates[:-1], updates[-1] | more])
-            if self.updates >= self._shown:
-                self.reporter.update(self.steps, speed, self.recent.mean)
+            self.reporter.update(self.steps, speed, self.recent.mean)
         return bool(finite.all())
-
-    def show_progress(self, updates: int, now: float) -> None:
-        """Shows the progress of updates that are logged later.
-
-        Args:
-          updates: number of updates so far.
-          now: see `add`.
-        """
-        self._shown = updates
-        speed = (updates - self.updates) * self.batch_size / max(now - self.seconds, 1e-9)
-        self.reporter.update(updates * self.batch_size, speed, self.recent.mean)
 
     def _add_episodes(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Adds the episodes of consecutive updates. Returns the mean return of the recent episodes after each."""

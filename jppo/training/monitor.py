@@ -1,7 +1,6 @@
 """What happens between two updates of a run: evaluation, the user's callback, and the choice of the best policy."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from jppo.config.run import EVAL_MAX_STEPS, RunConfig
@@ -10,7 +9,7 @@ from jppo.errors import HostFailed, end_of_process
 from jppo.ppo.types import PolicyState
 from jppo.runs.run_dir import BestPolicy
 from jppo.training.callback import CallbackEvent, RunInfo, call
-from jppo.training.evaluator import EvaluationResult, Evaluator, PendingEvaluation
+from jppo.training.evaluator import EvaluationResult, Evaluator
 from jppo.training.logger import LoopResult
 from jppo.training.progress import warn_with
 
@@ -20,6 +19,11 @@ SOLVED = LoopResult("solved")
 
 class Monitor:
     """Evaluates the policy, calls the callback and keeps the best policy of a run. The loops of both modes use it.
+
+    A loop calls `check_target` before its first update. A chunk of updates ends after `updates_until_event` updates, or
+    where `is_due`. Then the loop calls `start` and may start the next chunk unless the update `holds` it; or, if it
+    `evaluates` the policy itself, `add_evaluation`. When the metrics of the chunk have arrived and the evaluation
+    `is_ready`, the logger calls `finish`: the evaluation first, then the callback. If `ended` is set, the run ends.
 
     Attributes:
       ended: the reason to end the run, or None.
@@ -39,79 +43,65 @@ class Monitor:
         best: BestPolicy | None = None,
         best_every: int = 0,
         identity: Any = None,
-        ended_before: dict[str, Any] | None = None,
+        ended: LoopResult | None = None,
     ) -> None:
         """
         Args:
           log: the `Logger` of the run.
           min_episodes: number of episodes that must end before the recent return counts; 0: it never counts.
-          evaluate: evaluates the policy every `run.eval_every` updates.
+          evaluate: starts an evaluation; None if the loop passes the results to `add_evaluation`.
           info: the run, for the callback.
           best: the best policy before a resume.
-          best_every: without evaluations, number of updates between two candidates for the best policy; 0: only
-            `save_best` adds candidates.
+          best_every: number of updates between two calls of `finish` without evaluations and callbacks; 0: none.
           identity: the settings, as JSON, with which a run that ended by itself does not continue on resume.
-          ended_before: `end_to_json` before a resume.
+          ended: why the run ended by itself before a resume.
         """
         self._log, self._min_episodes, self._evaluate, self._callback = log, min_episodes, evaluate, run.callback
-        self._eval_every = (run.eval_every or 0) if evaluate is not None else 0
+        self._eval_every = run.eval_every or 0
         self._callback_every = run.callback_every if run.callback is not None else 0
-        self._best_every = 0 if self._eval_every else best_every
-        self._info = info or RunInfo(env="", seed=0, settings={}, number=0)
-        self.target = None if evaluate is not None else run.stop_at_return
-        self._eval_target = math.inf if evaluate is None or run.stop_at_return is None else run.stop_at_return
-        self._running: dict[int, EvaluationResult | PendingEvaluation | Exception] = {}  # by update
-        self._measure = "recent return" if evaluate is None else "evaluation"
+        self._info = info or RunInfo(env="", seed=0)
+        self.target = None if self._eval_every else run.stop_at_return
+        self._eval_target = run.stop_at_return if self._eval_every and run.stop_at_return is not None else math.inf
+        held = [self._callback_every, 0 if self._eval_every else best_every]
+        self._held = [every for every in [*held, self._eval_every * (self._eval_target < math.inf)] if every]
+        self._periods = [every for every in [*held, self._eval_every] if every]
+        self._running: dict[int, EvaluationResult] = {}  # by update
+        self._measure = "evaluation" if self._eval_every else "recent return"
         self.best = best if best is not None and best.measure == self._measure else None
         self._best_policy: PolicyState | None = None  # not written yet
-        self._identity, self.ended = identity, None
-        if ended_before is not None and ended_before["identity"] == identity:
-            self.ended = LoopResult(ended_before["status"], reason=ended_before["reason"])
+        self._identity, self.ended = identity, ended
         self.last_eval: float | None = None
         self._max_steps, self._told_cut = run.eval_max_steps or EVAL_MAX_STEPS, False
 
     def updates_until_event(self, update: int) -> int:
         """Returns how many updates after `update` the next call of `finish` is due; 2**31 if there is none."""
-        periods = (every for every in (self._callback_every, self._eval_every, self._best_every) if every)
-        return min((every - update % every for every in periods), default=2**31)
+        return min((every - update % every for every in self._periods), default=2**31)
 
     def is_due(self, update: int) -> bool:
         """Returns whether `finish` must be called after `update` updates."""
-        return any(_divides(every, update) for every in (self._callback_every, self._eval_every, self._best_every))
+        return any(update % every == 0 for every in self._periods)
 
     def holds(self, update: int) -> bool:
         """Returns whether no update after `update` may start before `finish` was called."""
-        held_evaluation = self._eval_target < math.inf and _divides(self._eval_every, update)
-        return held_evaluation or any(_divides(every, update) for every in (self._callback_every, self._best_every))
+        return any(update % every == 0 for every in self._held)
 
-    def start(self, update: int, policy_state: PolicyState, stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Starts the evaluation after `update` updates, if it is due. A stop request ends one on the host."""
-        if self._evaluate is not None and _divides(self._eval_every, update):
-            try:
-                result: Any = self._evaluate(policy_state, update, stop_requested)
-            except Exception as error:  # of a Gymnasium environment; `finish` ends the run with it
-                result = error
-            if result is not None:
-                self._running[update] = result
+    def evaluates(self, update: int) -> bool:
+        """Returns whether the policy after `update` updates is evaluated."""
+        return bool(self._eval_every) and update % self._eval_every == 0
 
-    def is_pending(self, update: int) -> bool:
-        """Returns whether another process still evaluates the policy after `update` updates, see `poll`."""
-        return callable(self._running.get(update))
+    def start(self, update: int, policy_state: PolicyState) -> None:
+        """Starts the evaluation after `update` updates, if it is due."""
+        if self._evaluate is not None and self.evaluates(update):
+            self._running[update] = self._evaluate(policy_state, update)
 
-    def poll(self, update: int, timeout: float) -> bool:
-        """Returns whether an evaluation has ended, after at most `timeout` seconds. Raises its error."""
-        pending: Any = self._running.get(update)
-        if not callable(pending):  # it ended before, but not in all processes
-            return True
-        result = pending(timeout)
-        if result is not None:
-            self._running[update] = result
-        return result is not None
+    def add_evaluation(self, update: int, result: EvaluationResult) -> None:
+        """Adds the result of the evaluation after `update` updates."""
+        self._running[update] = result
 
     def is_ready(self, update: int) -> bool:
         """Returns whether the result of the evaluation after `update` updates can be read without waiting."""
-        result = self._running.get(update) if self._running else None
-        return not isinstance(result, EvaluationResult) or all(x.is_ready() for x in result.metrics.values())
+        result = self._running.get(update)
+        return result is None or all(x.is_ready() for x in result.metrics.values())
 
     def finish(self, loop: Any) -> dict[str, Any]:
         """Handles the events after the last update of the log, and returns metrics to add to those of the update.
@@ -120,9 +110,8 @@ class Monitor:
           loop: the training loop; its attribute `state` is the state after this update.
         """
         update, metrics = self._log.updates, dict[str, float]()
-        if _divides(self._eval_every, update):
+        if self.evaluates(update):
             result, ended = self._running.pop(update, None), None
-            assert not callable(result), "poll() comes first"
             try:
                 if result is not None:
                     metrics = self._read_evaluation(result)
@@ -132,16 +121,12 @@ class Monitor:
             self.ended = _agree("the evaluation", ended, SOLVED)
             if self.ended is not None and self.ended.error is not None:
                 return metrics
-        if _divides(self._best_every, update):
-            self.save_best(loop.policy_state)  # before a callback changes the policy that got the return
-        if _divides(self._callback_every, update):
+        if self._callback_every and update % self._callback_every == 0:
             metrics |= self._call_back(loop, metrics)
         return metrics
 
-    def _read_evaluation(self, result: EvaluationResult | Exception) -> dict[str, float]:
+    def _read_evaluation(self, result: EvaluationResult) -> dict[str, float]:
         """Returns the metrics of an evaluation. Raises its error."""
-        if isinstance(result, Exception):
-            raise result
         metrics = {f"eval/{name}": float(value) for name, value in result.metrics.items()}
         result.check()
         mean = self.last_eval = metrics["eval/return_mean"]
@@ -154,11 +139,6 @@ class Monitor:
         self._log.reporter.evaluated(self._log.steps, mean)
         self._offer(mean, result.policy_state)
         return metrics
-
-    def close(self) -> None:
-        """Ends the process of the evaluations, if there is one."""
-        if (close := getattr(self._evaluate, "close", None)) is not None:
-            close()
 
     @property
     def evaluation_bytes(self) -> int:
@@ -184,7 +164,7 @@ class Monitor:
           policy_state: the newest policy, which becomes the best one if its recent return is the highest. With
             evaluations, only evaluated policies count.
         """
-        if self._evaluate is None and self._min_episodes and policy_state is not None:
+        if not self._eval_every and self._min_episodes and policy_state is not None:
             self._offer(self._recent_return, policy_state)
         if self._best_policy is not None and self.best is not None:
             if self._log.writer is not None:
@@ -243,7 +223,3 @@ def _agree(what: str, own: LoopResult | None, other: LoopResult) -> LoopResult |
     if worst == _FAILED and code != _FAILED:
         return LoopResult("failed", HostFailed(f"{what} raised an exception in another process"))
     return own if code or worst == _CONTINUE else other
-
-
-def _divides(every: int, update: int) -> bool:
-    return bool(every) and update % every == 0

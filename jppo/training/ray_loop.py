@@ -4,34 +4,37 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
+from flax import struct
 from jax.experimental import multihost_utils
 
-from jppo.actors.env_runner import RunnerSpec, blank_fragment, rollout_bytes
+from jppo.actors.env_runner import blank_fragment, rollout_bytes
 from jppo.actors.local import LocalRunner
 from jppo.actors.sebulba import Sebulba
-from jppo.config.ppo import Hyperparams
 from jppo.config.ray import RayConfig
+from jppo.config.run import EVAL_EPISODES, EVAL_MAX_STEPS
 from jppo.devices.memory import check_host_memory
 from jppo.devices.mesh import allgather_ints
 from jppo.errors import ActorsFailed
 from jppo.ppo.types import PolicyState, TrainState, evaluate_schedules
-from jppo.runs.checkpoints import Checkpoint, Checkpoints
+from jppo.runs.checkpoints import Checkpoints
 from jppo.training.device_loop import POLL_SECONDS
+from jppo.training.evaluator import EvaluationResult, make_host_evaluate
+from jppo.training.hooks import restore_state
 from jppo.training.logger import Logger, LoopResult
 from jppo.training.monitor import Monitor
+from jppo.training.settings import PreparedRun
 
 _LOG_SECONDS = 0.4  # between two writes of metrics
 _WAIT_SECONDS = 0.2  # for fragments, before Ctrl-C is checked again
 _SHORT_SECONDS = 0.1  # Ctrl-C may wait for an update of this duration
-_MESSAGE_SECONDS = 60.0  # between two messages about an evaluation that the run waits for
 _CONTINUE, _STOP, _FAILED = 0, 1, 2  # codes that the processes exchange before each update
 
 
-class ActorState(NamedTuple):
+class ActorState(struct.PyTreeNode, kw_only=True):
     """The saved state of a run in the Ray mode. It excludes the environments, because Gymnasium cannot save them."""
 
     train: TrainState
@@ -46,40 +49,50 @@ class RayLoop:
     update. From the second update on, the policy of the samples is then one update old.
 
     If JAX runs in several processes, each has an equal share of the actors, and their fragments go to its devices.
+
+    An evaluation runs in the first actor of each process, between two rollouts. Training waits for it.
     """
 
     def __init__(
         self,
-        agent: Sebulba,
-        seed: int,
-        hyperparams: Hyperparams,
+        prepared: PreparedRun,
         log: Logger,
-        config: RayConfig,
         checkpoints: Checkpoints | None = None,
         monitor: Monitor | None = None,
-        force: bool = False,
     ) -> None:
         """Starts the actors and compiles the update meanwhile.
 
-        Args:
-          config: with num_actors and envs_per_actor filled in.
-          force: start even if rollouts do not fit in the free memory; otherwise, this raises ValueError.
+        Raises:
+          ValueError: rollouts do not fit in the free memory, and `run.force` is not set.
         """
-        start, key = time.perf_counter(), jax.random.key(seed)
+        start, key = time.perf_counter(), jax.random.key(prepared.seed)
+        agent, config = prepared.agent, prepared.ray
+        assert isinstance(agent, Sebulba), "use DeviceLoop"
         self._agent, self._log, self._config = agent, log, config
         self._rows: list[dict[str, Any]] = []  # updates that are not logged
-        self._ends: list[float] = []  # when each of them ended
-        self._event = 0  # update with an event that is not logged yet, because its evaluation still runs; or 0
-        self._next_message = math.inf  # when to say that the run still waits for this evaluation
-        self._hyperparams, self.monitor = hyperparams, monitor or Monitor(log)
-        self.state: TrainState = agent.init(key, hyperparams)
+        self._hyperparams, self.monitor = prepared.hyperparams, monitor or Monitor(log)
+        self.state: TrainState = agent.init(key, prepared.hyperparams)
         self._checkpoints, self._counts_before = checkpoints, dict[str, int]()
         self._streams: np.ndarray
         self._behaviour: Any = ()  # see ActorState
         spec = agent.runner_spec(key, log.updates)
         if checkpoints is not None and checkpoints.start is not None:
-            spec = self._restore(checkpoints.start, spec)
-        if not force:
+            streams = np.zeros((agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
+            behaviour = jax.device_get(self.policy_state) if config.policy_lag else ()
+            restored = restore_state(checkpoints, ActorState(train=self.state, streams=streams, behaviour=behaviour))
+            self.state, self._streams, self._behaviour = restored.train, restored.streams, restored.behaviour
+            self._hyperparams = jax.device_get(self.state.hyperparams)
+            self._counts_before = checkpoints.start.counts
+            spec = spec._replace(streams=self._streams)
+        run = prepared.run
+        if run.eval_every:
+            episodes, steps = run.eval_episodes or EVAL_EPISODES, run.eval_max_steps or EVAL_MAX_STEPS
+            parts = agent.env, agent.policy.network, agent.policy.action_spec, bool(run.eval_sampled)
+            spec = spec._replace(
+                make_evaluate=functools.partial(make_host_evaluate, *parts, episodes, steps, prepared.seed)
+            )
+            self._max_rollouts = episodes * steps / (agent.config.num_steps * (config.envs_per_actor or 1))
+        if not run.force:
             sizes = f"num_envs = {agent.config.num_envs:,} or num_steps = {agent.config.num_steps:,}"
             copies = 2 if jax.default_backend() == "cpu" else 1  # that of the actors and that of the learner
             check_host_memory(copies * rollout_bytes(spec, agent.config.num_envs // jax.process_count()), sizes)
@@ -123,11 +136,7 @@ class RayLoop:
 
     def close(self) -> None:
         """Closes the actors."""
-        try:
-            if self._actors.check_daemons(closing=True):  # without them, Ray would block
-                self.monitor.close()
-        finally:
-            self._actors.close()
+        self._actors.close()
 
     def save(self) -> None:
         """Starts to write a checkpoint of the state after the last logged update. All processes must call this."""
@@ -139,19 +148,6 @@ class RayLoop:
             state = ActorState(train=self.state, streams=streams, behaviour=self._behaviour)
             self._log.save(self._checkpoints, state, self._counts, self.monitor.end_to_json())
 
-    def _restore(self, checkpoint: Checkpoint, spec: RunnerSpec) -> RunnerSpec:
-        streams = np.zeros((self._agent.config.num_envs, *spec.key_data.shape), spec.key_data.dtype)
-        behaviour = jax.device_get(self.state.policy_state) if self._config.policy_lag else ()
-        fresh = self.state
-        restored = checkpoint.restore(ActorState(fresh, streams, behaviour))
-        self.state, self._streams, self._behaviour = restored
-        self.state = self.state.replace(num_updates=fresh.num_updates)  # a resumed run may be longer
-        if self._checkpoints is not None and not self._checkpoints.keeps_hyperparams:
-            self.state = self.state.replace(hyperparams=fresh.hyperparams)
-        self._hyperparams = jax.device_get(self.state.hyperparams)
-        self._counts_before = checkpoint.counts
-        return spec._replace(streams=self._streams)
-
     def _run(self, stop_requested: Callable[[], bool]) -> LoopResult:
         if (ready := self._await(self._actors.ready, stop_requested)) is None:
             return LoopResult("interrupted")
@@ -161,19 +157,21 @@ class RayLoop:
         self._start = self._written - self._log.seconds
         lag, num_updates, first = self._config.policy_lag, self._agent.num_updates, self._log.updates + 1
         behind, update_seconds = bool(self._behaviour), math.inf
-        if (ended := self.monitor.check_target()) is not None:  # before a resume
-            return ended
         self._launch(self._behaviour or jax.device_get(self.state.policy_state), first - 1)
         for number in range(first, num_updates + 1):
             begin = time.perf_counter()
             fragments = self._await(self._actors.poll, stop_requested)
             if fragments is None:
-                return self._interrupt()
+                self._flush()
+                return LoopResult("interrupted")
             arrived = time.perf_counter()
             self._streams = np.concatenate([fragment.streams for fragment in fragments])
+            more = number < num_updates
+            # an actor that evaluates collects no rollout meanwhile, and a callback may change the next policy
+            late = self.monitor.evaluates(number) if lag else self.monitor.is_due(number)
             if lag:
                 self._behaviour = jax.device_get(self.state.policy_state)
-                if number < num_updates:
+                if more and not late:
                     self._launch(self._behaviour, number)
             rollout, stats = jax.block_until_ready(self._agent.place(fragments))
             placed = time.perf_counter()
@@ -182,8 +180,7 @@ class RayLoop:
             learnt = time.perf_counter()
             update_seconds = learnt - placed
             finite = bool(metrics["finite"])
-            launches, held = not lag and number < num_updates and finite, self.monitor.holds(number)
-            if launches and not held:
+            if more and finite and not (lag or late):
                 self._launch(jax.device_get(self.state.policy_state), number)
             metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
             times = {
@@ -193,41 +190,27 @@ class RayLoop:
             }
             lagging = bool(lag) and (behind or number > first)
             self._rows.append(metrics | times | self._actor_metrics(fragments, lagging))
-            self._ends.append(time.perf_counter())
             if (ended := self._end_update(number, finite, stop_requested)) is not None:
                 return ended
-            if launches and held:
-                self._launch(jax.device_get(self.state.policy_state), number)
+            if more and late:
+                self._launch(self._behaviour or jax.device_get(self.state.policy_state), number)
         return LoopResult("finished")
 
     def _end_update(self, number: int, finite: bool, stop_requested: Callable[[], bool]) -> LoopResult | None:
-        """Logs the updates, handles events and saves a checkpoint, each if it is due. A stop ends an evaluation.
-
-        Updates are logged in order, so those after an evaluated one are logged when the evaluation has ended.
+        """Evaluates the policy, logs the updates, handles events and saves a checkpoint, each if it is due.
 
         Returns:
           the reason to end the run after update `number`, or None.
         """
         last, monitor, before = number == self._agent.num_updates, self.monitor, self.state
-        save = not last and self._is_checkpoint_due(number)
         event = finite and monitor.is_due(number)
-        exact = save and self._checkpoints is not None and self._checkpoints.every_updates > 0
-        if self._event and not self._finish_event(last or event or exact or not finite, stop_requested):
-            return self._interrupt()
-        if event:
-            if self._actors.check_daemons(at_once=True):  # without them, Ray would start again; the next poll raises
-                monitor.start(number, self.state.policy_state, stop_requested)
-            self._event = number
-            if not self._finish_event(last or exact or monitor.holds(number), stop_requested):
-                return self._interrupt()
-        save = save and not self._event  # a checkpoint that is due at a time is saved after the evaluation
+        if event and monitor.evaluates(number) and not self._evaluate(number, stop_requested):
+            self._flush()
+            return LoopResult("interrupted")
+        save = not last and self._is_checkpoint_due(number)
         due = save or last or event or not finite or monitor.target is not None
-        if due or time.perf_counter() - self._written >= _LOG_SECONDS:
-            if self._event:
-                self._written = time.perf_counter()
-                self._log.show_progress(number, self._written - self._start)
-            elif not self._flush():
-                return LoopResult("diverged")
+        if (due or time.perf_counter() - self._written >= _LOG_SECONDS) and not self._flush(event):
+            return LoopResult("diverged")
         if self.state is not before:  # a callback may have changed the hyperparameters
             self._hyperparams = jax.device_get(self.state.hyperparams)
         ended = monitor.check_target()
@@ -235,44 +218,14 @@ class RayLoop:
             self.save()
         return ended
 
-    def _finish_event(self, wait: bool, stop_requested: Callable[[], bool]) -> bool:
-        """Logs the updates until the last one with an event and handles the event.
-
-        Args:
-          wait: wait for the end of its evaluation; otherwise this does nothing if the evaluation still runs.
-
-        Returns:
-          whether no stop was requested while this waited.
-        """
-        if allgather_ints([self.monitor.is_pending(self._event)]).any():  # then all processes must take part
-            self._next_message = time.monotonic() + _MESSAGE_SECONDS
-            ended = self._await(self._poll_evaluation if wait else self._check_evaluation, stop_requested)
-            if ended is None or not allgather_ints([ended]).all():
-                return ended is not None
-        count, self._event = self._event - self._log.updates, 0
-        return self._flush(count)
-
-    def _poll_evaluation(self, timeout: float) -> bool | None:
-        """Returns True if this process's evaluation has ended, or None if it still runs after `timeout` seconds."""
-        self._actors.require_daemons()  # without them, Ray would block
-        if time.monotonic() >= self._next_message:
-            self._next_message += _MESSAGE_SECONDS
-            self._log.reporter.message(
-                f"still waiting for the evaluation after update {self._event}; Ctrl-C ends the run without its result"
-            )
-        try:
-            return self.monitor.poll(self._event, timeout) or None
-        except (ActorsFailed, OSError):  # OSError: the connection to the raylet broke
-            self._actors.require_daemons(at_once=True)
-            raise
-
-    def _check_evaluation(self, timeout: float) -> bool:
-        """Returns whether the evaluation has ended, without waiting."""
-        return bool(self._poll_evaluation(0.0))
-
-    def _interrupt(self) -> LoopResult:
-        """Logs the updates without the evaluation that still runs."""
-        return LoopResult("interrupted" if self._flush() else "diverged")
+    def _evaluate(self, number: int, stop_requested: Callable[[], bool]) -> bool:
+        """Evaluates the policy after update `number`. Returns False if a stop request ended the evaluation."""
+        policy_state = jax.device_get(self.state.policy_state)
+        self._actors.start_evaluation(policy_state, number, stop_requested, self._max_rollouts)
+        results = self._await(self._actors.poll, stop_requested)
+        if results is not None:
+            self.monitor.add_evaluation(number, EvaluationResult(results[0], policy_state))
+        return results is not None
 
     def _is_checkpoint_due(self, update: int) -> bool:
         """Returns whether to save a checkpoint after this update. The first process decides for all."""
@@ -325,22 +278,19 @@ class RayLoop:
         times = {f"actors/{name}_seconds": value for name, value in seconds.items()}
         return counts | times | {"actors/policy_lag": float(behind)}
 
-    def _flush(self, count: int = 0) -> bool:
+    def _flush(self, event: bool = False) -> bool:
         """Logs the updates since the last call. Returns False if one diverged.
 
         Args:
-          count: number of updates to log, after the last of which there is an event; 0: all, without an event.
+          event: whether the monitor handles events after the last one.
         """
         if not self._rows:
             return True
-        finish = functools.partial(self.monitor.finish, self) if count else None
-        count = count or len(self._rows)
-        rows, self._rows = self._rows[:count], self._rows[count:]
+        rows, self._rows = self._rows, []
         self._written = time.perf_counter()
-        end = self._ends[count - 1] if self._rows else self._written
-        self._ends = self._ends[count:]
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        return self._log.add(columns, end - self._start, finish)
+        finish = functools.partial(self.monitor.finish, self) if event else None
+        return self._log.add(columns, self._written - self._start, finish)
 
 
 def _make_actors(spec: Any, config: RayConfig, message: Callable[[str], None]) -> Any:

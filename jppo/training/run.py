@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,14 +19,14 @@ from jppo.errors import TrainingDiverged
 from jppo.networks.feed_forward import channels_first, is_image
 from jppo.ppo.anakin import Anakin
 from jppo.runs import run_dir as runs
-from jppo.runs.checkpoints import Checkpoint, Checkpoints, check_same_run, latest_checkpoint
+from jppo.runs.checkpoints import Checkpoint, Checkpoints, latest_checkpoint
 from jppo.runs.files import jsonable
 from jppo.runs.load import read_summary
 from jppo.runs.policy import TrainedPolicy
 from jppo.runs.writer import RunWriter
 from jppo.training.callback import RunInfo
 from jppo.training.device_loop import DeviceLoop, init_state, state_shapes
-from jppo.training.evaluator import DeviceEvaluator, Evaluator, make_host_evaluator
+from jppo.training.evaluator import DeviceEvaluator, Evaluator
 from jppo.training.hooks import PeriodicCheckpoints, RunHooks
 from jppo.training.interrupts import stop_on_interrupt
 from jppo.training.logger import Logger, LoopResult
@@ -35,21 +34,13 @@ from jppo.training.monitor import Monitor
 from jppo.training.progress import Reporter, WorkerReporter, make_reporter, warn_with
 from jppo.training.result import Result
 from jppo.training.return_target import count_needed_episodes
-from jppo.training.settings import (
-    PreparedRun,
-    RunSettings,
-    describe_processes,
-    describe_start,
-    fill_from_previous_run,
-    prepare_run,
-    read_previous_run,
-)
+from jppo.training.settings import PreparedRun, RunSettings, decide_run, describe_processes, describe_start
 
 if TYPE_CHECKING:
     from jppo.training.ray_loop import RayLoop
 
-_LARGE_IMAGE = 10_000  # numbers in an observation
 _END_SETTINGS = ("total_steps", "stop_at_return", "seed", "hyperparams")  # a run that ended continues with other ones
+_LARGE_IMAGE = 10_000  # numbers in an observation
 _MANY_STEPS = 10_000  # in fewer steps, episodes may be too long to end
 
 
@@ -64,21 +55,13 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
         settings = dataclasses.replace(settings, run=run)
     with interrupt_all_processes():
         with raise_on_all_processes():
-            previous = read_previous_run(settings)
-            resumes = previous is not None
-            if hooks is not None:
-                previous = None
-            if previous is not None:
-                settings = fill_from_previous_run(settings, previous)
-            prepared = prepare_run(settings)
-            if previous is not None and settings.run_dir is not None:
-                check_same_run(settings.run_dir, previous, prepared.config_json)
+            prepared, resumes = decide_run(settings, takes_missing=hooks is None)
             reporter = make_reporter(settings.run.progress, prepared.total_steps)
         same = {"xla_flags": None, "saves": settings.run_dir is not None, "resumes": resumes}
         assert_same_settings(json.dumps(prepared.config_json | same, default=str))
         if number := jax.process_index():
             reporter = WorkerReporter(reporter, number)
-        if previous is not None and (result := _finished_result(settings, previous, prepared, reporter)):
+        if resumes and hooks is None and (result := _finished_result(prepared, reporter)):
             if prepared.run.video and result.run_dir is not None and not (result.run_dir / "video.gif").exists():
                 reporter.message(f"this run has no video; write one with: jppo play {result.run_dir}")
             return result
@@ -95,26 +78,22 @@ def train_with_settings(settings: RunSettings, hooks: RunHooks | None = None) ->
     return result
 
 
-def _finished_result(
-    settings: RunSettings, previous: dict[str, Any], prepared: PreparedRun, reporter: Reporter
-) -> Result | None:
+def _finished_result(prepared: PreparedRun, reporter: Reporter) -> Result | None:
     """Returns the result of a run that is already finished; None if there are updates left to train.
 
     A run that ended early continues if total_steps or stop_at_return changed. A finished run writes its files again if
     writes failed or files are missing, and repeats its last updates if its last checkpoint is damaged.
     """
-    run_dir, agent = settings.run_dir, prepared.agent
+    run_dir, agent = prepared.run_dir, prepared.agent
     assert run_dir is not None, "a previous run has a directory"
     summary = read_summary(run_dir)
     is_whole = summary.keys() >= {"return_mean", "return_std", "steps_per_second", "compile_seconds", "updates"}
     is_whole &= "failed_writes" not in summary and (run_dir / runs.POLICY).exists()
     if summary.get("status") not in ("finished", "stopped", "solved") or not is_whole:
         return None
-    checkpoint = latest_checkpoint(run_dir, warn_with(reporter))
-    same = all(previous.get(name) == prepared.config_json.get(name) for name in ("total_steps", "stop_at_return"))
-    ended_early = same and summary["status"] != "finished"
-    last = summary["updates"] if ended_early else agent.num_updates
-    if checkpoint is None or checkpoint.update < last:
+    if (checkpoint := latest_checkpoint(run_dir, warn_with(reporter))) is None:
+        return None
+    if checkpoint.update < agent.num_updates and _ended_before(prepared, checkpoint) is None:
         return None
     state: Any
     if isinstance(agent, Anakin):
@@ -125,13 +104,11 @@ def _finished_result(
         policy_state = state.policy_state
     log = Logger(agent.config.batch_size, None, reporter, log_every=prepared.run.log_every or 1)
     log.restore(run_dir, checkpoint)
-    log.finish()
     log.info(f"{run_dir} is already finished; nothing is left to train")
     policy_state = jax.device_put(jax.device_get(policy_state), jax.local_devices()[0])
-    policy = TrainedPolicy(agent.policy, policy_state, agent.env)
     return Result(
         metrics=log.history.arrays(),
-        policy=policy,
+        policy=TrainedPolicy(agent.policy, policy_state, agent.env),
         summary=summary | {"run_dir": str(run_dir)},
         state=state,
         agent=agent,
@@ -140,12 +117,25 @@ def _finished_result(
     )
 
 
+def _end_identity(prepared: PreparedRun) -> dict[str, Any]:
+    """Returns the settings with which a run that ended by itself does not continue, as JSON."""
+    identity: dict[str, Any] = jsonable({name: prepared.config_json.get(name) for name in _END_SETTINGS})
+    return identity
+
+
+def _ended_before(prepared: PreparedRun, start: Checkpoint | None) -> LoopResult | None:
+    """Returns why the run ended by itself at a checkpoint; None if it did not, or continues with other settings."""
+    ended = None if start is None else start.log["ended"]
+    if ended is None or ended["identity"] != _end_identity(prepared):
+        return None
+    return LoopResult(ended["status"], reason=ended["reason"])
+
+
 def _open_writer(prepared: PreparedRun, resumes: bool, reporter: Reporter) -> RunWriter | None:
     """Opens the run directory in the first process; returns None if nothing is saved."""
-    run = prepared.run
-    if run.run_dir is None or jax.process_index():
+    if prepared.run_dir is None or jax.process_index():
         return None
-    return RunWriter(Path(run.run_dir), prepared.config_json, run.wandb, resumes, warn_with(reporter))
+    return RunWriter(prepared.run_dir, prepared.config_json, prepared.run.wandb, resumes, warn_with(reporter))
 
 
 def _open_checkpoints(prepared: PreparedRun, resumes: bool, log: Logger, hooks: RunHooks | None) -> Checkpoints | None:
@@ -153,10 +143,9 @@ def _open_checkpoints(prepared: PreparedRun, resumes: bool, log: Logger, hooks: 
 
     All processes of a run read and write the checkpoints, so the run directory must be on a shared disk.
     """
-    run = prepared.run
-    if run.run_dir is None:
+    run, run_dir = prepared.run, prepared.run_dir
+    if run_dir is None:
         return None
-    run_dir = Path(run.run_dir)
     arguments = run_dir, run.checkpoint_seconds, run.max_checkpoints, warn_with(log.reporter)
     if hooks is None:
         checkpoints = Checkpoints(*arguments)
@@ -189,8 +178,9 @@ def _train(prepared: PreparedRun, resumes: bool, hooks: RunHooks | None, reporte
                 loop = make_loop(prepared, log, checkpoints)
                 if stop_requested():  # before a resumed run loses its summary
                     raise KeyboardInterrupt
-                log.truncate_after()
-            ended = loop.run(stop_requested)
+                if writer is not None:
+                    writer.truncate_after(log.updates, log.steps)
+            ended = loop.monitor.check_target() or loop.run(stop_requested)
             if not log.updates and ended.status in ("interrupted", "failed"):
                 raise ended.error or KeyboardInterrupt
             if log.steps >= _MANY_STEPS and not log.recent.total:
@@ -244,16 +234,10 @@ def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) 
         with end_process_at(signal.SIGTERM):
             shapes = state_shapes(agent, prepared.hyperparams).train.policy_state
             evaluate = DeviceEvaluator(agent, shapes, run, prepared.seed)
-    elif run.eval_every and prepared.ray.num_actors:
-        from jppo.training.ray_evaluator import RayEvaluator  # ray takes a second to import
-
-        evaluate = RayEvaluator(agent, run, prepared.seed, prepared.ray)
-    elif run.eval_every:
-        evaluate = make_host_evaluator(agent, run, prepared.seed)
     best = None
-    if run.run_dir is not None:
+    if prepared.run_dir is not None:
         try:
-            best = runs.read_best(Path(run.run_dir))
+            best = runs.read_best(prepared.run_dir)
         except ValueError as error:
             log.info(f"WARNING: {error}; the run selects a new best policy")
     return Monitor(
@@ -261,22 +245,21 @@ def _make_monitor(prepared: PreparedRun, log: Logger, start: Checkpoint | None) 
         run,
         min_episodes=count_needed_episodes(agent.config),
         evaluate=evaluate,
-        info=RunInfo(env=agent.env.name, seed=prepared.seed, settings={}, number=0),
+        info=RunInfo(env=agent.env.name, seed=prepared.seed),
         best=best,
-        identity=jsonable({name: prepared.config_json.get(name) for name in _END_SETTINGS}),
-        ended_before=None if start is None else start.log.get("ended"),
+        identity=_end_identity(prepared),
+        ended=_ended_before(prepared, start),
     )
 
 
 def make_loop(prepared: PreparedRun, log: Logger, checkpoints: Checkpoints | None) -> "DeviceLoop | RayLoop":
     """Returns the training loop of the run's mode, compiled."""
     monitor = _make_monitor(prepared, log, None if checkpoints is None else checkpoints.start)
-    agent, seed, hyperparams = prepared.agent, prepared.seed, prepared.hyperparams
-    if isinstance(agent, Anakin):
-        return DeviceLoop(agent, seed, hyperparams, log, checkpoints, monitor, prepared.run.force)
+    if isinstance(prepared.agent, Anakin):
+        return DeviceLoop(prepared, log, checkpoints, monitor)
     from jppo.training.ray_loop import RayLoop  # an on-device run does not need the actors package
 
-    return RayLoop(agent, seed, hyperparams, log, prepared.ray, checkpoints, monitor, prepared.run.force)
+    return RayLoop(prepared, log, checkpoints, monitor)
 
 
 def _save_result(
@@ -314,16 +297,14 @@ def _save_result(
         "policy_sha256": fingerprint(policy_state),
         "run_dir": None if writer is None else str(writer.path),
     }
-    policy = TrainedPolicy(agent.policy, policy_state, agent.env)
     if writer is not None and (failed_writes := writer.close(policy_state, summary)):
         summary["failed_writes"] = failed_writes
-    path = None if writer is None else writer.path
     return Result(
         metrics=log.history.arrays(),
-        policy=policy,
+        policy=TrainedPolicy(agent.policy, policy_state, agent.env),
         summary=summary,
         state=loop.state,
         agent=agent,
-        run_dir=path,
+        run_dir=None if writer is None else writer.path,
         settings=prepared.config_json,
     )

@@ -26,6 +26,7 @@ from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
 from jppo.runs import run_dir as runs
+from jppo.runs.checkpoints import check_same_run
 
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
@@ -77,6 +78,11 @@ class PreparedRun:
     preset: str
     run: RunConfig  # with log_every filled in
     config_json: dict[str, Any]  # content of config.json
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, or None if nothing is saved."""
+        return None if self.run.run_dir is None else Path(self.run.run_dir)
 
 
 def prepare_run(settings: RunSettings) -> PreparedRun:
@@ -194,20 +200,28 @@ def _spread_over_actors(
     return config, ray
 
 
-def read_previous_run(settings: RunSettings) -> dict[str, Any] | None:
-    """Returns config.json of the run to resume; None for a new run.
+def decide_run(settings: RunSettings, takes_missing: bool) -> tuple[PreparedRun, bool]:
+    """Returns the validated run, and whether it resumes the run in its directory.
+
+    Args:
+      takes_missing: missing arguments come from the previous run, and the others must be equal to it.
 
     Raises:
-      ValueError: there is no run to resume, or config.json is damaged.
+      ValueError: an argument is invalid, differs from the previous run, or there is no run to resume.
     """
-    if settings.run_dir is None:
+    run_dir = settings.run_dir
+    if run_dir is None:
         for name in ("resume", "wandb", "video"):
             if getattr(settings.run, name):
                 raise Refused(f"{name} needs a run_dir")
-        return None
-    if not (settings.run.resume or os.path.exists(settings.run_dir / "config.json")):
-        return None
-    return runs.read_config(settings.run_dir)
+    if run_dir is None or not (settings.run.resume or os.path.exists(run_dir / "config.json")):
+        return prepare_run(settings), False
+    previous = runs.read_config(run_dir)
+    if not takes_missing:
+        return prepare_run(settings), True
+    prepared = prepare_run(fill_from_previous_run(settings, previous))
+    check_same_run(run_dir, previous, prepared.config_json)
+    return prepared, True
 
 
 def fill_from_previous_run(settings: RunSettings, previous: dict[str, Any]) -> RunSettings:
