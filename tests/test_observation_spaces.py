@@ -12,9 +12,11 @@ from gymnasium import spaces
 from parallel_probes import Team
 
 import jppo
+from jppo.actors.numpy_params import cast_leaves
+from jppo.actors.numpy_policy.spaces import _component_categories
 from jppo.envs.gymnasium import make_host_env
 from jppo.envs.gymnasium_vector import make_vector
-from jppo.envs.spaces import ObsSpec
+from jppo.envs.spaces import ObsSpec, component_categories
 from jppo.ppo.policy import prepare_obs
 
 # space, an observation of it, the network's input
@@ -127,6 +129,19 @@ def test_act_and_exports_refuse_numbers_that_the_space_lacks(part, value, wrong,
         act(obs)
         with pytest.raises(ValueError, match=rf"observation\['cue'\] has {named}; its space has"):
             act({"cue": wrong})
+
+
+@pytest.mark.parametrize("wrong", ["left", ["1", "2"], [1 + 2j, 0], [1, [2, 3]], [None, 1], [2**70, 1]], ids=str)
+def test_leaves_that_are_not_numbers_of_the_space_are_named(wrong):
+    spec = {"cue": ObsSpec((2,), "int32")}
+    with pytest.raises(jppo.errors.Refused, match=r"observation\['cue'\] cannot be converted to int32: "):
+        cast_leaves(spec, [wrong])
+
+
+@pytest.mark.parametrize(("nvec", "start"), [((3,), (0,)), ((2, 3), (5, -1)), ((1, 4, 2), (0, 2**31 - 9, -(2**31)))])
+def test_categories_are_the_same_in_the_numpy_form(nvec, start):
+    for ours, theirs in zip(component_categories(nvec, start), _component_categories(nvec, start), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("part", [spaces.Discrete(3), spaces.MultiDiscrete([3])], ids=str)
