@@ -277,7 +277,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _list_numbers(folder: Path) -> list[Path]:
-    """Returns what orbax takes for checkpoints, and deletes when there are newer ones."""
+    """Returns the paths that orbax treats as checkpoints; it deletes old ones."""
     return [path for path in folder.glob("*") if re.fullmatch(r"0|[1-9]\d*", path.name)]
 
 

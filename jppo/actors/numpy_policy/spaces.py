@@ -47,7 +47,7 @@ class ObsArray(NamedTuple):
         """Returns observations [..., *shape] in the array's dtype.
 
         Raises ValueError for numbers that the space does not have: other categories, and numbers that the dtype would
-        change, such as 0.7 or 300 as uint8; and for what is not an array of real numbers.
+        change, such as 0.7 or 300 as uint8. The same error reports values that are not arrays of real numbers.
         """
         try:
             given = np.asarray(obs)
