@@ -23,7 +23,7 @@ from jppo.config.presets import preset_for
 from jppo.runs.files import write_json
 
 SMALL = {"num_envs": 64, "num_steps": 32, "hidden_sizes": (64, 64)}  # the preset would take hours on two cores
-TASKS: dict[str, tuple[int, dict[str, Any]]] = {  # steps, and what differs from the preset
+TASKS: dict[str, tuple[int, dict[str, Any]]] = {  # steps, and the changes of the preset
     "CartPole-v1": (500_000, {}),
     "MountainCar-v0": (400_000, {}),
     "Breakout-MinAtar": (200_000, SMALL),
