@@ -1,13 +1,17 @@
 """Tests environments with several agents: rows, inactive agents, time limits, and the update without inactive rows."""
 
 import functools
+import importlib
 import re
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import SMALL
+from gymnasium import spaces
 from jax.sharding import Mesh, PartitionSpec
 from lenient import lenient
 from parallel_probes import LIMIT, Immortal, Masked, Team, Uneven, Vanishing, duo
@@ -20,11 +24,12 @@ from jppo.envs.base import Step
 from jppo.envs.contract import BrokenContractError
 from jppo.envs.gymnasium import make_host_env
 from jppo.envs.host_families import host_env_names
+from jppo.envs.spaces import ObsSpec
 from jppo.networks.actor_critic import make_network
 from jppo.ppo.anakin import make_anakin
 from jppo.ppo.learner import _weights, make_learner
 from jppo.ppo.losses import ppo_loss
-from jppo.ppo.policy import make_policy
+from jppo.ppo.policy import make_policy, prepare_obs
 from jppo.ppo.rollout import collect, episode_stats
 from jppo.ppo.types import Batch, Episode, Transition
 from jppo.runs.render import check_drawable, play_gif
@@ -334,6 +339,54 @@ def play_jaxmarl(env, num_steps, seed=0):
         steps.append(step(jax.random.fold_in(jax.random.key(seed), t), state, action))
         obs, state = steps[-1].obs, steps[-1].state
     return first, states, steps
+
+
+class Declared:
+    """An environment with JaxMARL's API, of which an observation is returned and another space may be declared."""
+
+    agents, max_steps = ("a", "b"), 5
+
+    def __init__(self, space, obs):
+        self.space, self.obs = space, jnp.asarray(obs)
+
+    def observation_space(self, agent):
+        return self.space
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, key):
+        return dict.fromkeys(self.agents, self.obs), jnp.int32(0)
+
+    def step_env(self, key, state, actions):
+        zeros = dict.fromkeys(self.agents, jnp.float32(0))
+        return *self.reset(key), zeros, dict.fromkeys((*self.agents, "__all__"), jnp.bool_(False)), {}
+
+    def get_avail_actions(self, state):
+        return dict.fromkeys(self.agents, jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "features"),
+    [
+        (spaces.Discrete(3), 2, [0, 0, 1]),
+        (types.SimpleNamespace(num_categories=jnp.array([2, 3]), shape=(2,)), [1, 0], [0, 1, 1, 0, 0]),
+        (spaces.Discrete(2), [1, 0, 1], [1, 0, 1]),  # declared so by Hanabi
+        (spaces.Box(-9, 9, (2,), np.int32), [-9, 4], [-9, 4]),
+    ],
+    ids=["Discrete", "MultiDiscrete", "flags", "integers"],
+)
+def test_spaces_of_jaxmarl_mean_the_same_as_others(monkeypatch, space, obs, features):
+    stub = types.ModuleType("jaxmarl")
+    stub.make = lambda name, **options: Declared(space, obs)
+    monkeypatch.setitem(sys.modules, "jaxmarl", stub)
+    monkeypatch.delitem(sys.modules, "jppo.envs.families.jaxmarl", raising=False)
+    env = importlib.import_module("jppo.envs.families.jaxmarl").make("declared")
+    del sys.modules["jppo.envs.families.jaxmarl"]
+    seen, _ = env.reset(jax.random.key(0))
+    prepared = prepare_obs(env.obs_spec, seen)
+    np.testing.assert_array_equal(prepared["observation"], [features] * 2)
+    assert env.obs_spec["action_mask"] == ObsSpec((2,), "bool")
 
 
 def test_the_limit_of_jaxmarl_truncates():

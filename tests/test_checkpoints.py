@@ -27,7 +27,7 @@ import jppo
 from jppo.cli.main import main
 from jppo.networks.actor_critic import make_network
 from jppo.runs import checkpoints
-from jppo.runs.checkpoints import FORMAT, Checkpoints, latest_checkpoint
+from jppo.runs.checkpoints import FORMAT, Checkpoints, delete_checkpoints, latest_checkpoint
 from jppo.runs.files import jsonable
 from jppo.runs.leaves import copy_leaves
 from jppo.runs.load import load_run
@@ -362,9 +362,35 @@ def test_a_setting_missing_in_config_json_has_its_default(full, copied):
     assert_same(resume(copied).state, full.state)
 
 
-def test_a_folder_named_with_a_non_ascii_digit_is_ignored(copied):
-    (copied / "checkpoints" / "²").mkdir()
+def test_other_names_in_the_folder_of_checkpoints_are_ignored(copied):
+    folders = [copied / "checkpoints" / name for name in ("²", "007", "5x", "best-so-far", "5.orbax")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+    os.mkfifo(copied / "checkpoints" / "pipe")
     assert latest(copied) is not None
+    assert resume(copied).summary["status"] == "finished"
+    assert all((folder / "notes.txt").read_text() == "mine" for folder in folders)
+
+
+@pytest.mark.parametrize("name", ["0", "1", "99999999999", "1٣"])
+def test_a_folder_of_others_with_a_number_as_name_is_refused(copied, name):
+    """orbax would delete it with its old checkpoints."""
+    folder = copied / "checkpoints" / name
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert latest(copied) is not None
+    with pytest.raises(ValueError, match=f"checkpoints/{name} is not a checkpoint, .*rename or move it"):
+        resume(copied)
+    assert (folder / "notes.txt").read_text() == "mine"
+    delete_checkpoints(copied)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_named_pipe_with_a_number_as_name_is_refused(copied):
+    os.mkfifo(copied / "checkpoints" / "99")
+    with pytest.raises(ValueError, match="checkpoints/99 is not a folder"):
+        resume(copied)
 
 
 @pytest.mark.slow

@@ -88,6 +88,21 @@ def test_sweep_directory_with_links_is_refused(tmp_path, target, name):
         SweepStore(path, [], {})
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_sweep_with_other_kinds_of_files_among_its_runs_is_refused(tmp_path, target, kind):
+    options = {"seeds": 2, "total_steps": BATCH, "config": CONFIG, "sweep_dir": tmp_path / "sweep"}
+    jppo.sweep(Cued(), **options)
+    path = max((tmp_path / "sweep" / "runs").iterdir())
+    path.unlink()
+    {"link": lambda: path.symlink_to(target), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    found = "a link" if kind == "link" else "not a regular file"
+    with pytest.raises(ValueError, match=f"runs/{path.name} is {found}, and jppo would write it"):
+        jppo.sweep(Cued(), **options)
+    if kind != "link":
+        with pytest.raises(ValueError, match=rf"{path.name} is damaged \(it is not a regular file\)"):
+            load_sweep(tmp_path / "sweep")
+
+
 def test_link_that_appears_during_a_run_is_replaced(tmp_path, target):
     path = tmp_path / "run"
     writer = RunWriter(path, SETTINGS)
@@ -126,12 +141,12 @@ def test_other_readers_do_not_wait_for_a_named_pipe(tmp_path):
     for name in ("policy_state.npz", "best_policy.npz"):
         (tmp_path / "run" / name).unlink(missing_ok=True)
         os.mkfifo(tmp_path / "run" / name)
-    with pytest.raises(ValueError, match="it is not a regular file"):
+    with pytest.raises(ValueError, match=r"describes: it is not a regular file"):
         load_policy_state(tmp_path / "run", {"x": np.zeros(1)})
-    with pytest.raises(ValueError, match="it is not a regular file"):
+    with pytest.raises(ValueError, match="damaged: it is not a regular file"):
         read_best(tmp_path / "run")
     os.mkfifo(tmp_path / "sweep.json")
-    with pytest.raises(ValueError, match="it is not a regular file"):
+    with pytest.raises(ValueError, match=r"\(it is not a regular file\)"):
         load_sweep(tmp_path)
 
 

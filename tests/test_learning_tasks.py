@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import tyro
 
 from jppo.config.presets import PRESETS, preset_for
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import learning
 import masks
+import value_clipping
 from learning_report import memory_table, table
 from learning_tasks import MEMORY, TASKS
 
@@ -117,3 +119,15 @@ def test_the_intervals_of_the_results_are_those_of_their_scores():
     for row in ROWS.values():
         for part in (row["score"], row["greedy"]):
             assert part["interval"] == pytest.approx(list(bootstrap_interval(np.array(part["per_seed"]))))
+
+
+def test_the_table_of_value_clipping_is_that_of_its_results():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "value_clipping.json").read_text(encoding="utf-8"))
+    lines = value_clipping.table(rows)
+    assert lines in (ROOT / "docs" / "details.md").read_text(encoding="utf-8")
+    on, off = (rows["CartPole-v1"]["variants"][name]["area"] for name in ("on", "off"))
+    differences = [x - y for x, y in zip(on, off, strict=True)]
+    t = statistics.mean(differences) / statistics.stdev(differences) * len(differences) ** 0.5
+    cells = lines.splitlines()[2].split(" | ")
+    assert cells[4] == f"{statistics.mean(on):.1f} ± {statistics.stdev(on) / len(on) ** 0.5:.1f}"
+    assert float(cells[6]) == pytest.approx(2 * scipy.stats.t.sf(abs(t), len(on) - 1), rel=0.05)

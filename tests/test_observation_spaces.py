@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from parallel_probes import Team
 
 import jppo
+from jppo.actors.numpy_params import cast_leaves
+from jppo.actors.numpy_policy.spaces import _component_categories
 from jppo.envs.gymnasium import make_host_env
-from jppo.envs.spaces import ObsSpec
+from jppo.envs.gymnasium_vector import make_vector
+from jppo.envs.spaces import ObsSpec, component_categories
 from jppo.ppo.policy import prepare_obs
 
 # space, an observation of it, the network's input
@@ -127,6 +131,19 @@ def test_act_and_exports_refuse_numbers_that_the_space_lacks(part, value, wrong,
             act({"cue": wrong})
 
 
+@pytest.mark.parametrize("wrong", ["left", ["1", "2"], [1 + 2j, 0], [1, [2, 3]], [None, 1], [2**70, 1]], ids=str)
+def test_leaves_that_are_not_numbers_of_the_space_are_named(wrong):
+    spec = {"cue": ObsSpec((2,), "int32")}
+    with pytest.raises(jppo.errors.Refused, match=r"observation\['cue'\] cannot be converted to int32: "):
+        cast_leaves(spec, [wrong])
+
+
+@pytest.mark.parametrize(("nvec", "start"), [((3,), (0,)), ((2, 3), (5, -1)), ((1, 4, 2), (0, 2**31 - 9, -(2**31)))])
+def test_categories_are_the_same_in_the_numpy_form(nvec, start):
+    for ours, theirs in zip(component_categories(nvec, start), _component_categories(nvec, start), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("part", [spaces.Discrete(3), spaces.MultiDiscrete([3])], ids=str)
 def test_training_refuses_categories_that_the_space_lacks(part):
     values = [{"cue": np.full(part.shape, i, np.int32)} for i in range(5)]
@@ -188,6 +205,52 @@ def test_host_observations_are_compared_before_they_are_narrowed(last):
 
     with pytest.raises((ValueError, RuntimeError), match=f"{last}"):
         jppo.train(Ends, num_actors=0, total_steps=8192, **SIZES)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        (spaces.Box(-9, 9, (2,), np.int32), np.array([1, 2**32 + 1])),
+        (spaces.Box(-9, 9, (), np.int32), np.int64(2**32)),
+        (spaces.Box(0, 255, (2, 2), np.uint8), np.full((2, 2), 256, np.uint16)),
+        (spaces.Box(-9, 9, (2,), np.int8), [1, 300]),
+        (spaces.MultiDiscrete([3, 3], dtype=np.int32), np.array([0, 2**32])),
+        (spaces.Discrete(3, dtype=np.int32), 2**32),
+    ],
+    ids=str,
+)
+def test_integers_do_not_wrap_in_the_buffers_of_vector_environments(part, value, container):
+    space, first, wrong = (inside(container, part), *map(CONTAINERS[container][0], (part.sample() * 0, value)))
+    biggest = np.max(value)
+    for values in ([first, wrong], [first] * 9 + [wrong]):  # the second ends an episode
+        env = make_host_env(host_class(space, [first]))._replace(source=host_class(space, values))
+        envs = env.make([0, 1])
+        envs.reset()
+        actions = np.zeros(2, np.int64)
+        with pytest.raises(ValueError, match=rf"^observation\S* has {biggest}, which is not {part.dtype}"):
+            [envs.step(actions) for _ in range(9)]
+
+
+def test_integers_of_several_agents_do_not_wrap():
+    class Counts(Team):
+        def observation_space(self, agent):
+            return spaces.Dict(cue=spaces.Box(-9, 9, (1,), np.int32))
+
+        def see(self):
+            return {agent: {"cue": np.array([2**32])} for agent in self.agents}
+
+    envs = make_vector(Counts, [0, 1, 2])
+    with pytest.raises(ValueError, match=r"observation\['cue'\] has 4294967296, which is not int32"):
+        envs.reset()
+
+
+def test_narrow_integers_that_fit_are_accepted_in_wider_dtypes():
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,), np.int32), b=spaces.MultiBinary(2))
+    envs = make_vector(host_class(space, [{"a": np.array([-9, 9]), "b": [True, False]}]), [0, 1])
+    obs = envs.reset(seed=[0, 1])[0]
+    np.testing.assert_array_equal(obs["a"], [[-9, 9], [-9, 9]])
+    assert (obs["a"].dtype, obs["b"].dtype) == (np.int32, np.int8)
 
 
 def test_bool_observations_of_a_discrete_space_are_categories():

@@ -544,7 +544,7 @@ def test_policy_with_pytree_observations():
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             trained.act(wrong)
     for wrong in ("left", [[1.0], [2.0, 3.0]], object()):
-        with pytest.raises(ValueError, match=r"^the observation cannot be converted to arrays: "):
+        with pytest.raises(ValueError, match=r"^observation\['cue'\] cannot be converted to float32: "):
             trained.act(obs | {"cue": wrong})
     with pytest.raises(ValueError, match=r"observation has shape \(3, 2\); the policy takes \(2, 2\)"):
         trained.act(obs | {"time": np.zeros((3, 2))})

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from jppo.envs.contract import BrokenContractError, describe_returned
+from jppo.envs.gymnasium_spaces import stack
 from jppo.envs.spaces import ACTION_MASK, PyTree
 from jppo.errors import Refused
 
@@ -137,9 +138,9 @@ class AgentRows:
     def _joined(self, rows: list[PyTree]) -> PyTree:
         out = create_empty_array(self.single_observation_space, self.num_envs)
         try:
-            return concatenate(self.single_observation_space, rows, out)
+            return stack(self.single_observation_space, rows, out)
         except ValueError as error:
-            problem = f"{self._name}: an observation does not fit {self.single_observation_space}: {error}"
+            problem = f"{self._name}: an observation does not fit {self.single_observation_space}: {error.args[0]}"
             raise BrokenContractError(problem, "return observations of this space", check="spaces") from error
 
 

@@ -27,6 +27,13 @@ class BrokenContractError(Refused):
         return "; ".join(filter(None, map(str, self.args)))
 
 
+def check_kept(name: str, given: np.ndarray, kept: np.ndarray) -> None:
+    """Raises BrokenContractError if copies of integers in another dtype differ, such as 2**32 as int32."""
+    if (wrong := kept != given).any():
+        problem = f"{name} has {given[wrong].flat[0]}, which is not {kept.dtype}"
+        raise BrokenContractError(problem, "return integers of the observation space", check="spaces")
+
+
 def call_reset(env: Any, seed: int) -> Any:
     """Calls `reset` like Gymnasium's vector environments do, and returns its result.
 

@@ -3,8 +3,10 @@
 from typing import Any
 
 import jax
-from gymnasium.vector.utils import concatenate, create_empty_array
+import numpy as np
+from gymnasium.vector.utils import create_empty_array
 
+from jppo.envs.contract import check_kept
 from jppo.envs.spaces import PyTree, kind_of, obs_leaf_spec
 from jppo.errors import Refused
 
@@ -34,6 +36,33 @@ def dtypes_of(space: Any) -> PyTree:
     return jax.tree.map(lambda array: array.dtype, create_empty_array(space))
 
 
+def casting_to(dtype: np.dtype) -> Any:
+    """Returns NumPy's rule for copies of observations: integers keep their values, and float64 becomes float32."""
+    return "safe" if dtype.kind in "iu" else "same_kind"
+
+
+def stack(space: Any, rows: list[Any], out: PyTree, name: str = "observation") -> PyTree:
+    """Copies observations to arrays [n, ...] of their space, and returns these in new dicts and tuples.
+
+    Raises:
+      BrokenContractError: an integer does not fit the dtype of its array.
+      ValueError, TypeError: observations have another shape, or their numbers another kind.
+    """
+    if isinstance(out, dict):
+        names = [(key, f"{name}[{key!r}]") for key in space.spaces]
+        return {key: stack(space[key], [row[key] for row in rows], out[key], path) for key, path in names}
+    if isinstance(out, tuple):
+        parts = enumerate(space.spaces)
+        return tuple(stack(part, [row[i] for row in rows], out[i], f"{name}[{i}]") for i, part in parts)
+    try:
+        return np.stack(rows, out=out, casting=casting_to(out.dtype))
+    except TypeError:  # the integers are of another dtype, or there are no integers
+        given = np.stack(rows)
+        np.copyto(out, given, casting="same_kind")
+        check_kept(name, given, out)
+    return out
+
+
 def as_arrays(space: Any, obs: PyTree) -> PyTree:
     """Returns an observation as arrays, with the dtypes and in the order of its space."""
-    return jax.tree.map(lambda leaf: leaf[0], concatenate(space, [obs], create_empty_array(space, 1)))
+    return jax.tree.map(lambda leaf: leaf[0], stack(space, [obs], create_empty_array(space, 1)))

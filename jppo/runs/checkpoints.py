@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 import shutil
 import time
@@ -67,9 +68,9 @@ class Checkpoints:
           message: called with a text for each problem.
 
         Raises:
-          ValueError: all checkpoints are damaged, or they have another format, or one is a link.
+          ValueError: all checkpoints are damaged, or they have another format, or a folder is a link or not jppo's.
         """
-        check_own_files(run_dir, (), (FOLDER, *list_checkpoints(run_dir / FOLDER)))
+        _check_folder(run_dir)
         self._folder, self._max_checkpoints, self._message = run_dir / FOLDER, max_checkpoints, message
         self._interval = seconds
         self._manager: Any = None  # made by the first save, because orbax is slow to import
@@ -282,9 +283,27 @@ def _show_setting(fields: dict[str, Any], name: str) -> str:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns the directories of complete checkpoints, oldest first: those with the names that orbax gives them."""
-    paths = (path for path in folder.glob("*") if re.fullmatch("[1-9][0-9]*", path.name))
-    return sorted(paths, key=lambda path: int(path.name))
+    """Returns the directories of complete or damaged checkpoints, oldest first."""
+    return sorted(filter(_is_checkpoint, _list_numbers(folder)), key=lambda path: int(path.name))
+
+
+def _list_numbers(folder: Path) -> list[Path]:
+    """Returns the paths that orbax treats as checkpoints; it deletes old ones."""
+    return [path for path in folder.glob("*") if re.fullmatch(r"0|[1-9]\d*", path.name)]
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Returns whether the files in a folder are those of a checkpoint. Damaged ones may have none."""
+    names = os.listdir(path) if path.is_dir() else []
+    return path.name != "0" and (not names or "_CHECKPOINT_METADATA" in names or "default" in names)
+
+
+def _check_folder(run_dir: Path) -> None:
+    """Raises Refused if the folder of checkpoints, or one of them, is a link or not jppo's."""
+    numbers = _list_numbers(run_dir / FOLDER)
+    check_own_files(run_dir, (), (FOLDER, *numbers))
+    if others := [path for path in numbers if not _is_checkpoint(path)]:
+        raise Refused(f"{others[0]} is not a checkpoint, and checkpoints have numbers as names; rename or move it")
 
 
 def delete_checkpoints(run_dir: Path) -> None:

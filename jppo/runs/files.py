@@ -15,7 +15,7 @@ from jppo.config.schedules import Schedule, to_json
 from jppo.errors import Refused
 
 
-def check_own_files(folder: Path, files: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
+def check_own_files(folder: Path, files: Iterable[str | Path], folders: Iterable[str | Path] = ()) -> None:
     """Raises Refused if one of jppo's files or folders in a folder is a link or of another kind; it may be missing."""
     for names, kind, is_kind in ((files, "regular file", os.path.isfile), (folders, "folder", os.path.isdir)):
         for path in map(folder.joinpath, names):

@@ -26,7 +26,7 @@ from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.spaces import PyTree
 from jppo.errors import Refused
 from jppo.ppo.types import PolicyState
-from jppo.runs.files import open_file, read_json, write_atomically
+from jppo.runs.files import open_file, read_json, short_reason, write_atomically
 from jppo.runs.leaves import copy_leaves, restore_leaves, with_dtype
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "ray", "numpy")
@@ -212,7 +212,7 @@ def read_best(run_dir: Path) -> BestPolicy | None:
         with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             return BestPolicy(int(file["update"]), float(file["score"]), str(file["measure"]))
     except NPZ_ERRORS as error:
-        raise Refused(f"{path} is damaged: {error}") from error
+        raise Refused(f"{path} is damaged: {short_reason(error)}") from error
 
 
 def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicyState:
@@ -238,7 +238,9 @@ def load_policy_state(run_dir: Path, like: Any, best: bool = False) -> PolicySta
             }
         return restore_leaves(leaves, like, "", path)
     except NPZ_ERRORS as error:
-        raise Refused(f"{path} does not hold the policy that {run_dir}/config.json describes: {error}") from error
+        raise Refused(
+            f"{path} does not hold the policy that {run_dir}/config.json describes: {short_reason(error)}"
+        ) from error
 
 
 def on_one_device(like: PyTree) -> PyTree:

@@ -89,6 +89,7 @@ class SweepStore:
             check_own_files(path, (_SWEEP, _TABLE, _COPIES, _PICTURE), (_RUNS, RUN_DIRS))
             if any(path.iterdir()) and not (path / _SWEEP).exists():
                 raise Refused(f"sweep_dir {path} is not empty and contains no sweep; name another directory")
+            check_own_files(path, [self._file(group, spec) for group in self._groups for spec in group.runs])
             (path / _RUNS).mkdir(exist_ok=True)
             description = {
                 "envs": list(dict.fromkeys(group.env_name for group in self._groups)),
@@ -133,7 +134,7 @@ def load_sweep(path: Path) -> SweepResult:
     except Refused:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Refused(f"{path} is not a sweep directory of this version of jppo ({error})") from None
+        raise Refused(f"{path} is not a sweep directory of this version of jppo ({short_reason(error)})") from None
     if not runs:
         raise Refused(f"{path} contains no finished run yet")
     return SweepResult(runs, swept, path)

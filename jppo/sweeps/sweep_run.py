@@ -15,7 +15,7 @@ from jppo.config.schedules import Schedule
 from jppo.errors import Refused
 from jppo.ppo.anakin import Anakin
 from jppo.ppo.types import PolicyState
-from jppo.runs.files import jsonable, open_file, write_atomically
+from jppo.runs.files import jsonable, open_file, short_reason, write_atomically
 from jppo.runs.groups import format_value
 from jppo.runs.leaves import with_dtype
 from jppo.runs.policy import TrainedPolicy
@@ -209,7 +209,7 @@ def read_outcome(path: Path, agent: Anakin | None) -> tuple[RunOutcome, dict[str
             **summary, metrics=metrics, policy_state=policy_state, best_policy_state=best_policy_state
         ), about
     except NPZ_ERRORS as error:
-        raise Refused(f"{path} is damaged ({error}); delete it to train this run again") from None
+        raise Refused(f"{path} is damaged ({short_reason(error)}); delete it to train this run again") from None
 
 
 def _check_types(about: dict[str, Any], metrics: dict[str, np.ndarray]) -> None:

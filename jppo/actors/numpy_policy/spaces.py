@@ -47,13 +47,18 @@ class ObsArray(NamedTuple):
         """Returns observations [..., *shape] in the array's dtype.
 
         Raises ValueError for numbers that the space does not have: other categories, and numbers that the dtype would
-        change, such as 0.7 or 300 as uint8.
+        change, such as 0.7 or 300 as uint8. The same error reports values that are not arrays of real numbers.
         """
-        given = np.asarray(obs)
-        if given.dtype == self.dtype and not (self.num_categories or self.nvec or self.is_narrow):
-            return given
-        with np.errstate(all="ignore"):
-            cast = given.astype(self.dtype)
+        try:
+            given = np.asarray(obs)
+            if given.dtype == self.dtype and not (self.num_categories or self.nvec or self.is_narrow):
+                return given
+            if given.dtype.kind in "cmMSU":
+                raise TypeError("it does not consist of real numbers")
+            with np.errstate(all="ignore"):
+                cast = given.astype(self.dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{name} cannot be converted to {self.dtype}: {error}") from None
         wrong = cast != given if self.dtype.kind in "biu" else np.zeros(cast.shape, bool)
         needed = str(self.dtype)
         if self.is_narrow and cast.shape[cast.ndim - len(self.shape) :] == self.shape:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,13 +21,14 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 
 from jppo.config.checks import did_you_mean
 from jppo.envs.action_spaces import action_spec_of
 from jppo.envs.base import Environment, Step, strip_weak_types
 from jppo.envs.families import can_draw_family
 from jppo.envs.resets import make_restart
-from jppo.envs.spaces import ACTION_MASK, Array, ObsSpec, PyTree
+from jppo.envs.spaces import ACTION_MASK, Array, PyTree, obs_leaf_spec
 from jppo.errors import Refused
 
 _nowhere = io.StringIO()  # JaxMARL prints which parts it lacks; one of its modules restores sys.__stdout__
@@ -89,7 +91,7 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
     agents = list(source.adversaries if name.startswith("MPE_simple_facmac_") else source.agents)
     idle = {agent: jnp.zeros(source.action_space(agent).shape) for agent in source.agents if agent not in agents}
     action_space = _common_space(name, "action", source.action_space, agents)
-    _common_space(name, "observation", source.observation_space, agents)
+    obs_space = _common_space(name, "observation", source.observation_space, agents)
     action_spec = action_spec_of(name, action_space)
     observe = _observer(source, agents, masks=hasattr(action_space, "n"))
 
@@ -131,17 +133,25 @@ def make(name: str, max_steps_in_episode: int | None = None, **options: Any) -> 
         )
 
     shapes = jax.eval_shape(reset, jax.random.key(0))[0]
-    obs_spec = jax.tree.map(lambda leaf: ObsSpec(shape=tuple(leaf.shape[1:]), dtype=str(leaf.dtype)), shapes)
     return Environment(
         name=name,
         reset=reset,
         step=step,
-        obs_spec=obs_spec,
+        obs_spec=_obs_spec_of(name, obs_space, shapes),
         action_spec=action_spec,
         source=source,
         num_agents=len(agents),
         render=_renderer(name, source),
     )
+
+
+def _obs_spec_of(name: str, space: Any, obs: PyTree) -> PyTree:
+    """Returns the spec of observations [M, ...]. Ignores the Discrete that Hanabi declares for arrays of flags."""
+    if isinstance(obs, dict):
+        return {key: _obs_spec_of(name, None if key == ACTION_MASK else space, leaf) for key, leaf in obs.items()}
+    shape = tuple(obs.shape[1:])
+    declared = space if getattr(space, "shape", None) == shape else None
+    return obs_leaf_spec(f"jaxmarl:{name}", declared, shape, obs.dtype)
 
 
 def _observer(source: Any, agents: list[str], masks: bool) -> Any:
@@ -196,11 +206,13 @@ def _common_space(name: str, kind: str, space_of: Any, agents: list[str]) -> Any
                 f"jaxmarl:{name}: the agents {agents[0]} and {agent} have different {kind} spaces, {_essence(first)} "
                 f"and {_essence(other)}; one policy for all agents needs equal spaces"
             )
-    return first
+    nvec = getattr(first, "num_categories", None)  # of JaxMARL's MultiDiscrete
+    return first if nvec is None else spaces.MultiDiscrete(np.asarray(nvec))
 
 
 def _essence(space: Any) -> tuple[Any, ...]:
-    return type(space).__name__, *np.ravel(space.shape).tolist(), *np.ravel(getattr(space, "n", ())).tolist()
+    sizes = [np.ravel(getattr(space, part, ())).tolist() for part in ("shape", "n", "num_categories")]
+    return type(space).__name__, *itertools.chain(*sizes)
 
 
 def _renderer(name: str, source: Any) -> Callable[[AgentsState], Any] | None:
