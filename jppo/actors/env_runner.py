@@ -14,7 +14,7 @@ from jppo.actors.action_selection import Act, make_action_selection
 from jppo.actors.numpy_params import check_categories
 from jppo.actors.rollout_evaluation import evaluate_rollout
 from jppo.devices.jit import jit, make_device_put
-from jppo.envs.contract import check_kept
+from jppo.envs.contract import BrokenContractError, check_kept
 from jppo.envs.gymnasium import HostEnvironment, HostStep
 from jppo.envs.masks import lacks_legal_action
 from jppo.envs.spaces import ACTION_MASK, Array, PyTree
