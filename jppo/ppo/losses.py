@@ -115,6 +115,13 @@ def clipped_surrogate_loss(
     """Returns -mean(min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)), rho = pi(a|s) / pi_old(a|s); a scalar.
 
     Schulman et al. (2017), "Proximal policy optimization algorithms", eq. 7, with the sign of a loss.
+
+    Args:
+      log_prob: [B] f32, log pi(a|s) of the policy that is trained.
+      old_log_prob: [B] f32, of the policy that acted.
+      advantage: [B] f32, A.
+      clip_eps: eps, a scalar > 0.
+      weight: see `Batch.weight`.
     """
     _check_batch(log_prob, old_log_prob, advantage)
     ratio = jnp.exp(log_prob - old_log_prob)
@@ -123,7 +130,7 @@ def clipped_surrogate_loss(
 
 
 def value_loss(value: Array, target: Array, weight: PyTree = ()) -> Array:
-    """Returns mean((V(s) - target)^2) / 2; a scalar."""
+    """Returns mean((V(s) - target)^2) / 2, a scalar, for value and target [B] f32 and `Batch.weight`."""
     _check_batch(value, target)
     return 0.5 * weighted_mean(jnp.square(value - target), weight)
 
@@ -137,6 +144,13 @@ def clipped_value_loss(
 
     Not in the paper, but in OpenAI baselines' ppo2. eps has the unit of the return, so its effect depends on the scale
     of the rewards.
+
+    Args:
+      value: [B] f32, V(s) of the network that is trained.
+      old_value: [B] f32, of the network that acted.
+      target: [B] f32, see `Batch.target`.
+      clip_eps: eps, a scalar > 0.
+      weight: see `Batch.weight`.
     """
     _check_batch(value, old_value, target)
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -146,7 +160,8 @@ def clipped_value_loss(
 def approx_kl(log_prob: Array, old_log_prob: Array, weight: PyTree = ()) -> Array:
     """Returns an estimate of KL(pi_old || pi) from samples of pi_old: mean((rho - 1) - log rho) >= 0; a scalar.
 
-    Schulman (2020), "Approximating KL divergence", estimator k3: unbiased, with low variance.
+    Schulman (2020), "Approximating KL divergence", estimator k3: unbiased, with low variance. The arguments are those
+    of `clipped_surrogate_loss`.
     """
     _check_batch(log_prob, old_log_prob)
     log_ratio = log_prob - old_log_prob
@@ -154,7 +169,10 @@ def approx_kl(log_prob: Array, old_log_prob: Array, weight: PyTree = ()) -> Arra
 
 
 def clip_fraction(log_prob: Array, old_log_prob: Array, clip_eps: Array | float, weight: PyTree = ()) -> Array:
-    """Returns the share of samples with a ratio outside 1 +- eps; a scalar in [0, 1]."""
+    """Returns the share of samples with a ratio outside 1 +- eps; a scalar in [0, 1].
+
+    The arguments are those of `clipped_surrogate_loss`.
+    """
     _check_batch(log_prob, old_log_prob)
     return weighted_mean(jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps, weight)
 

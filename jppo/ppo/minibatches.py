@@ -61,7 +61,11 @@ def minibatch_indices(keys: Array, num_steps: int, num_envs: int, num_minibatche
 
 
 def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Array:
-    """Returns the global numbers of the strata that this device's `num_envs` environments form, [S] i32."""
+    """Returns the global numbers of the strata that this device's `num_envs` environments form, [S] i32.
+
+    Args:
+      axis_name: mesh axis of the devices; None for one device.
+    """
     count = config.effective_strata * num_envs // config.num_envs
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * count
     return first + jnp.arange(count, dtype=jnp.int32)
@@ -171,6 +175,10 @@ def clip_by_norm(gradient: PyTree, max_norm: Array | float) -> tuple[PyTree, Arr
     """Returns g * min(1, max_norm / ||g||) and the norm ||g|| of all leaves together, [] f32.
 
     Pascanu, Mikolov and Bengio (2013), "On the difficulty of training recurrent neural networks", algorithm 1.
+
+    Args:
+      gradient: g, a pytree of f32 arrays, or one vector.
+      max_norm: a scalar > 0.
     """
     norm = jnp.sqrt(jnp.asarray(sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(gradient)), jnp.float32))
     scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
