@@ -12,6 +12,8 @@ import jppo
 
 def advantages_per_epoch(policy, config, axis_name):
     """Returns a learner that calls jppo's own, with one epoch, for each epoch of the same rollout."""
+    if policy.is_recurrent or config.kl_control != "none":
+        raise ValueError("advantages_per_epoch needs a feed-forward network and no kl_control")
     learner = jppo.make_learner(policy, config.replace(num_epochs=1), axis_name=axis_name)
 
     def values_of(policy_state, obs):
@@ -21,19 +23,21 @@ def advantages_per_epoch(policy, config, axis_name):
         return policy.step(policy_state, rows)[1].reshape(num_steps, num_envs)
 
     def update(state, rollout, stats):
-        def epoch(after, _):
+        def epoch(learned, _):
+            # Schedules and statistics advance once per rollout, so each epoch starts with the same ones.
+            policy_state = learned.policy_state.replace(obs_stats=state.policy_state.obs_stats)
+            learned = learned.replace(update=state.update, reward_stats=state.reward_stats, policy_state=policy_state)
             # The action probabilities stay those of the policy that acted; only the values are new.
-            value = values_of(after.policy_state, rollout.obs)
-            next_value = values_of(after.policy_state, rollout.next_obs)
+            value, next_value = (values_of(policy_state, obs) for obs in (rollout.obs, rollout.next_obs))
             newer = rollout.replace(value=value, next_value=jnp.where(rollout.terminated, 0.0, next_value))
-            after, metrics = learner.update(after, newer, stats)
-            # Schedules advance once per rollout.
-            return after.replace(update=state.update), metrics
+            return learner.update(learned, newer, stats)
 
-        state, metrics = jax.lax.scan(epoch, state, length=config.num_epochs)
+        after, metrics = jax.lax.scan(epoch, state, length=config.num_epochs)
+        # If an epoch is not finite, none counts.
         finite = metrics.pop("finite").all()
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
         metrics = jax.tree.map(jnp.mean, metrics) | {"finite": finite}
-        return state.replace(update=state.update + 1), metrics
+        return kept.replace(update=after.update, key=after.key), metrics
 
     return jppo.Learner(init=learner.init, update=update)
 

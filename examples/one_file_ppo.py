@@ -204,14 +204,15 @@ def make_train(env, env_params, config):
 
 
 def main(env_name="CartPole-v1", config=Config(), seed=0):
-    """Trains, prints the course of the return, and returns the metrics."""
+    """Trains, prints the course of the return (NaN where no episode ended), and returns the metrics."""
     train, start = jax.jit(make_train(*gymnax.make(env_name), config)), time.perf_counter()
     _, metrics = jax.block_until_ready(train(jax.random.key(seed)))
     print("    steps   return   entropy")
     for update in range(0, len(metrics["return"]), max(1, len(metrics["return"]) // 20)):
         steps = (update + 1) * config.num_steps * config.num_envs
         print(f"{steps:>9} {metrics['return'][update]:>8.1f} {metrics['entropy'][update]:>9.2f}")
-    print(f"{env_name}: mean return {metrics['return'][-1]:.1f} after {time.perf_counter() - start:.0f} s")
+    last, seconds = jnp.nanmean(metrics["return"][-10:]), time.perf_counter() - start
+    print(f"{env_name}: mean return {last:.1f} after {seconds:.0f} s")
     return metrics
 
 

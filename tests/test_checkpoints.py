@@ -772,10 +772,15 @@ def test_other_directories_cannot_be_resumed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_without_checkpoints_cannot_resume(copied):
+@pytest.mark.parametrize("keeps_folder", [False, True])
+def test_a_run_without_checkpoints_cannot_resume(copied, keeps_folder):
     shutil.rmtree(copied / "checkpoints")
+    if keeps_folder:  # a user may empty it to save space
+        (copied / "checkpoints").mkdir()
+    files = {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
     with pytest.raises(ValueError, match="already contains a run without checkpoints; use another"):
         resume(copied)
+    assert files == {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
 
 
 # With actors

@@ -280,9 +280,11 @@ def test_observations_with_nan_are_refused(tmp_path):
     loaded = numpy_policy.load(jppo.export_policy(trained, tmp_path / "policy.npz"))
     program = jppo.load_exported(jppo.export_policy(trained, tmp_path / "policy.stablehlo"))
     broken = batch | {"z": np.where(np.arange(5)[:, None] == 3, np.nan, batch["z"])}
+    with pytest.raises(ValueError, match=r"^the observation contains NaN or infinity"):
+        trained.act(batch | {"z": np.where(np.isnan(broken["z"]), np.inf, broken["z"])})
     for acting in (trained, loaded, program):
         for wrong in (broken, jax.tree.map(lambda leaf: leaf[3], broken)):
-            with pytest.raises(ValueError, match=r"^the observation contains NaN; check the environment"):
+            with pytest.raises(ValueError, match=r"^the observation contains NaN or infinity; check the environment"):
                 acting.act(wrong)
     with pytest.raises(ValueError, match=r"^the observation contains NaN"):
         trained.value(broken)

@@ -263,7 +263,7 @@ def module(init=returning(((), ())), **functions):
         ({"loss": metric("eval/return_mean", 0.0)}, "the metric 'eval/return_mean' is one of jppo's"),
         ({"loss": metric("grad/norm", 0.0)}, "the metric 'grad/norm' is one of jppo's"),
         ({"loss": metric("value/mean", 0.0)}, "the metric 'value/mean' is one of jppo's"),
-        ({"loss": metric(3, 0.0)}, "the name of a metric must be a text, not 3"),
+        ({"loss": metric(3, 0.0)}, "the name of a metric must be a printable text, not 3"),
         ({"loss": metric("my/x", None)}, "the metric .my/x. is not a real number, but NoneType; the loss must return"),
         ({"loss": metric("my/x", "one")}, "the metric .my/x. is not a real number, but str"),
         ({"loss": metric("my/x", 1j)}, "the metric .my/x. is not a real number, but complex"),
@@ -283,7 +283,7 @@ def module(init=returning(((), ())), **functions):
             r"the network got observations of shape \[1\]; it needs \[B, 1\]",
         ),
         (
-            {"loss": lambda apply, batch, *rest: ((batch.next_obs - batch.obs).mean(), {})},
+            {"loss": lambda apply, batch, *rest: ((batch.next_obs - apply(batch.obs)[1][:, None]).mean(), {})},
             "next_obs is empty; set",
         ),
         (
@@ -291,6 +291,8 @@ def module(init=returning(((), ())), **functions):
             r"next_obs is empty; set PPOConfig\(keep_next_obs=True\)",
         ),
         ({"advantages": lambda apply, rollout, *rest: 2 * (apply(rollout.next_obs)[1],)}, "next_obs is empty"),
+        ({"loss": module(returning(({"a": "x"}, ())))}, r"parameters\['a'\] of the LossModule are str, but must"),
+        ({"loss": returning((0.5, {}))}, "the loss never calls apply"),
         ({"loss": module(returning(3))}, r"LossModule.init returned int; it must return \(parameters, state\)"),
         (
             {"loss": module(returning((np.zeros(3, int), ())))},

@@ -123,6 +123,11 @@ def build(optimizer):
         (lambda h: None, r"failed \(AttributeError: 'NoneType' object has no attribute 'init'\)"),
         (optax.identity, r"failed \(TypeError: identity\(\) takes 0 positional arguments but 1 was given"),
         (lambda h: optax.GradientTransformation(lambda params: (), to_sums), "optimizer returned updates .* for param"),
+        (
+            lambda h: optax.GradientTransformation(lambda p: 0, lambda g, s, p: (g, s + 0.5)),
+            "optimizer changed its state",
+        ),
+        (lambda h: optax.lbfgs(), "those that need the loss's value, such as optax.lbfgs, do not fit"),
     ],
 )
 def test_invalid_optimizer_gives_a_clear_error(optimizer, message):

@@ -171,6 +171,23 @@ def test_many_categories_are_refused_before_training():
                 make()
 
 
+@pytest.mark.parametrize("late", [1, 150])
+def test_training_refuses_uint8_above_the_space(late):
+    """The network's input is uint8 / high."""
+    space = spaces.Dict(grid=spaces.Box(0, 9, (2,), np.uint8))
+    values = [{"grid": np.array([0, 9 if i < late else 77], np.uint8)} for i in range(late + 1)]
+
+    class Late(host_class(space, values)):
+        def step(self, action):
+            return *super().step(action)[:2], self.t == 200, False, {}
+
+    with pytest.raises((ValueError, RuntimeError), match=r"observation\['grid'\] has 77"):
+        jppo.train(Late, num_actors=0, total_steps=512, **SIZES)
+    if late == 1:
+        with pytest.raises(ValueError, match=r"observation\['grid'\] has 77; its space has integers from 0 to 9"):
+            jppo.train(device_env(space, values), total_steps=64, **SIZES)
+
+
 class Numbered(spaces.Discrete):
     """A subclass of Discrete."""
 

@@ -164,12 +164,14 @@ def cast_leaves(obs_spec: PyTree, leaves: list[Any]) -> list[np.ndarray]:
 
 
 def check_categories(obs_spec: PyTree, obs: PyTree, env_name: str = "") -> None:
-    """Raises BrokenContractError if recorded observations [..., *obs] have categories that their spaces lack."""
+    """Raises BrokenContractError if recorded observations [..., *obs] have values that `ObsSpec.is_checked` forbids."""
     specs = jax.tree.leaves(obs_spec)
-    if not any(spec.num_categories or spec.nvec for spec in specs):
+    if not any(spec.is_checked for spec in specs):
         return
     try:
         cast_leaves(obs_spec, jax.tree.leaves(obs))
     except ValueError as error:
         problem = f"{env_name}: {error}" if env_name else str(error)
-        raise BrokenContractError(problem, "declare all categories (n, start)", "spaces") from None
+        raise BrokenContractError(
+            problem, "declare all categories (n, start), or a larger high of the Box", "spaces"
+        ) from None

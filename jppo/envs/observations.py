@@ -66,7 +66,8 @@ class Observations:
         outside = (leaf < low - slack) | (leaf > high + slack)
         if outside.any():
             bounds = f"[{low[outside][0]:g}, {high[outside][0]:g}]"
-            is_category = kind_of(space) == "MultiDiscrete"  # one-hot, so that others would be zeros
+            # MultiDiscrete is one-hot, so that others would be zeros; the network's input is uint8 / high.
+            is_category = kind_of(space) == "MultiDiscrete" or (declared == np.uint8 and bool((high < 255).any()))
             self._note("categories" if is_category else "range", f"{path} has {leaf[outside][0]:g}, outside {bounds}")
 
     def _note(self, kind: str, text: str) -> None:
@@ -112,6 +113,8 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     """Returns the smallest and the largest value of a space that is not Discrete."""
     kind = kind_of(space)
     if isinstance(space, ObsSpec):
+        if space.dtype == "uint8" and not space.nvec:
+            return 0, np.reshape(space.high, space.shape if np.ndim(space.high) else ())
         first = np.reshape(space.start, space.shape) if space.nvec else -np.inf
         return first, first + np.reshape(space.nvec, space.shape) - 1 if space.nvec else np.inf
     if kind == "MultiBinary":

@@ -35,6 +35,11 @@ class ObsSpec:
             return (sum(self.nvec),)
         return (*self.shape, self.num_categories) if self.num_categories else self.shape
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether values outside the space would reach the network as something else: categories, and scaled uint8."""
+        return bool(self.num_categories or self.nvec or (self.dtype == "uint8" and np.min(self.high) < 255))
+
 
 _KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jppo.config.checks import check_total_steps
+from jppo.config.checks import check_function, check_total_steps
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.devices.mesh import AXIS, make_mesh
 from jppo.envs.base import merge_dims
@@ -112,7 +112,7 @@ def _init(spec: LearnerSpec, key: Array, obs: PyTree, hyperparams: Hyperparams, 
     """Returns the state before the first update, for observations like obs [B, *obs]."""
     hyperparams = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), hyperparams)
     params = spec.policy.init(derive_key(key, "parameters"), obs)
-    loss_params, loss_state = spec.loss.init(derive_key(key, "loss parameters"), obs)
+    loss_params, loss_state = jax.tree.map(jnp.asarray, spec.loss.init(derive_key(key, "loss parameters"), obs))
     features = jax.eval_shape(spec.policy.prepare, obs)
     stats = jax.tree.map(lambda x: empty_moments(x.shape[1:]), features) if spec.config.normalize_obs else ()
     state = TrainState(
@@ -181,7 +181,7 @@ def _make_batch(
     if spec.config.clip_reward:
         reward = jnp.sign(reward)
     bonus, loss_state = spec.loss.reward(state.loss_params, state.loss_state, rollout, spec.axis_name)  # type: ignore[misc]
-    reward = reward + bonus.astype(jnp.float32)
+    reward = reward + jnp.asarray(bonus, jnp.float32)
 
     def apply(obs: PyTree) -> tuple[Any, Array]:
         carry = jax.tree.map(lambda x: x[0], rollout.carry)
@@ -353,13 +353,15 @@ def build_learner(
         }
         check_update(lambda config: make_learner(policy, config, **checked), policy, config, env.num_agents)
     axis_name = AXIS if num_devices > 1 else None
+    if learner is None:
+        made = make_learner(policy, config, optimizer, loss, advantages, axis_name)
+    else:
+        check_function("learner", learner, "policy, config, axis_name")
+        check_update(lambda config: learner(policy, config, None), policy, config, env.num_agents)
+        made = learner(policy, config, axis_name)
     return LearnerSetup(
         policy=policy,
-        learner=(
-            make_learner(policy, config, optimizer, loss, advantages, axis_name)
-            if learner is None
-            else learner(policy, config, axis_name)
-        ),
+        learner=made,
         mesh=mesh,
         num_updates=config.num_updates(check_total_steps(total_steps)),
     )

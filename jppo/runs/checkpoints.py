@@ -235,7 +235,7 @@ def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -
     """
     run = f"run_dir {run_dir} already contains a run"
     metrics = run_dir / "metrics.jsonl"
-    if not (run_dir / FOLDER).is_dir() and metrics.exists() and metrics.stat().st_size:
+    if not list_checkpoints(run_dir / FOLDER) and metrics.exists() and metrics.stat().st_size:
         raise Refused(f"{run} without checkpoints; use another run_dir")
     old, new = _identity_fields(before), _identity_fields(jsonable(now))
     names = [name for name in old | new if old.get(name) != new.get(name)]

@@ -12,6 +12,7 @@ from jppo.config.pbt import PBTConfig, read_selection
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.config.run import RunConfig
 from jppo.devices.memory import explain_out_of_memory
+from jppo.ppo.learner import LearnerFactory
 from jppo.ppo.losses import Advantages, Loss, LossModule
 from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
@@ -41,6 +42,7 @@ def sweep(
     optimizer: Optimizer = adam,
     loss: Loss | LossModule | None = None,
     advantages: Advantages | None = None,
+    learner: LearnerFactory | None = None,
     selection: PBTConfig | str | None = None,
     max_parallel_runs: int | None = None,
     num_devices: int | None = None,
@@ -57,8 +59,8 @@ def sweep(
     Args:
       env: a JAX environment as for `jppo.train`, or a list of them.
       seeds: number of seeds (0, 1, ...), or a list of seeds.
-      total_steps, config, hyperparams, preset, network, optimizer, loss, advantages: as for `jppo.train`, for every
-        run.
+      total_steps, config, hyperparams, preset, network, optimizer, loss, advantages, learner: as for `jppo.train`, for
+        every run.
       selection: what happens to the worst runs of each program; default: nothing.
         "successive_halving": the worse half stops after 1/16, 1/8, 1/4 and 1/2 of the updates (fewer times if there
         are fewer than 16 runs); the other runs continue in a smaller program. Jamieson and Talwalkar (2016),
@@ -100,6 +102,7 @@ def sweep(
             optimizer=optimizer,
             loss=loss,
             advantages=advantages,
+            learner=learner,
             run=run,
         ),
         seeds=check_seeds(seeds),

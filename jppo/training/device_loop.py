@@ -167,11 +167,11 @@ def init_state(agent: Anakin, seed: int, hyperparams: Hyperparams) -> AnakinStat
 
 
 def check_first_steps(env: Environment) -> None:
-    """Raises BrokenContractError if an environment's first steps have categories that its observation space lacks.
+    """Raises BrokenContractError if an environment's first steps have values that `ObsSpec.is_checked` forbids.
 
     The compiled program has no such check, which would take time at each step.
     """
-    if any(spec.num_categories or spec.nvec for spec in jax.tree.leaves(env.obs_spec)):
+    if any(spec.is_checked for spec in jax.tree.leaves(env.obs_spec)):
         from jppo.actors.numpy_params import check_categories  # other runs on the device do not need these modules
         from jppo.envs.checks.check_gymnax import play_randomly
 

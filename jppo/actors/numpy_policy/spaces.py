@@ -64,7 +64,7 @@ class ObsArray(NamedTuple):
         if self.is_narrow and cast.shape[cast.ndim - len(self.shape) :] == self.shape:
             high = np.broadcast_to(self.high, np.shape(self.high)).reshape(self.shape if np.ndim(self.high) else ())
             wrong |= given > high
-            needed = f"integers from 0 to {high}"
+            needed = f"integers from 0 to {high.astype(int)}"
         if (self.num_categories or self.nvec) and cast.shape[cast.ndim - len(self.shape) :] == self.shape:
             low = np.reshape(self.start, self.shape)
             high = low + np.reshape(self.nvec or self.num_categories, self.shape) - 1
@@ -99,8 +99,8 @@ def as_batch(leaves: list[np.ndarray], shapes: list[tuple[int, ...]]) -> tuple[l
     for given, leaf, wanted in zip(leaves, batch, shapes, strict=True):
         if leaf.shape[1:] != wanted or not leaf.ndim or len(leaf) != len(batch[0]):
             raise ValueError(f"an observation has shape {given.shape}; the policy takes {wanted} or a batch of it")
-        if leaf.dtype.kind == "f" and np.isnan(leaf).any():
-            raise ValueError("the observation contains NaN; check the environment or the sensor")
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            raise ValueError("the observation contains NaN or infinity; check the environment or the sensor")
     return batch, single
 
 

@@ -18,7 +18,7 @@ _RETURN_NEXT = "return the observation that the step led to; the caller resets t
 _END_EPISODE = "return terminated or truncated where an episode ends; the caller resets the environment afterwards"
 _KEEP_FINITE = "look for divisions by 0, logarithms and unstable simulations; end the episode before"
 _SPACE_FAULTS = (  # kinds of Observations.faults, most severe first
-    ("categories", FAIL, "declare the right number of categories (n, start)"),
+    ("categories", FAIL, "declare the right number of categories (n, start), or a larger high"),
     ("loss", FAIL, "declare the dtype of the returned observations; the cast to the declared one loses digits"),
     ("range", WARN, "declare wider bounds, or clip the observations; PPO does not use the bounds"),
     ("dtype", WARN, "return the declared dtype"),

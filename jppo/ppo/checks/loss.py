@@ -50,8 +50,8 @@ def check_loss(returned: Any) -> tuple[Array, Metrics]:
     if not jnp.issubdtype(dtype := jnp.result_type(total), jnp.floating):
         raise Refused(f"the loss is {dtype}, which has no gradient; it must be a real float that depends on apply")
     for name in metrics:
-        if not isinstance(name, str) or not name:
-            raise Refused(f"the name of a metric must be a text, not {name!r}")
+        if not isinstance(name, str) or not name.isprintable() or not name:
+            raise Refused(f"the name of a metric must be a printable text, not {name!r}")
         if name in _OWN_METRICS or name.startswith(_OWN_PREFIXES):
             raise Refused(f"the metric {name!r} is one of jppo's; choose another name, for example 'my/{name}'")
     return total, metrics
@@ -61,7 +61,8 @@ def check_loss_init(returned: Any) -> tuple[PyTree, PyTree]:
     """Returns the parameters and the state of a `LossModule`. Raises ValueError if they are something else."""
     params, state = as_pair("LossModule.init", returned, "(parameters, state), () for none")
     for path, leaf in jax.tree.leaves_with_path(params):
-        if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
+        if not _is_real(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            dtype = jnp.result_type(leaf) if _is_real(leaf) else type(leaf).__name__
             name = f"parameters{jax.tree_util.keystr(path)} of the LossModule"
             raise Refused(f"the {name} are {dtype}, but must be real floats; put other arrays into the state")
     return params, state

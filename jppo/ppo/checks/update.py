@@ -10,7 +10,7 @@ import optax
 from jppo.config.ppo import Hyperparams, PPOConfig
 from jppo.envs.spaces import Array, PyTree
 from jppo.errors import Refused, describe_error
-from jppo.ppo.checks.loss import check_advantages, check_bonus, check_loss, check_loss_init
+from jppo.ppo.checks.loss import as_pair, check_advantages, check_bonus, check_loss, check_loss_init
 from jppo.ppo.checks.observations import check_obs
 from jppo.ppo.losses import Advantages, LossModule
 from jppo.ppo.minibatches import Optimizer
@@ -33,6 +33,8 @@ def check_update(make_learner: Callable[[PPOConfig], Any], policy: Policy, confi
     try:
         _trace_update(make_learner(config), policy, config, num_agents)
     except Exception as error:
+        if config.keep_next_obs:
+            raise
         wider = config.replace(keep_next_obs=True)
         try:
             _trace_update(make_learner(wider), policy, wider, num_agents)
@@ -69,9 +71,16 @@ def _trace_update(learner: Any, policy: Policy, config: PPOConfig, num_agents: i
             active=done if num_agents > 1 else (),
         )
         progress = Episode(returns=value, lengths=value.astype(jnp.int32), discounted=value)
-        return learner.update(state, rollout, episode_stats(progress, done, rollout.active))
+        return state, learner.update(state, rollout, episode_stats(progress, done, rollout.active))
 
-    jax.eval_shape(update, jax.random.key(0))
+    if not all(hasattr(learner, name) for name in ("init", "update")):
+        raise Refused(f"learner returned {type(learner).__name__}; it must return a jppo.Learner")
+    before, returned = jax.eval_shape(update, jax.random.key(0))
+    after, metrics = as_pair("the learner's update", returned, "(state, metrics)")
+    if (needed := _describe(before)) != (found := _describe(after)):
+        raise Refused(f"the learner's update returned the state {found}; it must keep shapes and dtypes, {needed}")
+    if not isinstance(metrics, dict) or "finite" not in metrics or any(x.shape for x in jax.tree.leaves(metrics)):
+        raise Refused('the learner\'s update must return a dict of scalars as metrics, among them "finite", a bool')
 
 
 def checked_loss(loss: LossModule, policy: Policy, config: PPOConfig) -> LossModule:
@@ -81,8 +90,11 @@ def checked_loss(loss: LossModule, policy: Policy, config: PPOConfig) -> LossMod
         return check_loss_init(loss.init(key, obs))
 
     def apply(params: PyTree, state: PyTree, apply_network: Apply, batch: Any, *arguments: Any) -> Any:
-        network = _checked_apply(apply_network, policy, batch.value.shape if policy.is_recurrent else None)
+        called: list[bool] = []
+        network = _checked_apply(apply_network, policy, batch.value.shape if policy.is_recurrent else None, called)
         total, metrics = check_loss(loss.apply(params, state, network, batch, *arguments))
+        if not called:
+            raise Refused("the loss never calls apply, so the network would not learn")
         if config.kl_control != "none" and "policy/approx_kl" not in metrics:
             raise Refused(f'kl_control = "{config.kl_control}" needs a loss that returns the metric policy/approx_kl')
         return total, metrics
@@ -98,16 +110,20 @@ def checked_advantages(advantages: Advantages, policy: Policy) -> Advantages:
     """Returns advantages that check their results, and the observations that they pass to the network."""
 
     def checked(apply: Apply, rollout: Rollout, hyperparams: Hyperparams, config: PPOConfig) -> tuple[Array, Array]:
-        network = _checked_apply(apply, policy, rollout.reward.shape)
+        network = _checked_apply(apply, policy, rollout.reward.shape, [])
         return check_advantages(advantages(network, rollout, hyperparams, config), rollout.reward)
 
     return checked
 
 
-def _checked_apply(apply: Apply, policy: Policy, rows: tuple[int, ...] | None) -> Apply:
-    """Returns `apply` with a check of its observations [*rows, *obs]; rows is None for any number of rows [B]."""
+def _checked_apply(apply: Apply, policy: Policy, rows: tuple[int, ...] | None, called: list[bool]) -> Apply:
+    """Returns `apply` with a check of its observations [*rows, *obs]; rows is None for any number of rows [B].
+
+    Each call appends True to `called`.
+    """
 
     def checked(obs: PyTree) -> tuple[Any, Array]:
+        called.append(True)
         if isinstance(obs, tuple) and not obs:
             raise Refused(_NO_NEXT_OBS)
         check_obs(policy.obs_spec, obs, rows)
@@ -122,7 +138,8 @@ def checked_optimizer(optimizer: Optimizer) -> Optimizer:
     def failed(error: Exception) -> Refused:
         return Refused(
             f"optimizer failed ({describe_error(error)}); it must be a function of the hyperparameters that returns an "
-            "optax transformation, such as lambda h: optax.adam(h.learning_rate)"
+            "optax transformation, such as lambda h: optax.adam(h.learning_rate); those that need the loss's value, "
+            "such as optax.lbfgs, do not fit"
         )
 
     def checked(hyperparams: Hyperparams) -> optax.GradientTransformation:
@@ -132,13 +149,17 @@ def checked_optimizer(optimizer: Optimizer) -> Optimizer:
             except Exception as error:
                 raise failed(error) from error
 
-        def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        def update(gradient: PyTree, before: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
             try:
-                updates, state = optimizer(hyperparams).update(gradient, state, params)
+                updates, state = optimizer(hyperparams).update(gradient, before, params)
             except Exception as error:
                 raise failed(error) from error
-            if (found := _shapes(updates)) != (needed := _shapes(params)):
-                raise Refused(f"optimizer returned updates {found} for parameters {needed}")
+            is_float = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(updates)]
+            shapes = [list(map(jnp.shape, jax.tree.leaves(tree))) for tree in (updates, params)]
+            if shapes[0] != shapes[1] or not all(is_float):
+                raise Refused(f"optimizer returned updates {_describe(updates)} for parameters {_describe(params)}")
+            if (now := _describe(state)) != (was := _describe(before)):
+                raise Refused(f"optimizer changed its state from {was} to {now}")
             return updates, state
 
         return optax.GradientTransformation(init, update)
@@ -146,5 +167,9 @@ def checked_optimizer(optimizer: Optimizer) -> Optimizer:
     return checked
 
 
-def _shapes(tree: PyTree) -> list[tuple[str, tuple[int, ...]]]:
-    return [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)]
+def _describe(tree: PyTree) -> str:
+    leaves = jax.tree.leaves_with_path(tree)
+    return ", ".join(
+        f"{jax.tree_util.keystr(path)} {getattr(x, 'dtype', type(x).__name__)}{list(jnp.shape(x))}"
+        for path, x in leaves
+    )
