@@ -17,7 +17,7 @@ def loss(params, rows):
 
 
 def differentiate(monkeypatch, pieces, rows, axis_name=None):
-    """Returns (loss, metrics), gradient of rows [B, 3] in so many pieces."""
+    """Returns (loss, metrics), gradient of rows [B, 3] in this number of pieces."""
     monkeypatch.setattr(gradient, "num_microbatches", lambda *args: pieces)
     return gradient.value_and_grad(loss, rows[None], is_mean=True, axis_name=axis_name)(jnp.ones(3))
 

@@ -70,7 +70,7 @@ def test_the_example_refuses_what_it_does_not_support(field):
 
 
 def with_update(change):
-    """Returns a learner whose update returns something else."""
+    """Returns a learner with another result of `update`."""
 
     def learner(policy, config, axis_name):
         made = jppo.make_learner(policy, config, axis_name=axis_name)

@@ -45,7 +45,7 @@ _KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
 
 
 def kind_of(space: Any) -> str:
-    """Returns the name of the known class that a space of Gymnasium or gymnax belongs to, or that of its own class."""
+    """Returns the name of the known class of a space of Gymnasium or gymnax, also of a subclass; else its class."""
     names = [cls.__name__ for cls in type(space).__mro__]
     return next((name for name in names if name in _KINDS), names[0])
 

@@ -33,7 +33,7 @@ class LossModule(NamedTuple):
 
 
 def as_module(loss: Loss | LossModule) -> LossModule:
-    """Returns any loss as a module whose `reward` is a function; a plain loss has no parameters and no state."""
+    """Returns any loss as a module with a function `reward`; a plain loss has no parameters and no state."""
 
     def no_bonus(params: PyTree, state: PyTree, rollout: Rollout, axis_name: str | None) -> tuple[Array, PyTree]:
         return jnp.zeros_like(rollout.reward), state

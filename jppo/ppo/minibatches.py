@@ -71,7 +71,7 @@ def local_strata(config: PPOConfig, num_envs: int, axis_name: str | None) -> Arr
     return first + jnp.arange(count, dtype=jnp.int32)
 
 
-# hyperparameters of the current update -> an optax transformation, whose updates are added to the parameters
+# hyperparameters of the current update -> an optax transformation; its updates are added to the parameters
 Optimizer = Callable[[Hyperparams], optax.GradientTransformation]
 
 

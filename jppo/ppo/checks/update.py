@@ -22,7 +22,7 @@ _NO_NEXT_OBS = "next_obs is empty; set PPOConfig(keep_next_obs=True) to store th
 
 
 def check_update(make_learner: Callable[[PPOConfig], Any], policy: Policy, config: PPOConfig, num_agents: int) -> None:
-    """Traces one update, whose loss, advantages and optimizer are checked forms; computes nothing.
+    """Traces one update with checked forms of loss, advantages and optimizer; computes nothing.
 
     Args:
       make_learner: config -> a `Learner`.
@@ -133,7 +133,7 @@ def _checked_apply(apply: Apply, policy: Policy, rows: tuple[int, ...] | None, c
 
 
 def checked_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Returns an optimizer whose failures name it, and whose updates must have the shapes of the parameters."""
+    """Returns an optimizer that names itself in errors, and checks its updates and its state."""
 
     def failed(error: Exception) -> Refused:
         return Refused(
