@@ -12,7 +12,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import gymnasium
-import jax
 import numpy as np
 import pytest
 import ray
