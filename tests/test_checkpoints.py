@@ -913,7 +913,7 @@ def test_the_command_line_resumes_with_the_settings_of_the_run(tmp_path, monkeyp
         assert main(["train", "CartPole-v1", "--resume", str(run)]) == 0
         assert "is already finished; nothing is left to train" in capsys.readouterr().out
         assert main(["train", "CartPole-v1", "--resume", str(run), "--num-envs", "16"]) == 2
-        assert "--num-envs is 8 in the run, but 16 now" in capsys.readouterr().err
+        assert "num_envs is 8 in the run, but 16 now" in capsys.readouterr().err
         summary = run / "summary.json"
         summary.write_text(json.dumps(json.loads(summary.read_text()) | {"status": "interrupted"}))
         shutil.rmtree(run / "checkpoints/10")

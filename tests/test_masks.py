@@ -287,7 +287,11 @@ class EmptyOnHost(InfoMasked):
 def test_a_mask_without_legal_actions_ends_a_run_on_the_host(options, num_actors):
     message = "EmptyOnHost: action_mask marks no legal action in environment 0 at step 1 of a rollout; every mask must"
     with pytest.raises((ValueError, jppo.ActorsFailed), match=message):
-        jppo.train(EmptyOnHost, total_steps=64, **QUICK | {"config": SMALL(**options), "num_actors": num_actors})
+        jppo.train(
+            EmptyOnHost,
+            total_steps=64,
+            **QUICK | {"config": SMALL(**options), "num_actors": num_actors, "max_restarts": 0},
+        )
 
 
 @pytest.mark.slow

@@ -196,9 +196,8 @@ def test_actors_stop_before_a_first_step_without_legal_actions():
     agent, key = jppo.make_sebulba(EmptyAtOne, config, total_steps=2 * N), jax.random.key(0)
     runner, params = EnvRunner(agent.runner_spec(key), np.arange(N)), jax.device_get(agent.init(key).policy_state)
     runner.collect(params, 0.9)
-    rollout = runner.collect(params, 0.9).rollout
-    assert not rollout.obs["action_mask"].any()
-    assert rollout.carry.shape == (1, N, CONFIG.recurrent_size)
+    with pytest.raises(ValueError, match="EmptyAtOne: action_mask marks no legal action in environment 0 at step 0"):
+        runner.collect(params, 0.9)
 
 
 def test_first_minibatch_has_ratio_one():

@@ -160,7 +160,9 @@ def gradient_step(
     gradient, metrics = _mean_over_devices((gradient, metrics), spec.axis_name)
     gradient, norm = clip_by_norm(gradient, hyperparams.max_grad_norm)
     updates, opt_state = spec.optimizer(hyperparams).update(unpack(gradient, params), state.opt_state, params)
-    params = optax.apply_updates(params, updates)
+    # The sum is f32, even if a parameter has fewer bits.
+    moved = optax.apply_updates(*optax.tree.cast((params, updates), jnp.float32))
+    params = optax.tree.cast_like(moved, params)
     policy_state = state.policy_state.replace(params=params["network"])
     state = state.replace(policy_state=policy_state, loss_params=params["loss"], opt_state=opt_state)
     return state, metrics | {"grad/norm": norm}
