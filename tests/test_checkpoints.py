@@ -777,6 +777,7 @@ def test_a_run_without_checkpoints_cannot_resume(copied, keeps_folder):
     shutil.rmtree(copied / "checkpoints")
     if keeps_folder:  # a user may empty it to save space
         (copied / "checkpoints").mkdir()
+        (copied / "summary.json").write_text('{"status": "finished"}')
     files = {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
     with pytest.raises(ValueError, match="already contains a run without checkpoints; use another"):
         resume(copied)

@@ -224,18 +224,21 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def check_same_run(run_dir: Path, before: dict[str, Any], now: dict[str, Any], has_ended: bool) -> None:
     """Checks that a run can be resumed with other settings.
 
     Args:
       before, now: config.json of the run, and that of the new settings.
+      has_ended: by its summary, the run was finished, stopped or solved.
 
     Raises:
       ValueError: the settings differ in more than total_steps and resources, or total_steps is lower than before.
     """
     run = f"run_dir {run_dir} already contains a run"
     metrics = run_dir / "metrics.jsonl"
-    if not list_checkpoints(run_dir / FOLDER) and metrics.exists() and metrics.stat().st_size:
+    # A run that was killed before its first checkpoint starts again; one that ended must not be overwritten.
+    is_lost = not list_checkpoints(run_dir / FOLDER) if has_ended else not (run_dir / FOLDER).is_dir()
+    if is_lost and metrics.exists() and metrics.stat().st_size:
         raise Refused(f"{run} without checkpoints; use another run_dir")
     old, new = _identity_fields(before), _identity_fields(jsonable(now))
     names = [name for name in old | new if old.get(name) != new.get(name)]

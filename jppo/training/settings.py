@@ -27,6 +27,7 @@ from jppo.ppo.minibatches import Optimizer, adam
 from jppo.ppo.policy import Network
 from jppo.runs import run_dir as runs
 from jppo.runs.checkpoints import check_same_run
+from jppo.runs.load import read_summary
 
 if TYPE_CHECKING:
     from jppo.actors.sebulba import Sebulba
@@ -220,7 +221,8 @@ def decide_run(settings: RunSettings, takes_missing: bool) -> tuple[PreparedRun,
     if not takes_missing:
         return prepare_run(settings), True
     prepared = prepare_run(fill_from_previous_run(settings, previous))
-    check_same_run(run_dir, previous, prepared.config_json)
+    has_ended = read_summary(run_dir).get("status") in ("finished", "stopped", "solved")
+    check_same_run(run_dir, previous, prepared.config_json, has_ended)
     return prepared, True
 
 
