@@ -91,9 +91,9 @@ def collect(agent, state):
 
 
 @pytest.mark.slow
-def test_a_training_enters_few_functions():
+def test_a_training_enters_few_functions(tmp_path):
     command = [sys.executable, __file__, "train", "CartPole-v1", "--total-steps", "4096", "--quiet"]
-    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert not compare("train", json.loads(done.stdout.splitlines()[-1]))
 
 
